@@ -1,0 +1,95 @@
+"""One vocabulary for every core: metric names with units, tag names, statuses.
+
+Metric names are MLflow keys; `/` makes MLflow's UI group them. Steps are training steps (one rollout batch each).
+Shares and accuracies are fractions in [0, 1]; only tables and axes turn them into percent.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class MetricInfo:
+    """What a metric is: `name` as logged, its `unit`, and one line of `meaning`."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+METRICS: tuple[MetricInfo, ...] = (
+    MetricInfo("train/reward", "fraction", "mean verifier reward of the rollout batch"),
+    MetricInfo("train/reward_smoothed", "fraction", "the paper's own smoothed reward curve (reference only)"),
+    MetricInfo("train/response_length", "tokens", "mean response length of the rollout batch"),
+    MetricInfo("train/relative_logprob_error", "ratio", "sum |lp_train - lp_rollout| / sum |lp_rollout|"),
+    MetricInfo("train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"),
+    MetricInfo("train/entropy", "nats", "mean entropy of the rollout policy at the visited states"),
+    MetricInfo("train/loss", "1", "mean loss over the minibatches of the step"),
+    MetricInfo("train/grad_norm", "1", "mean gradient norm before clipping"),
+    MetricInfo("rule/masked_fraction", "fraction", "masked tokens / tokens with non-zero advantage"),
+    MetricInfo("rule/prefix_budget_share", "fraction", "of the masked: token test passes, prefix test fails"),
+    MetricInfo("rule/token_threshold_share", "fraction", "of the masked: rejected by the token threshold"),
+    MetricInfo("rule/divergence_mean", "nats or TV", "mean divergence D_t over response tokens"),
+    MetricInfo("rule/divergence_max", "nats or TV", "largest divergence D_t"),
+    MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
+    MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t"),
+    MetricInfo("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
+    MetricInfo("perf/step_seconds", "s", "wall time of the training step, validation excluded"),
+    MetricInfo("perf/rollout_seconds", "s", "of it: sampling and grading"),
+    MetricInfo("perf/update_seconds", "s", "of it: minibatch updates"),
+    MetricInfo("perf/sampled_tokens_per_second", "tokens/s", "response tokens sampled per second of rollout"),
+    MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
+)
+METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
+
+MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
+_VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
+
+
+def validation_metric(benchmark: str, samples: int = 16) -> str:
+    """`val/<benchmark>/avg_at_<samples>`: Avg@k on one benchmark, or on their mean (`benchmark=MEAN`)."""
+    return f"val/{benchmark}/avg_at_{samples}"
+
+
+def parse_validation_metric(name: str) -> tuple[str, int] | None:
+    """`(benchmark, samples)` of a validation metric's name; None for any other metric."""
+    match = _VALIDATION.fullmatch(name)
+    return (match["benchmark"], int(match["samples"])) if match else None
+
+
+def is_known_metric(name: str) -> bool:
+    """Whether a core may log `name`."""
+    return name in METRIC_BY_NAME or parse_validation_metric(name) is not None
+
+
+# Tags of an MLflow run. A run that several sweeps share carries one sweep tag for each.
+TAG_RUN_ID = "cppo.run_id"
+TAG_RULE = "cppo.rule"
+TAG_MODEL = "cppo.model"
+TAG_CORE = "cppo.core"
+TAG_SEED = "cppo.seed"
+TAG_T_STOP = "cppo.t_stop"
+TAG_STATUS = "cppo.status"
+TAG_REASON = "cppo.reason"  # one line on why a run failed
+TAG_CODE_VERSION = "cppo.code_version"
+TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
+
+# Values of TAG_STATUS.
+RUNNING = "running"
+DONE = "done"
+FAILED = "failed"
+STATUSES = (RUNNING, DONE, FAILED)
+
+# MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
+PAPER = "paper"
+CORES = ("mini", "verl")
+
+
+def experiment_name(core: str) -> str:
+    """The MLflow experiment that holds the runs of `core`."""
+    return PAPER if core == PAPER else f"cppo-{core}"
+
+
+def sweep_tag(sweep: str) -> str:
+    """The tag key that marks a run as part of `sweep`."""
+    return TAG_SWEEP_PREFIX + sweep
