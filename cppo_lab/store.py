@@ -1,0 +1,50 @@
+"""Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong place is named at once."""
+
+import os
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+
+DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, where `mlflow server` looks as well
+_SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql")
+
+
+def tracking_uri(configured: str | None = None) -> str:
+    """The tracking store to use: `MLFLOW_TRACKING_URI`, else `configured`, else `sqlite:///mlflow.db`.
+
+    Raises UserError for a scheme that cannot hold runs of several writers (a plain folder) or that is unknown.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or configured or DEFAULT_URI
+    scheme = uri.split(":", 1)[0].split("+", 1)[0] if ":" in uri else ""
+    if scheme not in _SCHEMES:
+        raise UserError(
+            f"tracking URI {uri!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
+            "postgresql:// URI (set MLFLOW_TRACKING_URI, or tracking.uri in the configuration)"
+        )
+    return uri
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The database file of a SQLite URI; None for every other store."""
+    if not uri.startswith("sqlite:"):
+        return None
+    return Path(uri.split("://", 1)[-1].removeprefix("/"))
+
+
+def absolute_uri(uri: str) -> str:
+    """The same store named independently of the working folder (runs start in folders of their own)."""
+    path = sqlite_file(uri)
+    return uri if path is None else f"sqlite:///{path.resolve()}"
+
+
+def require_store(uri: str) -> None:
+    """Readers call this first: MLflow would create a missing SQLite file instead of saying that it is missing.
+
+    Raises UserError if the file of a SQLite store does not exist.
+    """
+    path = sqlite_file(uri)
+    if path is not None and not path.is_file():
+        raise UserError(
+            f"tracking database {path} does not exist: run `cppo launch SWEEP` or `cppo reference import` first, "
+            "or set MLFLOW_TRACKING_URI to the store that holds the runs"
+        )
