@@ -1,0 +1,81 @@
+"""Supervised warm start: the role of the pre-trained checkpoint from which RL begins.
+
+A warm start depends on model and task alone, so all runs of a study share one file; it is made once, under a
+lock, by whichever run needs it first.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.task import Tokenizer, encode_prompts, noisy_traces, sample_training_problems, validation_sets
+from cppo_lab.spec import RunSpec, Spec, fingerprint
+
+
+class _Identity(Spec):
+    """What a warm start depends on."""
+
+    model: dict[str, object]
+    data: dict[str, object]
+
+
+def warm_start_file(spec: RunSpec, folder: Path) -> Path:
+    """Where the warm start of `spec` lives below `folder`."""
+    identity = _Identity(model=spec.model.model_dump(mode="json"), data=spec.data.model_dump(mode="json"))
+    return folder / f"{spec.model.name}-{fingerprint(identity)}.pt"
+
+
+def load_warm_start(spec: RunSpec, model: Transformer, folder: Path) -> None:
+    """Load the warm-started weights into `model`, training them first if no run has done so yet."""
+    path = warm_start_file(spec, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            train_warm_start(spec, model)
+            partial = path.with_suffix(".partial")
+            torch.save(model.state_dict(), partial)
+            os.replace(partial, path)
+    device = next(model.parameters()).device
+    model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+
+
+def train_warm_start(spec: RunSpec, model: Transformer) -> float:
+    """Train `model` in place on noisy worked examples; the validation problems are not among them.
+
+    Returns the last loss (nats per response token).
+    """
+    settings, tokenizer = spec.model.warm_start, Tokenizer(spec.data.modulus)
+    generator = torch.Generator().manual_seed(settings.seed)
+    held_out = {key for problems in validation_sets(spec.data).values() for key in problems.keys()}
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=0.1
+    )
+    loss = torch.tensor(0.0)
+    for _ in range(settings.steps):
+        problems = sample_training_problems(settings.batch, spec.data, generator, held_out)
+        prompts = encode_prompts(problems, tokenizer)
+        responses = noisy_traces(problems, tokenizer, settings.step_noise, generator)
+        loss = _imitation_loss(model, prompts, responses, tokenizer)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    return float(loss)
+
+
+def _imitation_loss(model: Transformer, prompts: Tensor, responses: Tensor, tokenizer: Tokenizer) -> Tensor:
+    """Mean cross-entropy of the response tokens (nats)."""
+    device = next(model.parameters()).device
+    sequence = torch.cat([prompts, responses], dim=1).to(device)
+    logits = model(sequence[:, :-1], sequence[:, :-1] != tokenizer.pad)[:, prompts.shape[1] - 1 :]
+    return F.cross_entropy(logits.flatten(0, 1), responses.to(device).flatten())

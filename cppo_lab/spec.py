@@ -1,0 +1,260 @@
+"""Typed, frozen configuration of one training run, and its identity.
+
+A RunSpec holds everything that decides the numbers of a run, and nothing else: where it runs, where it writes
+and who tracks it live in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed.
+"""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cppo_lab.errors import UserError, unknown
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Spec(BaseModel):
+    """Base of all configs: immutable, no unknown keys, no silent conversion of text to numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+
+class Architecture(Spec):
+    """Shape of the embedded transformer."""
+
+    layers: Count
+    width: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    mlp_width: Count
+    rope_theta: Positive = 10000.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even (rotary embedding turns pairs)")
+        return self
+
+
+class WarmStart(Spec):
+    """Supervised start of the embedded model on noisy worked examples."""
+
+    steps: Count
+    batch: Count
+    learning_rate: Positive
+    step_noise: Probability
+    seed: int = 0
+
+
+class ModelSpec(Spec):
+    """The model to train: `name` identifies it, `label` is printed."""
+
+    name: str
+    label: str
+    architecture: Architecture
+    warm_start: WarmStart
+
+
+class DataSpec(Spec):
+    """The task: chains of `operations` operations modulo `modulus`, and its held-out problem sets."""
+
+    name: str
+    modulus: Annotated[int, Field(ge=2)]
+    operations: Count
+    benchmarks: tuple[str, ...]
+    validation_problems: Count
+    validation_seed: int
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
+            raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
+        needed = len(self.benchmarks) * self.validation_problems
+        space = self.modulus * (3 * self.modulus) ** self.operations
+        if needed * 2 > space:
+            raise ValueError(
+                f"validation_problems={self.validation_problems} x {len(self.benchmarks)} benchmarks takes more "
+                f"than half of the {space} problems that exist: raise operations or modulus"
+            )
+        return self
+
+
+class RuleSpec(Spec):
+    """A trust-region rule and its constants; None where the rule has no such constant (algorithms.md, "Rules")."""
+
+    name: str
+    clip_low: NonNegative | None = None
+    clip_high: NonNegative | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    delta: Positive | None = None
+    delta_b: Positive | None = None
+    delta_b_mode: Literal["fixed", "adaptive"] | None = None
+    w_min: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        """The constants that are set, as keyword arguments of the rule's function."""
+        return {k: v for k, v in self.model_dump(exclude={"name"}).items() if v is not None}
+
+
+class DivergenceSpec(Spec):
+    """How D_t is measured: `estimator` on which partition, `measure` TV or KL(mu to pi)."""
+
+    estimator: Literal["exact", "topk", "binary"]
+    measure: Literal["tv", "kl"]
+    k: Count | None = None
+    convention: Literal["union", "replace_kth"] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.estimator == "topk") != (self.k is not None and self.convention is not None):
+            raise ValueError(
+                f"estimator={self.estimator!r} with k={self.k}, convention={self.convention!r}: "
+                "k and convention belong to estimator 'topk', and only to it"
+            )
+        return self
+
+
+class AdvantageSpec(Spec):
+    """Group-relative advantages: divide by the group's standard deviation; drop groups without variance."""
+
+    normalize_std: bool
+    drop_zero_variance: bool
+
+
+class BatchSpec(Spec):
+    """One rollout batch: `prompts` x `responses`, cut into minibatches of `minibatch_prompts` (one update each)."""
+
+    prompts: Count
+    responses: Annotated[int, Field(ge=2)]
+    minibatch_prompts: Count
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.prompts % self.minibatch_prompts:
+            raise ValueError(
+                f"minibatch_prompts={self.minibatch_prompts} must divide prompts={self.prompts} "
+                f"(valid: {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]})"
+            )
+        return self
+
+    @property
+    def updates(self) -> int:
+        """Minibatch updates per rollout batch."""
+        return self.prompts // self.minibatch_prompts
+
+
+class SamplingSpec(Spec):
+    """How training rollouts are sampled. The paper's setting is the untruncated softmax (1, 1)."""
+
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    max_response_length: Annotated[int, Field(ge=2)]
+
+
+class ValidationSpec(Spec):
+    """Avg@`samples` on every benchmark each `every` steps, on sampling seeds that do not change."""
+
+    every: Count
+    samples: Count
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)]
+
+
+class OptimSpec(Spec):
+    """AdamW, constant learning rate, gradient clipping by global norm."""
+
+    learning_rate: Positive
+    beta1: Probability
+    beta2: Probability
+    weight_decay: NonNegative
+    clip_grad_norm: Positive
+
+
+class TrainingSpec(Spec):
+    """`t_stop` training steps; how per-token objectives become one loss."""
+
+    t_stop: Count
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+class RunSpec(Spec):
+    """Everything that decides the numbers of one training run."""
+
+    core: Literal["mini"]
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    model: ModelSpec
+    data: DataSpec
+    rule: RuleSpec
+    divergence: DivergenceSpec
+    advantage: AdvantageSpec
+    batch: BatchSpec
+    rollout: SamplingSpec
+    validation: ValidationSpec
+    optim: OptimSpec
+    training: TrainingSpec
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.training.t_stop % self.validation.every:
+            raise ValueError(
+                f"training.t_stop={self.training.t_stop} must lie on the validation grid: make it a multiple of "
+                f"validation.every={self.validation.every}"
+            )
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """Twelve hex digits that name this configuration: stable over machines, Python versions and key order."""
+        return fingerprint(self)
+
+
+def fingerprint(spec: Spec) -> str:
+    """First 12 hex digits of SHA-256 over the canonical JSON of a config."""
+    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+S = TypeVar("S", bound="Spec")
+
+
+def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
+    """Validate plain values into a config. `where` names their source in messages.
+
+    Raises UserError for the first fault, naming key, value and what is valid.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise _explain(kind, fault, where, len(error.errors()) - 1) from None
+
+
+def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError:
+    """One line from a pydantic fault."""
+    path = [str(part) for part in fault["loc"]]
+    more = f" (and {others} more)" if others else ""
+    if fault["type"] == "extra_forbidden":
+        message = unknown("key", ".".join(path), _field_paths(kind, path[:-1]))
+        return UserError(f"{where}: {message}{more}")
+    key = ".".join(path)
+    text = fault["msg"].removeprefix("Value error, ")
+    value = f"={fault['input']!r}" if fault["type"] not in ("missing", "value_error") else ""
+    return UserError(f"{where}: {key}{value}: {text[0].lower()}{text[1:]}{more}" if key else f"{where}: {text}{more}")
+
+
+def _field_paths(kind: type[Spec], parents: list[str]) -> list[str]:
+    """Dotted names of the fields that exist beside a misspelt one."""
+    for name in parents:
+        inner = kind.model_fields[name].annotation
+        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+            return []
+        kind = inner
+    return [".".join([*parents, name]) for name in kind.model_fields]
