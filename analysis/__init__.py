@@ -1,0 +1,1 @@
+"""MLflow -> tidy frames -> selection -> statistics. Never draws."""

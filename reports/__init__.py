@@ -1,0 +1,1 @@
+"""Scored sweeps -> tables and figures -> one page. Never talks to MLflow."""

@@ -1,0 +1,1 @@
+"""Figures: data -> frozen info -> draw. The one home of matplotlib."""

@@ -1,0 +1,51 @@
+"""Validation curves out of the tidy metrics: one row per (run, step), one column per benchmark, and their mean."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from cppo_lab import schema
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationCurves:
+    """Avg@`samples` of every run as fractions in [0, 1].
+
+    `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the unweighted mean
+    of all of `benchmarks`. A run that logged no benchmark at all but the mean (the paper's ablation curves) has the
+    mean it logged. MEAN is NaN at a step where one of the benchmarks is missing.
+    """
+
+    frame: pd.DataFrame
+    benchmarks: tuple[str, ...]
+    samples: int
+
+    def of(self, mlflow_id: str) -> pd.DataFrame:
+        """One run's curves, indexed by step; empty if it has no validation."""
+        if mlflow_id in self.frame.index.get_level_values("mlflow_id"):
+            return self.frame.loc[mlflow_id]
+        return self.frame.iloc[:0].droplevel("mlflow_id")
+
+
+def validation_curves(metrics: pd.DataFrame) -> ValidationCurves:
+    """The validation curves in a `metrics` frame of `reader.SweepData`.
+
+    Where benchmarks were evaluated with several numbers of samples (Avg@1 and Avg@16), the largest counts.
+    """
+    parsed = metrics["metric"].map(schema.parse_validation_metric)
+    rows = metrics[parsed.notna()]
+    names = pd.DataFrame(list(parsed.dropna()), columns=["benchmark", "samples"], index=rows.index)
+    rows = rows.assign(benchmark=names["benchmark"], samples=names["samples"])
+    samples = int(rows["samples"].max()) if len(rows) else 0
+    rows = rows[rows["samples"] == samples]
+    wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
+    wide.columns.name = None
+    benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))
+    logged_mean = wide[schema.MEAN] if schema.MEAN in wide else pd.Series(float("nan"), index=wide.index)
+    if benchmarks:
+        parts = wide[list(benchmarks)]
+        only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
+        wide[schema.MEAN] = parts.mean(axis=1, skipna=False).where(~only_mean, logged_mean)
+    else:
+        wide[schema.MEAN] = logged_mean
+    return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples)

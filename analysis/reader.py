@@ -1,0 +1,188 @@
+"""MLflow -> tidy frames: the one place on the read side that talks to MLflow.
+
+`runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was run more
+than once (a retry) appears once: the newest run that is done, or the newest of all when none is.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import pandas as pd
+from mlflow.entities import Run, ViewType
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient
+
+from cppo_lab import schema, store
+from cppo_lab.errors import UserError
+
+PAGE = 1000
+RUN_COLUMNS = (
+    "mlflow_id",
+    "run_id",
+    "variant",
+    "rule",
+    "model",
+    "core",
+    "seed",
+    "t_stop",
+    "status",
+    "reason",
+    "name",
+    "start",
+    "end",
+)
+METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
+_FROM_MLFLOW = {"FINISHED": schema.DONE, "RUNNING": schema.RUNNING, "SCHEDULED": schema.RUNNING}
+
+
+@dataclass(frozen=True, eq=False)
+class SweepData:
+    """The runs of one sweep and everything they logged (or the metrics asked for).
+
+    `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
+    `metrics`: columns METRIC_COLUMNS, sorted, one value per (run, metric, step).
+    """
+
+    experiment: str
+    sweep: str
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+
+
+def read_sweep(
+    uri: str,
+    experiment: str,
+    sweep: str,
+    metrics: Collection[str] | None = None,
+    run_ids: Collection[str] = (),
+) -> SweepData:
+    """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`
+    (a run that another sweep trained is the same run). `metrics` limits what is read (None: everything).
+
+    Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of it
+    belongs to the sweep.
+    """
+    store.require_store(uri)
+    client = MlflowClient(store.absolute_uri(uri))
+    try:
+        experiment_id = _experiment_id(client, experiment, uri)
+        everything = list(_all_runs(client, experiment_id))
+    except MlflowException as error:
+        raise UserError(
+            f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an MLflow store "
+            "and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
+        ) from error
+    tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
+    found = [
+        run for run in everything if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in wanted
+    ]
+    if not found:
+        raise UserError(_nothing_found(experiment, sweep, everything))
+    kept = _newest_of_each(found)
+    runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
+    runs["seed"] = runs["seed"].astype("Int64")
+    runs["t_stop"] = runs["t_stop"].astype("Int64")
+    return SweepData(experiment, sweep, runs, _read_metrics(client, kept, metrics))
+
+
+def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "active":
+        return found.experiment_id
+    if found is not None:
+        raise UserError(
+            f"experiment {name!r} of {uri} was deleted: bring it back with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
+        )
+    known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
+    remedy = "cppo reference import" if name == schema.experiment_name(schema.PAPER) else "cppo launch SWEEP"
+    raise UserError(
+        f"experiment {name!r} does not exist in {uri}: it has {', '.join(known) or 'none'}; "
+        f"run `{remedy}` first, or set MLFLOW_TRACKING_URI to the store that holds it"
+    )
+
+
+def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
+    prefix = schema.TAG_SWEEP_PREFIX
+    sweeps = sorted(
+        {tag.removeprefix(prefix) for run in runs for tag in run.data.tags if tag.startswith(prefix)}
+    )
+    remedy = (
+        "cppo reference import"
+        if experiment == schema.experiment_name(schema.PAPER)
+        else f"cppo launch {sweep}"
+    )
+    return (
+        f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of {', '.join(sweeps) or 'no sweep'}; "
+        f"run `{remedy}` first"
+    )
+
+
+def _all_runs(client: MlflowClient, experiment_id: str) -> Iterable[Run]:
+    token = None
+    while True:
+        page = client.search_runs(
+            [experiment_id], run_view_type=ViewType.ACTIVE_ONLY, max_results=PAGE, page_token=token
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _status(run: Run) -> str:
+    """Our status tag; where a run has none, what MLflow itself says."""
+    tag = run.data.tags.get(schema.TAG_STATUS)
+    return tag if tag in schema.STATUSES else _FROM_MLFLOW.get(run.info.status, schema.FAILED)
+
+
+def _newest_of_each(found: list[Run]) -> list[Run]:
+    """One run per `cppo.run_id`, in an order that does not depend on MLflow's random ids where it need not."""
+    best: dict[str, Run] = {}
+
+    def rank(run: Run) -> tuple[bool, int, str]:
+        return (_status(run) == schema.DONE, run.info.start_time or 0, run.info.run_id)
+
+    for run in found:
+        key = run.data.tags.get(schema.TAG_RUN_ID) or run.info.run_id
+        if key not in best or rank(run) > rank(best[key]):
+            best[key] = run
+    return [best[key] for key in sorted(best)]
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+
+
+def _run_row(run: Run, sweep: str) -> tuple[object, ...]:
+    tags, info = run.data.tags, run.info
+    return (
+        info.run_id,
+        tags.get(schema.TAG_RUN_ID) or info.run_id,
+        tags.get(schema.sweep_tag(sweep)) or tags.get(schema.TAG_RULE, ""),
+        tags.get(schema.TAG_RULE, ""),
+        tags.get(schema.TAG_MODEL, ""),
+        tags.get(schema.TAG_CORE, ""),
+        _integer(tags.get(schema.TAG_SEED)),
+        _integer(tags.get(schema.TAG_T_STOP)),
+        _status(run),
+        tags.get(schema.TAG_REASON, ""),
+        info.run_name or "",
+        pd.to_datetime(info.start_time, unit="ms", utc=True),
+        pd.to_datetime(info.end_time, unit="ms", utc=True),
+    )
+
+
+def _read_metrics(client: MlflowClient, runs: list[Run], wanted: Collection[str] | None) -> pd.DataFrame:
+    """One value per (run, metric, step): a step logged twice (a resumed run) counts as logged last."""
+    rows = []
+    for run in runs:
+        for name in sorted(run.data.metrics):
+            if wanted is not None and name not in wanted:
+                continue
+            latest: dict[int, float] = {}
+            for point in client.get_metric_history(run.info.run_id, name):  # ordered by time
+                latest[point.step] = point.value
+            rows.extend((run.info.run_id, name, step, latest[step]) for step in sorted(latest))
+    frame = pd.DataFrame(rows, columns=list(METRIC_COLUMNS))
+    return frame.astype({"step": "int64", "value": "float64"})

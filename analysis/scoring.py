@@ -1,0 +1,153 @@
+"""A sweep's runs held against its declared grid: every expected run scored, every gap named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from cppo_lab import schema
+from cppo_lab.analysis.curves import ValidationCurves, validation_curves
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.reader import SweepData
+from cppo_lab.analysis.selection import (
+    GAPS,
+    CellScore,
+    Choice,
+    RunScore,
+    State,
+    choose,
+    run_state,
+    score_cell,
+)
+from cppo_lab.errors import UserError
+
+_LISTED = 20  # gaps named one by one in a message; a longer list says how many more
+
+
+@dataclass(frozen=True, eq=False)
+class Scoreboard:
+    """A scored sweep. `models` and `variants` are in the order of the declaration, `cells` has every pair declared.
+
+    `unused` are runs of the sweep that the declaration does not name (older configurations): listed, never counted.
+    """
+
+    data: SweepData
+    curves: ValidationCurves
+    models: tuple[str, ...]
+    variants: tuple[str, ...]
+    runs: tuple[RunScore, ...]
+    cells: dict[tuple[str, str], CellScore]
+    unused: pd.DataFrame
+
+    @property
+    def benchmarks(self) -> tuple[str, ...]:
+        """The benchmarks of the runs, sorted by name."""
+        return self.curves.benchmarks
+
+    @property
+    def gaps(self) -> tuple[RunScore, ...]:
+        """The runs that are not finished results."""
+        return tuple(run for run in self.runs if run.state in GAPS)
+
+
+def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool = False) -> Scoreboard:
+    """Scores every expected run and cell.
+
+    Raises UserError if the grid has gaps (unless `partial`), listing them; if nothing at all can be scored; or if
+    `expected` is empty.
+    """
+    if not expected:
+        raise UserError(
+            f"sweep {data.sweep!r} declares no runs: add variants or models to its file in sweeps/"
+        )
+    curves = validation_curves(data.metrics)
+    runs = tuple(_score(entry, _find(data.runs, entry), curves) for entry in dict.fromkeys(expected))
+    gaps = [run for run in runs if run.state in GAPS]
+    if gaps and not partial:
+        raise UserError(_incomplete(data, runs, gaps))
+    if all(run.choice.score is None for run in runs):
+        raise UserError(
+            f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated inside its "
+            f"window; wait for the first evaluation, or see `cppo status {data.sweep}`"
+        )
+    pairs = list(dict.fromkeys((run.model, run.variant) for run in runs))
+    cells = {
+        pair: score_cell([run for run in runs if (run.model, run.variant) == pair], curves.benchmarks)
+        for pair in pairs
+    }
+    used = {run.mlflow_id for run in runs}
+    return Scoreboard(
+        data=data,
+        curves=curves,
+        models=tuple(dict.fromkeys(model for model, _ in pairs)),
+        variants=tuple(dict.fromkeys(variant for _, variant in pairs)),
+        runs=runs,
+        cells=cells,
+        unused=data.runs[~data.runs["mlflow_id"].isin(used)],
+    )
+
+
+def _find(runs: pd.DataFrame, entry: ExpectedRun) -> pd.Series | None:
+    """The run that `entry` means. By name alone several may fit: then a done one first, the newest of those."""
+    if entry.run_id is not None:
+        fits = runs[runs["run_id"] == entry.run_id]
+    else:
+        fits = runs[(runs["model"] == entry.model) & (runs["variant"] == entry.variant)]
+        if entry.seed is not None:
+            fits = fits[fits["seed"] == entry.seed]
+    if fits.empty:
+        return None
+    done_last = fits.assign(done=fits["status"] == schema.DONE).sort_values(["done", "start", "mlflow_id"])
+    return done_last.iloc[-1]
+
+
+def _score(entry: ExpectedRun, row: pd.Series | None, curves: ValidationCurves) -> RunScore:
+    if row is None:
+        gap = Choice(State.MISSING)
+        return RunScore(
+            entry.run_id,
+            None,
+            entry.model,
+            entry.variant,
+            entry.seed,
+            "",
+            "",
+            "",
+            "",
+            None,
+            State.MISSING,
+            gap,
+        )
+    t_stop = None if pd.isna(row["t_stop"]) else int(row["t_stop"])
+    choice = choose(curves.of(row["mlflow_id"]), t_stop, curves.benchmarks)
+    return RunScore(
+        run_id=row["run_id"],
+        mlflow_id=row["mlflow_id"],
+        model=entry.model,
+        variant=entry.variant,
+        seed=None if pd.isna(row["seed"]) else int(row["seed"]),
+        rule=row["rule"],
+        core=row["core"],
+        status=row["status"],
+        reason=row["reason"],
+        t_stop=t_stop,
+        state=run_state(row["status"], choice),
+        choice=choice,
+    )
+
+
+def describe_gap(run: RunScore) -> str:
+    """`cppo on chain-8, seed 1 (failed: out of memory)`."""
+    named = ExpectedRun(run.run_id, run.model, run.variant, run.seed).describe()
+    return f"{named} ({run.state.value}{': ' + run.reason if run.reason else ''})"
+
+
+def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunScore]) -> str:
+    named = "; ".join(describe_gap(run) for run in gaps[:_LISTED])
+    more = f"; and {len(gaps) - _LISTED} more" if len(gaps) > _LISTED else ""
+    is_paper = data.experiment == schema.experiment_name(schema.PAPER)
+    remedy = "cppo reference import" if is_paper else f"cppo launch {data.sweep}"
+    return (
+        f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs are no result yet: {named}{more}. "
+        f"Run `{remedy}`, or pass --partial to report what is there"
+    )

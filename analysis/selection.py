@@ -1,0 +1,196 @@
+"""Which checkpoint of a run counts, and what a cell of a table says: the selection rule, in one place.
+
+Rule (the paper's): inside the matched window [0, T_stop] of its model, a run is scored at the step with the highest
+unweighted mean over the benchmarks, and the benchmark columns are the components at that same step. Seeds are
+averaged after each run has been selected on its own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import pandas as pd
+
+from cppo_lab import schema
+
+# PAPER: ties. TRM-Avg on Qwen3-8B-Base has the same mean at steps 150, 160 and 310, and the printed components are
+# those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a tie.
+TIE = 1e-5
+# PAPER: the paper prints `collapse` without a definition. Ours: the last mean score inside the window is below this
+# share of the run's own best. In the paper's curves that is CISPO on Qwen3-30B-A3B-Base (ends at 0) and no other run
+# (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
+COLLAPSE_SHARE = 0.1
+
+
+class State(StrEnum):
+    """What became of a run. Only SCORED and COLLAPSE are results; everything else is a gap that must be named."""
+
+    SCORED = "scored"
+    COLLAPSE = "collapse"
+    MISSING = "missing"
+    RUNNING = "running"
+    FAILED = "failed"
+    NO_VALIDATION = "no validation in the window"
+    NO_COMPONENTS = "a benchmark is missing at every step"
+
+
+GAPS = frozenset(State) - {State.SCORED, State.COLLAPSE}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the selection rule says about one validation curve. Scores are fractions in [0, 1].
+
+    `ties`: every step whose mean is within TIE of the best, `step` being the first; empty when nothing was selectable.
+    """
+
+    state: State
+    step: int | None = None
+    score: float | None = None
+    components: dict[str, float] = field(default_factory=dict)
+    ties: tuple[int, ...] = ()
+    last_step: int | None = None
+    last_score: float | None = None
+    base: float | None = None
+
+    @property
+    def gain(self) -> float | None:
+        """Score minus the score at step 0, where step 0 was evaluated."""
+        return None if self.score is None or self.base is None else self.score - self.base
+
+
+@dataclass(frozen=True)
+class RunScore:
+    """One expected run with what was found: the run itself (`mlflow_id` None: there is none) and its choice.
+
+    `state` is the run's state in the table: the choice's, unless the run is not finished. An unfinished run keeps
+    the choice from what it has logged so far.
+    """
+
+    run_id: str | None
+    mlflow_id: str | None
+    model: str
+    variant: str
+    seed: int | None
+    rule: str
+    core: str
+    status: str
+    reason: str
+    t_stop: int | None
+    state: State
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Stat:
+    """Mean and sample standard deviation (None for a single value) over `n` runs."""
+
+    mean: float
+    std: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Stat | None":
+        """None for no values."""
+        if not values:
+            return None
+        mean = math.fsum(values) / len(values)
+        if len(values) == 1:
+            return cls(mean, None, 1)
+        return cls(
+            mean,
+            math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)),
+            len(values),
+        )
+
+
+@dataclass(frozen=True)
+class CellScore:
+    """One (model, variant) over its seeds.
+
+    `provisional`: a run is missing or unfinished, so the numbers will change. `collapsed`: how many runs collapsed;
+    one is enough to make the cell a collapse, because the mean of the survivors would flatter an unstable method.
+    """
+
+    model: str
+    variant: str
+    state: State
+    provisional: bool
+    expected: int
+    collapsed: int
+    t_stop: int | None
+    steps: tuple[int, ...]
+    score: Stat | None
+    components: dict[str, Stat]
+    base: Stat | None
+    gain: Stat | None
+
+
+def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -> Choice:
+    """Applies the rule to one run's curves: indexed by step, columns `benchmarks` and MEAN (`curves.ValidationCurves`).
+
+    `t_stop` None leaves the window open. A mean that is NaN although every benchmark was logged does not occur in
+    `curve` (NaN means a missing component), so such steps are no candidates.
+    """
+    window = curve if t_stop is None else curve[curve.index <= t_stop]
+    if window.empty:
+        return Choice(State.NO_VALIDATION)
+    means = window[schema.MEAN].dropna()
+    if means.empty:
+        return Choice(State.NO_COMPONENTS)
+    best = float(means.max())
+    ties = tuple(int(step) for step in means.index[means >= best - TIE])
+    step, last = ties[0], float(means.iloc[-1])
+    score = float(means.loc[step])
+    logged = window.loc[step, list(benchmarks)].dropna() if benchmarks else {}
+    return Choice(
+        state=State.COLLAPSE if last < COLLAPSE_SHARE * best else State.SCORED,
+        step=step,
+        score=score,
+        components={name: float(value) for name, value in logged.items()},
+        ties=ties,
+        last_step=int(means.index[-1]),
+        last_score=last,
+        base=float(means.loc[0]) if 0 in means.index else None,
+    )
+
+
+def run_state(status: str, choice: Choice) -> State:
+    """The state of a run with this status tag: its choice's if it is done, else that it is not."""
+    return {schema.RUNNING: State.RUNNING, schema.FAILED: State.FAILED}.get(status, choice.state)
+
+
+def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:
+    """What the runs of one (model, variant) say together. Finished runs count; if there is none, what the others have so far."""
+    model, variant = runs[0].model, runs[0].variant
+    gaps = [run for run in runs if run.state in GAPS]
+    finished = [run for run in runs if run.state not in GAPS]
+    collapsed = sum(run.state is State.COLLAPSE for run in runs)
+    counted = finished or [run for run in gaps if run.choice.score is not None]
+    if collapsed:
+        state = State.COLLAPSE
+    elif counted:
+        state = State.SCORED
+    else:
+        state = gaps[0].state
+    choices = [run.choice for run in counted]
+    components = {}
+    for name in benchmarks:
+        stat = Stat.of([choice.components[name] for choice in choices if name in choice.components])
+        if stat is not None:
+            components[name] = stat
+    return CellScore(
+        model=model,
+        variant=variant,
+        state=state,
+        provisional=bool(gaps),
+        expected=len(runs),
+        collapsed=collapsed,
+        t_stop=max((run.t_stop for run in runs if run.t_stop is not None), default=None),
+        steps=tuple(choice.step for choice in choices if choice.step is not None),
+        score=Stat.of([choice.score for choice in choices if choice.score is not None]),
+        components=components,
+        base=Stat.of([choice.base for choice in choices if choice.base is not None]),
+        gain=Stat.of([choice.gain for choice in choices if choice.gain is not None]),
+    )

@@ -1,0 +1,219 @@
+"""The paper's own curves as MLflow runs, so that one report code serves the paper and our own sweeps.
+
+The curves travel as CSV files in `reports/paper/`. Each (model, method) of the main grid becomes one run of the
+experiment `paper`; an ablation curve that equals a curve of the main grid point by point is that same run and
+only adds a sweep tag, every other ablation curve becomes a run of its own.
+"""
+
+import csv
+import gzip
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import resources
+
+from mlflow.entities import Metric, Run, RunStatus, RunTag
+from mlflow.tracking import MlflowClient
+
+from cppo_lab import schema, store
+from cppo_lab.errors import UserError
+
+MAIN = "main"
+BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
+# The curves are given to six decimals, so the same point computed in two ways can differ by the last digit.
+SAME_POINT = 2e-6
+_MEAN = schema.validation_metric(schema.MEAN)
+_ARTICLE = "https://arxiv.org/abs/2606.10968"
+
+# Column `metric` of the diagnostics files -> (our metric, factor into our unit). "k" is read as 1000 tokens.
+_DIAGNOSTICS = {
+    "reward": ("train/reward", 1.0),
+    "reward_smoothed": ("train/reward_smoothed", 1.0),
+    "response_length_k": ("train/response_length", 1000.0),
+    "rel_logprob_error": ("train/relative_logprob_error", 1.0),
+    "delta_b_effective_mean": ("rule/delta_b_mean", 1.0),
+    "prefix_budget_mask_fraction": ("rule/prefix_budget_share", 1.0),
+}
+
+_EXPERIMENT_NOTE = f"""\
+# The paper's own curves
+
+These runs were **not trained here**. They hold the values that the paper plots
+("Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", [arXiv 2606.10968]({_ARTICLE})),
+read off the vector figures of its public PDF: the validation curves of the main grid and of the ablations, and the
+training and warm-up diagnostics. Accuracies and rewards are fractions, response lengths are tokens
+(the paper plots thousands). The paper does not give seeds, hence `{schema.TAG_SEED} = unknown`.
+
+Written by `cppo reference import`; importing again adds nothing.
+"""
+
+
+@dataclass
+class ReferenceRun:
+    """One run to create: its `sweeps` map a sweep's name to the run's variant there; `points` maps metric -> step -> value."""
+
+    run_id: str
+    model: str
+    variant: str
+    t_stop: int
+    sweeps: dict[str, str]
+    points: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    @property
+    def rule(self) -> str:
+        """The rule's name; the `cppo_db..._w...` variants are the rule `cppo` with other constants."""
+        return "cppo" if self.variant.startswith("cppo_db") else self.variant
+
+    def tags(self) -> dict[str, str]:
+        """The run's tags, all but the status."""
+        tags = {
+            schema.TAG_RUN_ID: self.run_id,
+            schema.TAG_RULE: self.rule,
+            schema.TAG_MODEL: self.model,
+            schema.TAG_CORE: schema.PAPER,
+            schema.TAG_SEED: "unknown",
+            schema.TAG_T_STOP: str(self.t_stop),
+            "mlflow.note.content": f"{self.variant} on {self.model}, as plotted in the paper ({_ARTICLE}).",
+        }
+        return tags | {schema.sweep_tag(sweep): variant for sweep, variant in self.sweeps.items()}
+
+    def metrics(self) -> Iterator[Metric]:
+        """Every point, as MLflow wants it. The paper gives no times, so all of them are 0."""
+        for name, curve in self.points.items():
+            for step, value in curve.items():
+                yield Metric(name, value, 0, step)
+
+
+def read_rows(name: str) -> Iterator[dict[str, str]]:
+    """The rows of one of the reference files (`reports/paper/<name>`), wherever the package is installed."""
+    raw = resources.files("cppo_lab.reports").joinpath("paper", name).read_bytes()
+    text = gzip.decompress(raw) if name.endswith(".gz") else raw
+    yield from csv.DictReader(io.StringIO(text.decode()))
+
+
+def reference_runs() -> list[ReferenceRun]:
+    """What the reference consists of: the main grid in the order of Table 4, then the curves of the ablations only."""
+    runs: dict[tuple[str, str], ReferenceRun] = {}
+    for row in read_rows("table_full.csv"):
+        key = (row["model"], row["method"])
+        runs[key] = ReferenceRun(f"paper-{key[0]}-{key[1]}", *key, int(row["t_stop"]), {MAIN: key[1]})
+    for row in read_rows("validation_curves.csv"):
+        name = schema.validation_metric(row["benchmark"])
+        runs[row["model"], row["method"]].points[name][int(row["step"])] = float(row["avg_at_16"])
+    for run in runs.values():
+        run.points[_MEAN] = _mean_curve(list(run.points.values()))
+    for row in read_rows("training_diagnostics.csv.gz"):
+        _add_diagnostic(runs[row["model"], row["method"]], row)
+    for row in read_rows("warmup_diagnostics.csv"):
+        _add_diagnostic(runs[row["model"], "cppo"], row)
+    return _with_ablations(list(runs.values()))
+
+
+def _add_diagnostic(run: ReferenceRun, row: dict[str, str]) -> None:
+    name, factor = _DIAGNOSTICS[row["metric"]]
+    run.points[name][int(row["step"])] = float(row["value"]) * factor
+
+
+def _mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
+    """The unweighted mean of curves at the steps that all of them have."""
+    steps = [step for step in curves[0] if all(step in curve for curve in curves)]
+    return {step: sum(curve[step] for curve in curves) / len(curves) for step in steps}
+
+
+def _same(one: dict[int, float], other: dict[int, float]) -> bool:
+    return one.keys() == other.keys() and all(abs(one[step] - other[step]) <= SAME_POINT for step in one)
+
+
+def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
+    """Adds the ablation curves: as a sweep tag where the curve is known already, else as a run."""
+    curves: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+    for row in read_rows("ablation_curves.csv"):
+        key = (row["ablation"], row["model"], row["variant"])
+        curves[key][int(row["step"])] = float(row["aime24_25_26_avg_at_16"])
+    t_stop = {run.model: run.t_stop for run in runs}
+    taken = {run.run_id for run in runs}
+    for (sweep, model, variant), curve in curves.items():
+        twin = next((run for run in runs if run.model == model and _same(run.points[_MEAN], curve)), None)
+        if twin is not None:
+            twin.sweeps[sweep] = variant
+            continue
+        run_id = f"paper-{model}-{variant}"
+        if run_id in taken:  # a name used twice for different curves: tell them apart by the sweep
+            run_id = f"paper-{model}-{sweep}-{variant}"
+        taken.add(run_id)
+        run = ReferenceRun(run_id, model, variant, t_stop[model], {sweep: variant})
+        run.points[_MEAN] = curve
+        runs.append(run)
+    return runs
+
+
+def import_reference(uri: str, progress: Callable[[str], None] = lambda line: None) -> int:
+    """Writes the paper's curves into the store at `uri`, and returns how many runs it added.
+
+    A run counts as present only when MLflow says FINISHED: what an interrupted import left is deleted and redone,
+    and a second import adds nothing (one import at a time: it cannot tell a leftover from another import's run).
+    `progress` gets one line per run added and one at the end.
+    Raises UserError if the experiment `paper` of that store was deleted.
+    """
+    path = store.sqlite_file(uri)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    client = MlflowClient(store.absolute_uri(uri))
+    experiment_id = _experiment(client)
+    present = set()
+    for found in list(
+        _all_runs(client, experiment_id)
+    ):  # all pages first: deleting would shift the later ones
+        run_id = found.data.tags.get(schema.TAG_RUN_ID, "")
+        if not run_id.startswith("paper-"):
+            continue  # not ours to judge
+        if found.info.status == RunStatus.to_string(RunStatus.FINISHED):
+            present.add(run_id)
+        else:
+            client.delete_run(found.info.run_id)
+    wanted = reference_runs()
+    missing = [run for run in wanted if run.run_id not in present]
+    for number, run in enumerate(missing, start=1):
+        points = _write(client, experiment_id, run)
+        progress(f"reference {number}/{len(missing)}: {run.variant} on {run.model}, {points} points")
+    progress(f"reference: {len(missing)} runs added, {len(wanted) - len(missing)} were there already")
+    return len(missing)
+
+
+def _experiment(client: MlflowClient) -> str:
+    """The id of the experiment `paper`, created with its note where it does not exist."""
+    name = schema.experiment_name(schema.PAPER)
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        return client.create_experiment(name, tags={"mlflow.note.content": _EXPERIMENT_NOTE})
+    if experiment.lifecycle_stage != "active":
+        number = experiment.experiment_id
+        raise UserError(
+            f"experiment {name!r} of this tracking store was deleted: bring it back with "
+            f"`mlflow experiments restore --experiment-id {number}`, or remove it for good with `mlflow gc`"
+        )
+    return experiment.experiment_id
+
+
+def _all_runs(client: MlflowClient, experiment_id: str) -> Iterator[Run]:
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], max_results=BATCH, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _write(client: MlflowClient, experiment_id: str, run: ReferenceRun) -> int:
+    """Creates one run with all its points; the status tag comes last, when everything else is there."""
+    tags = run.tags() | {schema.TAG_STATUS: schema.RUNNING}
+    created = client.create_run(experiment_id, tags=tags, run_name=f"{run.variant} on {run.model} (paper)")
+    mlflow_id = created.info.run_id
+    metrics = list(run.metrics())
+    for start in range(0, len(metrics), BATCH):
+        client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
+    client.log_batch(mlflow_id, tags=[RunTag(schema.TAG_STATUS, schema.DONE)])
+    client.set_terminated(mlflow_id, RunStatus.to_string(RunStatus.FINISHED))
+    return len(metrics)
