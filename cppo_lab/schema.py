@@ -72,6 +72,7 @@ TAG_T_STOP = "cppo.t_stop"
 TAG_STATUS = "cppo.status"
 TAG_REASON = "cppo.reason"  # one line on why a run failed
 TAG_CODE_VERSION = "cppo.code_version"
+TAG_FOLDER = "cppo.folder"  # host:path of the run's folder, whose lock tells whether the run lives
 TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
 
 # Values of TAG_STATUS.

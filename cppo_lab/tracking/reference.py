@@ -1,8 +1,8 @@
 """The paper's own curves as MLflow runs, so that one report code serves the paper and our own sweeps.
 
-The curves travel as CSV files in `reports/paper/`. Each (model, method) of the main grid becomes one run of the
-experiment `paper`; an ablation curve that equals a curve of the main grid point by point is that same run and
-only adds a sweep tag, every other ablation curve becomes a run of its own.
+The curves travel as CSV files in `reports/paper/`. Each (model, method) of the main grid becomes one run of
+the experiment `paper`; an ablation curve that equals a curve of the main grid point by point is that same
+run and only adds a sweep tag, every other ablation curve becomes a run of its own.
 """
 
 import csv
@@ -41,8 +41,8 @@ _EXPERIMENT_NOTE = f"""\
 
 These runs were **not trained here**. They hold the values that the paper plots
 ("Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", [arXiv 2606.10968]({_ARTICLE})),
-read off the vector figures of its public PDF: the validation curves of the main grid and of the ablations, and the
-training and warm-up diagnostics. Accuracies and rewards are fractions, response lengths are tokens
+read off the vector figures of its public PDF: the validation curves of the main grid and of the ablations,
+and the training and warm-up diagnostics. Accuracies and rewards are fractions, response lengths are tokens
 (the paper plots thousands). The paper does not give seeds, hence `{schema.TAG_SEED} = unknown`.
 
 Written by `cppo reference import`; importing again adds nothing.
@@ -51,7 +51,9 @@ Written by `cppo reference import`; importing again adds nothing.
 
 @dataclass
 class ReferenceRun:
-    """One run to create: its `sweeps` map a sweep's name to the run's variant there; `points` maps metric -> step -> value."""
+    """One run to create: its `sweeps` map a sweep's name to the run's variant there; `points` maps metric ->
+    step -> value.
+    """
 
     run_id: str
     model: str
@@ -93,7 +95,9 @@ def read_rows(name: str) -> Iterator[dict[str, str]]:
 
 
 def reference_runs() -> list[ReferenceRun]:
-    """What the reference consists of: the main grid in the order of Table 4, then the curves of the ablations only."""
+    """What the reference consists of: the main grid in the order of Table 4, then the curves of the
+    ablations only.
+    """
     runs: dict[tuple[str, str], ReferenceRun] = {}
     for row in read_rows("table_full.csv"):
         key = (row["model"], row["method"])
@@ -151,10 +155,10 @@ def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
 def import_reference(uri: str, progress: Callable[[str], None] = lambda line: None) -> int:
     """Writes the paper's curves into the store at `uri`, and returns how many runs it added.
 
-    A run counts as present only when MLflow says FINISHED: what an interrupted import left is deleted and redone,
-    and a second import adds nothing (one import at a time: it cannot tell a leftover from another import's run).
-    `progress` gets one line per run added and one at the end.
-    Raises UserError if the experiment `paper` of that store was deleted.
+    A run counts as present only when MLflow says FINISHED: what an interrupted import left is deleted and
+    redone, and a second import adds nothing (one import at a time: it cannot tell a leftover from another
+    import's run). `progress` gets one line per run added and one at the end. Raises UserError if the
+    experiment `paper` of that store was deleted.
     """
     path = store.sqlite_file(uri)
     if path is not None:

@@ -1,0 +1,170 @@
+"""The `cppo` command. Only the standard library is imported before a subcommand is chosen."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cppo_lab import __version__
+from cppo_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.plan import Plan
+
+OVERRIDES = (
+    "configuration overrides, as in Hydra: rule.delta=0.1 training.t_stop=20 launcher=inline. "
+    "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 runs failed, 2 bad input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except UserError as error:
+        print(f"cppo: error: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("cppo_lab"):
+            raise
+        print(f"cppo: error: {_missing_package(error.name or '')}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cppo: interrupted; the same command continues with what is left", file=sys.stderr)
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="cppo",
+        description="Plan, run and report ablations of CPPO (arXiv 2606.10968).",
+        epilog="Runs are tracked in MLflow: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working folder.",
+    )
+    parser.add_argument("--version", action="version", version=f"cppo {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    plan = commands.add_parser("plan", help="list the runs of a sweep, their ids and what is already done")
+    plan.set_defaults(command=_plan)
+    launch = commands.add_parser("launch", help="train the runs of a sweep that are not done")
+    launch.set_defaults(command=_launch)
+    for command in (plan, launch):
+        command.add_argument("sweep", help="name of a shipped sweep, or path to a sweep file")
+        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+
+    report = commands.add_parser("report", help="write the tables, curves and page of a sweep")
+    report.add_argument("sweep", help="name of a shipped sweep, or path to a sweep file")
+    report.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the overrides of the launch, if any")
+    report.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: reports/build/SWEEP)")
+    report.add_argument(
+        "--from",
+        dest="source",
+        choices=["runs", "paper"],
+        default="runs",
+        help="our own runs, or the paper's curves (main only; see `cppo reference import`)",
+    )
+    report.add_argument("--partial", action="store_true", help="report what is there although runs are missing")
+    report.set_defaults(command=_report)
+
+    reference = commands.add_parser("reference", help="the paper's own curves")
+    actions = reference.add_subparsers(metavar="ACTION", required=True)
+    load = actions.add_parser("import", help="load the paper's curves as runs of the MLflow experiment `paper`")
+    load.set_defaults(command=_reference_import)
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from collections import Counter
+
+    from cppo_lab.sweep.launch import plan_states, table
+
+    plan, uri = _planned(options)
+    states = plan_states(plan, uri)
+    print(f"{plan.sweep.name}: {plan.sweep.title}. {plan.sweep.question}\n")
+    print(table(plan.runs, states))
+    counts = Counter(state.state for state in states.values())
+    print(f"\n{len(plan.runs)} runs: " + ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
+    return 0
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from cppo_lab.sweep.launch import launch, table
+
+    plan, uri = _planned(options)
+    states = launch(plan, uri)
+    print(table(plan.runs, states))
+    undone = [run_id for run_id, state in states.items() if state.state != "done"]
+    if undone:
+        print(f"cppo: {len(undone)} of {len(states)} runs are not done: launch again to retry them", file=sys.stderr)
+    return 1 if undone else 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    import shlex
+
+    from cppo_lab import schema, store
+    from cppo_lab.reports.build import ReportRequest, build_report, paper_request
+
+    out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
+    command = "cppo report " + shlex.join([options.sweep, *options.overrides])
+    if options.source == "paper":
+        if options.sweep != "main" or options.overrides:
+            raise UserError(
+                f"--from paper with {command.removeprefix('cppo report ')!r}: the paper's curves make the report "
+                "`main` and take no overrides: cppo report main --from paper"
+            )
+        uri = store.tracking_uri()
+        request = paper_request(uri, out, partial=options.partial, command=f"{command} --from paper")
+    else:
+        from cppo_lab.analysis.grid import ExpectedRun
+
+        plan, uri = _planned(options)
+        store.require_store(uri)
+        request = ReportRequest(
+            name=plan.sweep.name,
+            uri=uri,
+            experiment=schema.experiment_name(plan.core),
+            expected=tuple(
+                ExpectedRun(run.run_id, run.spec.model.name, run.variant, run.spec.seed) for run in plan.runs
+            ),
+            out=out,
+            title=plan.sweep.title,
+            question=plan.sweep.question,
+            partial=options.partial,
+            command=command,
+        )
+    page = build_report(request)
+    print(f"report: {page}")
+    return 0
+
+
+def _reference_import(options: argparse.Namespace) -> int:
+    from cppo_lab import store
+    from cppo_lab.tracking.reference import import_reference
+
+    uri = store.tracking_uri()
+    added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))
+    print(f"experiment `paper` in {uri}: {added} runs added")
+    return 0
+
+
+def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
+    """The plan of the named sweep and the store to use."""
+    from cppo_lab import store
+    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.plan import make_plan
+
+    plan = make_plan(load_sweep(options.sweep), options.overrides)
+    return plan, store.tracking_uri(plan.tracking.uri)
+
+
+def _missing_package(name: str) -> str:
+    extra = {"torch": "train", "submitit": "train", "pandas": "report", "matplotlib": "report", "jinja2": "report"}
+    needed = extra.get(name.split(".")[0], "all")
+    return f"package {name!r} is not installed: pip install 'cppo-lab[{needed}]'"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

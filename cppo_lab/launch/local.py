@@ -1,0 +1,45 @@
+"""Runs in processes of their own on this machine, through submitit's local executor."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from submitit import LocalExecutor, LocalJob
+
+from cppo_lab.launch.base import Event, LauncherSpec
+from cppo_lab.run import Attempt, execute
+
+POLL_SECONDS = 0.5
+
+
+def launch_local(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]) -> None:
+    """Keep `workers` runs going until all have ended. On an interrupt the running ones are ended too."""
+    workers = spec.workers or len(os.sched_getaffinity(0))
+    queue = list(attempts)
+    running: list[tuple[Attempt, LocalJob[None]]] = []
+    try:
+        while queue or running:
+            while queue and len(running) < workers:
+                attempt = queue.pop(0)
+                running.append((attempt, _submit(attempt, spec)))
+                report(Event("started", attempt))
+            time.sleep(POLL_SECONDS)
+            for attempt, job in list(running):
+                ended = job.done()
+                report(Event("ended" if ended else "progress", attempt))
+                if ended:
+                    running.remove((attempt, job))
+    finally:
+        for _, job in running:
+            job.cancel(check=False)
+        # The runs record their own end before they go.
+        deadline = time.monotonic() + 30
+        while any(not job.done() for _, job in running) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def _submit(attempt: Attempt, spec: LauncherSpec) -> "LocalJob[None]":
+    executor = LocalExecutor(folder=attempt.folder / "attempts")
+    # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
+    executor.update_parameters(timeout_min=max(1, round(spec.timeout_hours * 60)), name=attempt.spec.run_id)
+    return executor.submit(execute, attempt)

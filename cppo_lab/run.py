@@ -1,0 +1,108 @@
+"""One attempt at one run: its folder, its lock, its record, its end. Called in the process that trains."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from cppo_lab import schema
+from cppo_lab.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a launcher hands to the process that trains."""
+
+    spec: RunSpec
+    runs: Path  # the folder of all runs; this one's is runs/<run_id>
+    uri: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 1
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None leaves it as it is
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.runs / self.spec.run_id
+
+
+class AlreadyRunning(RuntimeError):
+    """Another process on this machine is training this run."""
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder. The kernel lets go of it when the process ends, however it ends.
+
+    Raises AlreadyRunning if another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunning(f"run {folder.name} is being trained by another process") from None
+        yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process is training the run of `folder`. Writes nothing."""
+    try:
+        with (folder / "lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def execute(attempt: Attempt) -> None:
+    """Train one run and record it. A run that is done already is left alone.
+
+    Whatever ends the run before its last step is recorded as FAILED with its traceback, and raised again.
+    """
+    _prepare_process(attempt)
+    # Imported here: thread counts and visible devices must be set before torch is loaded.
+    from cppo_lab.cores.base import Resources, load_core
+    from cppo_lab.tracking.client import attempts, open_client
+    from cppo_lab.tracking.recorder import Recorder
+
+    spec = attempt.spec
+    with held(attempt.folder):
+        past = attempts(open_client(attempt.uri), schema.experiment_name(spec.core), [spec.run_id])
+        if any(one.status == "FINISHED" for one in past[spec.run_id]):
+            return
+        recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder)
+        try:
+            load_core(spec.core)(spec, recorder, Resources(attempt.runs, threads=attempt.threads))
+        except BaseException as error:
+            recorder.fail(describe(error), traceback.format_exc())
+            raise
+        recorder.finish()
+
+
+def describe(error: BaseException) -> str:
+    """One line on an exception."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _prepare_process(attempt: Attempt) -> None:
+    """Threads, devices, and an orderly end on SIGTERM."""
+    os.environ["OMP_NUM_THREADS"] = str(attempt.threads)
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
+    if attempt.visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = attempt.visible_devices
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    sys.exit(f"terminated by {signal.Signals(number).name}")

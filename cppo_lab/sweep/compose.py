@@ -1,0 +1,110 @@
+"""Hydra's only home: from override strings to typed configs."""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.spec import RunSpec, Spec, parse
+
+CONF = resources.files("cppo_lab") / "conf"
+
+
+class TrackingSpec(Spec):
+    """Where runs are tracked when MLFLOW_TRACKING_URI is not set."""
+
+    uri: str
+
+
+@dataclass(frozen=True)
+class Composed:
+    """One composed configuration: what to train, how to launch it, where to track it."""
+
+    run: RunSpec
+    launcher: LauncherSpec
+    tracking: TrackingSpec
+
+
+class UnknownKey(UserError):
+    """An override names a key that the composed configuration does not have; `key` is its dotted name."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+def compose(overrides: Sequence[str]) -> Composed:
+    """Compose and validate one configuration.
+
+    Raises UserError for an override that does not parse, an unknown group option, key, or value.
+    """
+    values = resolve(overrides)
+    values.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
+    launcher = parse(LauncherSpec, values.pop("launcher"), "launcher")
+    tracking = parse(TrackingSpec, values.pop("tracking"), "tracking")
+    return Composed(parse(RunSpec, values, "configuration"), launcher, tracking)
+
+
+def resolve(overrides: Sequence[str]) -> dict[str, Any]:
+    """The composed configuration as plain values, interpolations resolved."""
+    # Hydra logs a warning for each file without a schema; validation is ours.
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", list(overrides))
+        values = OmegaConf.to_container(config, resolve=True)
+    except MissingConfigException as error:
+        raise _unknown_option(error) from None
+    except ConfigCompositionException as error:
+        raise _unknown_key(error, overrides) from None
+    except (HydraException, OmegaConfBaseException) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(f"overrides {' '.join(overrides)!r}: {first_line}") from None
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def groups() -> dict[str, list[str]]:
+    """Configuration groups and their options."""
+    return {
+        folder.name: sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
+        if folder.is_dir()
+    }
+
+
+def _unknown_option(error: MissingConfigException) -> UserError:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    return unknown(group or "configuration", option, groups().get(group, []))
+
+
+def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) -> UserError:
+    """Hydra says 'Could not override KEY' for a key, and 'no match in the defaults list' for a group."""
+    match = re.search(r"Could not override '([^']+)'", str(error))
+    if match is None:
+        return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}")
+    key = match[1].split("@")[0]
+    base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
+    names = [] if key in [text.split("=")[0] for text in base] else _dotted(OmegaConf.create(resolve(base)))
+    return UnknownKey(key, str(unknown("key", key, [*names, *groups()])))
+
+
+def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
+    """Dotted names of all leaves."""
+    names = []
+    for key, value in config.items():
+        if isinstance(value, DictConfig):
+            names += _dotted(value, f"{prefix}{key}.")
+        else:
+            names.append(f"{prefix}{key}")
+    return names

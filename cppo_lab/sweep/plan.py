@@ -1,0 +1,141 @@
+"""From a sweep file to the runs it means: every run once, each with its id."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose
+from cppo_lab.sweep.declare import Scalar, Sweep
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep under the name of its variant there."""
+
+    run_id: str
+    variant: str
+    spec: RunSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All runs of a sweep, and how the command line wants them launched and tracked."""
+
+    sweep: Sweep
+    runs: tuple[PlannedRun, ...]
+    launcher: LauncherSpec
+    tracking: TrackingSpec
+
+    @property
+    def core(self) -> str:
+        """The trainer core of all runs."""
+        return self.runs[0].spec.core
+
+
+def make_plan(sweep: Sweep, overrides: Sequence[str] = ()) -> Plan:
+    """Enumerate and validate every run.
+
+    `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
+    override goes to every run that has the key.
+    Raises UserError for a bad override or configuration, before anything else happens.
+    """
+    sweep, rest = _narrow(sweep, overrides)
+    runs: dict[str, PlannedRun] = {}
+    applied: set[str] = set()
+    composed = None
+    for variant, fixed in _combinations(sweep):
+        fitting = [text for text in rest if _fits(text, fixed)]
+        applied.update(fitting)
+        composed = compose([*fixed, *fitting])
+        run = PlannedRun(composed.run.run_id, variant, composed.run)
+        twin = runs.setdefault(run.run_id, run)
+        if twin.variant != variant:
+            raise UserError(
+                f"sweep {sweep.name}: variants {twin.variant!r} and {variant!r} compose to the same run "
+                f"{run.run_id}: remove one, or the override that makes them equal"
+            )
+    for text in rest:
+        if text not in applied:
+            _fits(text, (), must=True)
+    assert composed is not None
+    return Plan(sweep, tuple(runs.values()), composed.launcher, composed.tracking)
+
+
+def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(variant, overrides) of every run that the sweep declares."""
+    axes = [[(key, value) for value in values] for key, values in sweep.axes.items()]
+    for model, (variant, keys) in itertools.product(sweep.models, sweep.variants.items()):
+        for point in itertools.product(*axes):
+            pairs = [("model", model), *keys.items(), *point]
+            yield variant, tuple(f"{key}={quote(value)}" for key, value in pairs)
+
+
+def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
+    """Apply the overrides that choose what to enumerate; return the rest."""
+    chosen = {key for keys in sweep.variants.values() for key in keys}
+    changes: dict[str, object] = {}
+    axes, rest = dict(sweep.axes), []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"override {text!r} is not of the form key=value")
+        if key == "model":
+            changes["models"] = tuple(value.split(","))
+        elif key == "variant":
+            names = value.split(",")
+            for name in names:
+                if name not in sweep.variants:
+                    raise unknown(f"variant of sweep {sweep.name}", name, sweep.variants)
+            changes["variants"] = {name: sweep.variants[name] for name in names}
+        elif key in axes:
+            axes[key] = tuple(_scalar(part) for part in value.split(","))
+        elif key in chosen:
+            raise UserError(
+                f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
+                f"with variant= (valid: {', '.join(sweep.variants)})"
+            )
+        else:
+            rest.append(text)
+    return sweep.model_copy(update={**changes, "axes": axes}), rest
+
+
+def _fits(text: str, fixed: Sequence[str], must: bool = False) -> bool:
+    """Whether an override applies to a run: a rule's constant only to rules that have it."""
+    key = text.split("=", 1)[0]
+    if not must and not key.startswith("rule."):
+        return True
+    try:
+        compose([*fixed, text])
+    except UnknownKey as error:
+        if must or error.key != key:
+            raise
+        return False
+    if must:
+        raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")
+    return True
+
+
+def _scalar(text: str) -> Scalar:
+    """A value of an axis as typed on the command line."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def quote(value: Scalar) -> str:
+    """A value in Hydra's override grammar; text is always quoted, so that nothing in it is syntax."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if value.replace("_", "").replace("-", "").isalnum() and value.isascii():
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,111 @@
+"""Opening the tracking store, and finding the runs in it. With recorder.py the write-side home of mlflow."""
+
+import logging
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment, Run, ViewType
+from mlflow.exceptions import MlflowException
+
+from cppo_lab import schema, store
+from cppo_lab.errors import UserError
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One MLflow run: one attempt at training `run_id`."""
+
+    mlflow_id: str
+    run_id: str
+    status: str  # MLflow's: RUNNING, FINISHED, FAILED, KILLED
+    code_version: str
+    reason: str
+    folder: str
+    sweeps: frozenset[str]
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of the store at `uri`. A new SQLite store gets its tables now.
+
+    Raises UserError if the store cannot be reached.
+    """
+    for name in ("mlflow.store.db.utils", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        client = MlflowClient(uri)
+        client.search_experiments(max_results=1)
+    except (MlflowException, OSError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(f"tracking store {uri} cannot be used: {first_line}") from None
+    return client
+
+
+def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
+    """The id of experiment `name`, created if it is not there.
+
+    With SQLite the artifacts lie beside the database; a server decides for itself.
+    Raises UserError if somebody deleted the experiment.
+    """
+    found: Experiment | None = client.get_experiment_by_name(name)
+    if found is not None:
+        if found.lifecycle_stage != "active":
+            raise UserError(
+                f"experiment {name!r} was deleted in {uri}: restore it with "
+                f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or use another store"
+            )
+        return str(found.experiment_id)
+    database = store.sqlite_file(uri)
+    location = None if database is None else (database.resolve().parent / "mlartifacts" / name).as_uri()
+    tags = {"mlflow.note.content": description} if description else {}
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[Attempt]]:
+    """All attempts at the runs `run_ids`, newest first."""
+    found = client.get_experiment_by_name(experiment)
+    wanted: dict[str, list[Attempt]] = {run_id: [] for run_id in run_ids}
+    token = None
+    while found is not None:
+        page = client.search_runs(
+            [found.experiment_id],
+            run_view_type=ViewType.ACTIVE_ONLY,
+            order_by=["attributes.start_time DESC"],
+            max_results=1000,
+            page_token=token,
+        )
+        for run in page:
+            attempt = _attempt(run)
+            if attempt.run_id in wanted:
+                wanted[attempt.run_id].append(attempt)
+        token = page.token
+        if not token:
+            break
+    return wanted
+
+
+def _attempt(run: Run) -> Attempt:
+    tags = run.data.tags
+    return Attempt(
+        mlflow_id=run.info.run_id,
+        run_id=tags.get(schema.TAG_RUN_ID, ""),
+        status=run.info.status,
+        code_version=tags.get(schema.TAG_CODE_VERSION, ""),
+        reason=tags.get(schema.TAG_REASON, ""),
+        folder=tags.get(schema.TAG_FOLDER, ""),
+        sweeps=frozenset(key for key in tags if key.startswith(schema.TAG_SWEEP_PREFIX)),
+    )
+
+
+def folder_tag(folder: Path) -> str:
+    """The value of TAG_FOLDER for a run's folder on this host."""
+    return f"{socket.gethostname()}:{folder.resolve()}"
+
+
+def mark_failed(client: MlflowClient, mlflow_id: str, reason: str) -> None:
+    """Record that an attempt ended without finishing; `reason` is one line."""
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.FAILED)
+    client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
+    client.set_terminated(mlflow_id, "FAILED")

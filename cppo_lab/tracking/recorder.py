@@ -1,0 +1,169 @@
+"""The write side of tracking: what a run logs goes to a local file first, then to MLflow in batches.
+
+Training neither waits for the store nor dies of it: while the store is away, points wait in memory, and they
+stay in `metrics.jsonl` in the run's folder whatever happens.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.spec import RunSpec
+from cppo_lab.tracking.client import ensure_experiment, folder_tag, mark_failed, open_client
+
+SHIP_SECONDS = 2.0  # how often points go to the store
+BATCH = 1000  # MLflow's limit of metrics per request
+LAST_CHANCE_SECONDS = 60.0  # how long the end of a run waits for a store that is away
+_STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
+
+
+class Recorder:
+    """One attempt at one run. Create it, `log` every step, then `finish` or `fail`."""
+
+    def __init__(self, spec: RunSpec, tags: Mapping[str, str], uri: str, folder: Path) -> None:
+        self.spec, self.folder = spec, folder
+        self.client = open_client(uri)
+        experiment = ensure_experiment(self.client, uri, schema.experiment_name(spec.core))
+        run = self.client.create_run(
+            experiment, tags={**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags}, run_name=f"{spec.rule.name} {spec.model.name} s{spec.seed}"
+        )
+        self.mlflow_id: str = run.info.run_id
+        params = [Param(key, value) for key, value in flatten(spec.model_dump(mode="json")).items()]
+        self.client.log_batch(self.mlflow_id, params=params)
+        config = folder / "config.json"
+        config.write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        self.client.log_artifact(self.mlflow_id, str(config))
+        self._spool = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        self._waiting: list[Metric] = []
+        self._shipped_at = time.monotonic()
+        self._score: float | None = None
+        self._status(schema.RUNNING, 0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record `metrics` of training step `step`.
+
+        Raises ValueError for a metric name that the schema does not have.
+        """
+        for name in metrics:
+            if not schema.is_known_metric(name):
+                raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
+        now = int(time.time() * 1000)
+        self._spool.write(json.dumps({"step": step, "time_ms": now, "metrics": dict(metrics)}) + "\n")
+        self._spool.flush()
+        self._waiting += [Metric(name, value, now, step) for name, value in metrics.items()]
+        self._score = metrics.get(
+            schema.validation_metric(schema.MEAN, self.spec.validation.samples), self._score
+        )
+        if time.monotonic() - self._shipped_at >= SHIP_SECONDS:
+            self._ship()
+            self._status(schema.RUNNING, step)
+
+    def finish(self) -> None:
+        """The run reached its last step.
+
+        Raises UserError if the store stayed away; the points are in the run's folder then.
+        """
+        self._drain()
+        self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, schema.DONE)
+        self.client.set_terminated(self.mlflow_id, "FINISHED")
+        self._status(schema.DONE, self.spec.training.t_stop)
+        self._spool.close()
+
+    def fail(self, reason: str, traceback: str) -> None:
+        """The run ended otherwise; `reason` is one line, `traceback` becomes an artifact."""
+        self._spool.close()
+        report = self.folder / "traceback.txt"
+        report.write_text(traceback, encoding="utf-8")
+        self._status(schema.FAILED, None, reason)
+        self._drain()
+        self.client.log_artifact(self.mlflow_id, str(report))
+        mark_failed(self.client, self.mlflow_id, reason)
+
+    def _ship(self) -> bool:
+        """Send what waits; False if the store did not take it (it is tried again later)."""
+        self._shipped_at = time.monotonic()
+        try:
+            while self._waiting:
+                self.client.log_batch(self.mlflow_id, metrics=self._waiting[:BATCH])
+                del self._waiting[:BATCH]
+        except _STORE_FAULTS as error:
+            print(f"tracking store did not answer, will try again: {error}", file=sys.stderr, flush=True)
+            return False
+        return True
+
+    def _drain(self) -> None:
+        """Send all that waits, with patience."""
+        deadline = time.monotonic() + LAST_CHANCE_SECONDS
+        while not self._ship():
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"tracking store stayed away for {LAST_CHANCE_SECONDS:.0f} s; the metrics of this run are in "
+                    f"{self.folder / 'metrics.jsonl'}: bring the store back and launch again"
+                )
+            time.sleep(1.0)
+
+    def _status(self, status: str, step: int | None, reason: str = "") -> None:
+        """What the launcher shows of this run; replaced as a whole, so that a reader never sees half of it."""
+        write_status(
+            self.folder,
+            {
+                "status": status,
+                "step": step,
+                "t_stop": self.spec.training.t_stop,
+                "score": self._score,
+                "reason": reason,
+                "mlflow_id": self.mlflow_id,
+            },
+        )
+
+
+def run_tags(spec: RunSpec) -> dict[str, str]:
+    """The tags that follow from the configuration."""
+    return {
+        schema.TAG_RUN_ID: spec.run_id,
+        schema.TAG_RULE: spec.rule.name,
+        schema.TAG_MODEL: spec.model.name,
+        schema.TAG_CORE: spec.core,
+        schema.TAG_SEED: str(spec.seed),
+        schema.TAG_T_STOP: str(spec.training.t_stop),
+        schema.TAG_STATUS: schema.RUNNING,
+    }
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as dotted keys; what does not apply (None) is left out."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif value is not None:
+            flat[prefix + key] = str(value)
+    return flat
+
+
+def write_status(folder: Path, values: Mapping[str, Any]) -> None:
+    """Replace `status.json` in a run's folder."""
+    partial = folder / "status.json.partial"
+    partial.write_text(json.dumps(values), encoding="utf-8")
+    os.replace(partial, folder / "status.json")
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The last status of a run's folder; empty if it has none."""
+    try:
+        values = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
