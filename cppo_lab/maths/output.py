@@ -1,0 +1,100 @@
+"""What every rule takes and returns: the checked token batch and RuleOutput.
+
+Shapes: B = responses, T = padded length; tensors are [B, T], right-padded. Values at padding are ignored.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cppo_lab.maths.checks import compute_dtype, finite, same_shape, token_mask
+
+
+class RuleOutput(NamedTuple):
+    """Result of a rule.
+
+    objective: [B, T] per-token objective to maximise; differentiable in logp; 0 at padding.
+    keep: [B, T] mask or soft weight in [0, 1]; no gradient; 0 at padding.
+    stats: scalar sums (names ending in `_max`: maxima), see `metrics`.
+    """
+
+    objective: Tensor
+    keep: Tensor
+    stats: dict[str, Tensor]
+
+
+class Tokens(NamedTuple):
+    """Checked arguments of a rule; every tensor is 0 (False) at padding, so that padding cannot overflow.
+
+    logp, log_ratio: [B, T] log pi(y_t) and log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp.
+    advantages, divergence: [B, T] without gradient; divergence is None where the caller gave none.
+    valid, active: [B, T] bool: response tokens, and those of them with A != 0.
+    """
+
+    logp: Tensor
+    log_ratio: Tensor
+    advantages: Tensor
+    divergence: Tensor | None
+    valid: Tensor
+    active: Tensor
+
+    @property
+    def moves_away(self) -> Tensor:
+        """[B, T] bool: A (rho - 1) > 0, i.e. the update would move pi further from mu. False where A = 0."""
+        return self.advantages * self.log_ratio.detach() > 0
+
+    def required_divergence(self, rule: str) -> Tensor:
+        """The divergence, or ValueError for a rule that cannot do without."""
+        if self.divergence is None:
+            raise ValueError(f"divergence=None: rule {rule!r} needs D_t [B, T], see maths/divergence.py")
+        return self.divergence
+
+
+def tokens(
+    logp: Tensor, rollout_logp: Tensor, advantages: Tensor, valid: Tensor, divergence: Tensor | None = None
+) -> Tokens:
+    """Check a rule's arguments and clear the padding.
+
+    Raises:
+        ValueError: shapes that differ from `valid`'s [B, T], padding that is not on the right, values of
+            valid tokens that are NaN or infinite, or a negative divergence.
+    """
+    mask = token_mask(valid)
+    given = {"logp": logp, "rollout_logp": rollout_logp, "advantages": advantages}
+    if divergence is not None:
+        given["divergence"] = divergence
+    same_shape(mask.shape, **given)
+    finite(mask, **given)
+    if divergence is not None and bool((mask & (divergence < 0)).any()):
+        raise ValueError(
+            f"divergence has negative values (least {float(divergence[mask].min())}): TV and KL are >= 0"
+        )
+    current = torch.where(mask, compute_dtype(logp), 0.0)
+    rollout = torch.where(mask, rollout_logp.detach().to(current.dtype), 0.0)
+    advantage = torch.where(mask, advantages.detach().to(current.dtype), 0.0)
+    cleared = None if divergence is None else torch.where(mask, divergence.detach().to(current.dtype), 0.0)
+    return Tokens(current, current - rollout, advantage, cleared, mask, advantage != 0)
+
+
+def importance_objective(batch: Tokens, keep: Tensor) -> Tensor:
+    """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A."""
+    # rho of a dropped token may overflow: inf * 0 would be NaN, in the value and in the gradient.
+    ratio = torch.where(keep > 0, batch.log_ratio, 0.0).exp()
+    return keep * ratio * batch.advantages
+
+
+def common_stats(batch: Tokens, keep: Tensor) -> dict[str, Tensor]:
+    """Sums that every rule reports: tokens, responses, masked, ratio and, where given, divergence."""
+    counts = keep.dtype
+    stats = {
+        "tokens": batch.valid.sum().to(counts),
+        "responses": batch.valid.any(1).sum().to(counts),
+        "active_tokens": batch.active.sum().to(counts),
+        "masked": ((1 - keep) * batch.active).sum(),
+        "ratio": (batch.log_ratio.detach().exp() * batch.valid).sum(),
+    }
+    if batch.divergence is not None:
+        stats["divergence"] = batch.divergence.sum()
+        stats["divergence_max"] = batch.divergence.amax() if batch.divergence.numel() else stats["divergence"]
+    return stats
