@@ -1,4 +1,6 @@
-"""Validation curves out of the tidy metrics: one row per (run, step), one column per benchmark, and their mean."""
+"""Validation curves out of the tidy metrics: one row per (run, step), one column per benchmark, and their
+mean.
+"""
 
 from dataclasses import dataclass
 
@@ -11,9 +13,9 @@ from cppo_lab import schema
 class ValidationCurves:
     """Avg@`samples` of every run as fractions in [0, 1].
 
-    `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the unweighted mean
-    of all of `benchmarks`. A run that logged no benchmark at all but the mean (the paper's ablation curves) has the
-    mean it logged. MEAN is NaN at a step where one of the benchmarks is missing.
+    `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the
+    unweighted mean of all of `benchmarks`. A run that logged no benchmark at all but the mean (the paper's
+    ablation curves) has the mean it logged. MEAN is NaN at a step where one of the benchmarks is missing.
     """
 
     frame: pd.DataFrame

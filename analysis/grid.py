@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class ExpectedRun:
     """One run of a declared sweep.
 
-    `run_id` is the hash of the run's resolved configuration, or None where only the name is known (the paper's
-    runs): then `model`, `variant` and, if not None, `seed` identify the run.
+    `run_id` is the hash of the run's resolved configuration, or None where only the name is known (the
+    paper's runs): then `model`, `variant` and, if not None, `seed` identify the run.
     """
 
     run_id: str | None

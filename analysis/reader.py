@@ -1,7 +1,7 @@
 """MLflow -> tidy frames: the one place on the read side that talks to MLflow.
 
-`runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was run more
-than once (a retry) appears once: the newest run that is done, or the newest of all when none is.
+`runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
+run more than once (a retry) appears once: the newest run that is done, or the newest of all when none is.
 """
 
 from collections.abc import Collection, Iterable
@@ -56,11 +56,12 @@ def read_sweep(
     metrics: Collection[str] | None = None,
     run_ids: Collection[str] = (),
 ) -> SweepData:
-    """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`
-    (a run that another sweep trained is the same run). `metrics` limits what is read (None: everything).
+    """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
+    `run_ids` (a run that another sweep trained is the same run). `metrics` limits what is read (None:
+    everything).
 
-    Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of it
-    belongs to the sweep.
+    Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of
+    it belongs to the sweep.
     """
     store.require_store(uri)
     client = MlflowClient(store.absolute_uri(uri))
@@ -69,8 +70,8 @@ def read_sweep(
         everything = list(_all_runs(client, experiment_id))
     except MlflowException as error:
         raise UserError(
-            f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an MLflow store "
-            "and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
+            f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an "
+            "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
         ) from error
     tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
     found = [
@@ -113,8 +114,8 @@ def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
         else f"cppo launch {sweep}"
     )
     return (
-        f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of {', '.join(sweeps) or 'no sweep'}; "
-        f"run `{remedy}` first"
+        f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of "
+        f"{', '.join(sweeps) or 'no sweep'}; run `{remedy}` first"
     )
 
 
@@ -137,7 +138,9 @@ def _status(run: Run) -> str:
 
 
 def _newest_of_each(found: list[Run]) -> list[Run]:
-    """One run per `cppo.run_id`, in an order that does not depend on MLflow's random ids where it need not."""
+    """One run per `cppo.run_id`, in an order that does not depend on MLflow's random ids where it need
+    not.
+    """
     best: dict[str, Run] = {}
 
     def rank(run: Run) -> tuple[bool, int, str]:

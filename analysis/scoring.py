@@ -26,9 +26,11 @@ _LISTED = 20  # gaps named one by one in a message; a longer list says how many 
 
 @dataclass(frozen=True, eq=False)
 class Scoreboard:
-    """A scored sweep. `models` and `variants` are in the order of the declaration, `cells` has every pair declared.
+    """A scored sweep. `models` and `variants` are in the order of the declaration, `cells` has every pair
+    declared.
 
-    `unused` are runs of the sweep that the declaration does not name (older configurations): listed, never counted.
+    `unused` are runs of the sweep that the declaration does not name (older configurations): listed, never
+    counted.
     """
 
     data: SweepData
@@ -53,13 +55,15 @@ class Scoreboard:
 def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool = False) -> Scoreboard:
     """Scores every expected run and cell.
 
-    Raises UserError if the grid has gaps (unless `partial`), listing them; if nothing at all can be scored; or if
-    `expected` is empty.
+    Raises UserError if the grid has gaps (unless `partial`), listing them; if nothing at all can be scored;
+    or if `expected` is empty or gives one name to two
+    configurations.
     """
     if not expected:
         raise UserError(
             f"sweep {data.sweep!r} declares no runs: add variants or models to its file in sweeps/"
         )
+    _refuse_twins(data.sweep, expected)
     curves = validation_curves(data.metrics)
     runs = tuple(_score(entry, _find(data.runs, entry), curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if run.state in GAPS]
@@ -67,8 +71,8 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
         raise UserError(_incomplete(data, runs, gaps))
     if all(run.choice.score is None for run in runs):
         raise UserError(
-            f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated inside its "
-            f"window; wait for the first evaluation, or see `cppo status {data.sweep}`"
+            f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
+            f"inside its window; wait for the first evaluation, or see `cppo status {data.sweep}`"
         )
     pairs = list(dict.fromkeys((run.model, run.variant) for run in runs))
     cells = {
@@ -87,8 +91,22 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
     )
 
 
+def _refuse_twins(sweep: str, expected: Sequence[ExpectedRun]) -> None:
+    """Different configurations under one name would be averaged as if they were seeds."""
+    named: dict[tuple[str, str, int | None], ExpectedRun] = {}
+    for entry in expected:
+        twin = named.setdefault((entry.model, entry.variant, entry.seed), entry)
+        if twin.run_id != entry.run_id:
+            raise UserError(
+                f"sweep {sweep!r} declares two configurations as {entry.describe()} ({twin.run_id} and "
+                f"{entry.run_id}): give each setting a variant name of its own in sweeps/{sweep}.yaml"
+            )
+
+
 def _find(runs: pd.DataFrame, entry: ExpectedRun) -> pd.Series | None:
-    """The run that `entry` means. By name alone several may fit: then a done one first, the newest of those."""
+    """The run that `entry` means. By name alone several may fit: then a done one first, the newest of
+    those.
+    """
     if entry.run_id is not None:
         fits = runs[runs["run_id"] == entry.run_id]
     else:
@@ -148,6 +166,6 @@ def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunSco
     is_paper = data.experiment == schema.experiment_name(schema.PAPER)
     remedy = "cppo reference import" if is_paper else f"cppo launch {data.sweep}"
     return (
-        f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs are no result yet: {named}{more}. "
-        f"Run `{remedy}`, or pass --partial to report what is there"
+        f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs are no result yet: "
+        f"{named}{more}. Run `{remedy}`, or pass --partial to report what is there"
     )

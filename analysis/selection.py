@@ -1,8 +1,8 @@
 """Which checkpoint of a run counts, and what a cell of a table says: the selection rule, in one place.
 
-Rule (the paper's): inside the matched window [0, T_stop] of its model, a run is scored at the step with the highest
-unweighted mean over the benchmarks, and the benchmark columns are the components at that same step. Seeds are
-averaged after each run has been selected on its own.
+Rule (the paper's): inside the matched window [0, T_stop] of its model, a run is scored at the step with the
+highest unweighted mean over the benchmarks, and the benchmark columns are the components at that same step.
+Seeds are averaged after each run has been selected on its own.
 """
 
 import math
@@ -14,17 +14,20 @@ import pandas as pd
 
 from cppo_lab import schema
 
-# PAPER: ties. TRM-Avg on Qwen3-8B-Base has the same mean at steps 150, 160 and 310, and the printed components are
-# those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a tie.
+# PAPER: ties. TRM-Avg on Qwen3-8B-Base has the same mean at steps 150, 160 and 310, and the printed
+# components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
+# tie.
 TIE = 1e-5
-# PAPER: the paper prints `collapse` without a definition. Ours: the last mean score inside the window is below this
-# share of the run's own best. In the paper's curves that is CISPO on Qwen3-30B-A3B-Base (ends at 0) and no other run
-# (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
+# PAPER: the paper prints `collapse` without a definition. Ours: the last mean score inside the window is
+# below this share of the run's own best. In the paper's curves that is CISPO on Qwen3-30B-A3B-Base (ends at
+# 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
 COLLAPSE_SHARE = 0.1
 
 
 class State(StrEnum):
-    """What became of a run. Only SCORED and COLLAPSE are results; everything else is a gap that must be named."""
+    """What became of a run. Only SCORED and COLLAPSE are results; everything else is a gap that must be
+    named.
+    """
 
     SCORED = "scored"
     COLLAPSE = "collapse"
@@ -42,7 +45,8 @@ GAPS = frozenset(State) - {State.SCORED, State.COLLAPSE}
 class Choice:
     """What the selection rule says about one validation curve. Scores are fractions in [0, 1].
 
-    `ties`: every step whose mean is within TIE of the best, `step` being the first; empty when nothing was selectable.
+    `ties`: every step whose mean is within TIE of the best, `step` being the first; empty when nothing was
+    selectable.
     """
 
     state: State
@@ -64,8 +68,8 @@ class Choice:
 class RunScore:
     """One expected run with what was found: the run itself (`mlflow_id` None: there is none) and its choice.
 
-    `state` is the run's state in the table: the choice's, unless the run is not finished. An unfinished run keeps
-    the choice from what it has logged so far.
+    `state` is the run's state in the table: the choice's, unless the run is not finished. An unfinished run
+    keeps the choice from what it has logged so far.
     """
 
     run_id: str | None
@@ -109,8 +113,9 @@ class Stat:
 class CellScore:
     """One (model, variant) over its seeds.
 
-    `provisional`: a run is missing or unfinished, so the numbers will change. `collapsed`: how many runs collapsed;
-    one is enough to make the cell a collapse, because the mean of the survivors would flatter an unstable method.
+    `provisional`: a run is missing or unfinished, so the numbers will change. `collapsed`: how many runs
+    collapsed; one is enough to make the cell a collapse, because the mean of the survivors would flatter an
+    unstable method.
     """
 
     model: str
@@ -128,10 +133,11 @@ class CellScore:
 
 
 def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -> Choice:
-    """Applies the rule to one run's curves: indexed by step, columns `benchmarks` and MEAN (`curves.ValidationCurves`).
+    """Applies the rule to one run's curves: indexed by step, columns `benchmarks` and MEAN
+    (`curves.ValidationCurves`).
 
-    `t_stop` None leaves the window open. A mean that is NaN although every benchmark was logged does not occur in
-    `curve` (NaN means a missing component), so such steps are no candidates.
+    `t_stop` None leaves the window open. A mean that is NaN although every benchmark was logged does not
+    occur in `curve` (NaN means a missing component), so such steps are no candidates.
     """
     window = curve if t_stop is None else curve[curve.index <= t_stop]
     if window.empty:
@@ -162,7 +168,9 @@ def run_state(status: str, choice: Choice) -> State:
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:
-    """What the runs of one (model, variant) say together. Finished runs count; if there is none, what the others have so far."""
+    """What the runs of one (model, variant) say together. Finished runs count; if there is none, what the
+    others have so far.
+    """
     model, variant = runs[0].model, runs[0].variant
     gaps = [run for run in runs if run.state in GAPS]
     finished = [run for run in runs if run.state not in GAPS]

@@ -17,7 +17,7 @@ from mlflow.entities import Metric, Run, RunStatus, RunTag
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema, store
-from cppo_lab.errors import UserError
+from cppo_lab.tracking.client import ensure_experiment, open_client
 
 MAIN = "main"
 BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
@@ -163,8 +163,8 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     path = store.sqlite_file(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    client = MlflowClient(store.absolute_uri(uri))
-    experiment_id = _experiment(client)
+    client = open_client(store.absolute_uri(uri))
+    experiment_id = ensure_experiment(client, uri, schema.experiment_name(schema.PAPER), _EXPERIMENT_NOTE)
     present = set()
     for found in list(
         _all_runs(client, experiment_id)
@@ -183,21 +183,6 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
         progress(f"reference {number}/{len(missing)}: {run.variant} on {run.model}, {points} points")
     progress(f"reference: {len(missing)} runs added, {len(wanted) - len(missing)} were there already")
     return len(missing)
-
-
-def _experiment(client: MlflowClient) -> str:
-    """The id of the experiment `paper`, created with its note where it does not exist."""
-    name = schema.experiment_name(schema.PAPER)
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        return client.create_experiment(name, tags={"mlflow.note.content": _EXPERIMENT_NOTE})
-    if experiment.lifecycle_stage != "active":
-        number = experiment.experiment_id
-        raise UserError(
-            f"experiment {name!r} of this tracking store was deleted: bring it back with "
-            f"`mlflow experiments restore --experiment-id {number}`, or remove it for good with `mlflow gc`"
-        )
-    return experiment.experiment_id
 
 
 def _all_runs(client: MlflowClient, experiment_id: str) -> Iterator[Run]:

@@ -1,0 +1,192 @@
+"""The recomputed tables held against the printed ones, cell by cell, and what the curves say about the
+differences.
+
+Everything here is in percent, as printed, and derived from the curves; nothing is taken on trust from notes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from enum import StrEnum
+
+import pandas as pd
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore, State
+from cppo_lab.analysis.window import LateMean, ends_early, late_means, rank_descending, step_noise
+
+CENT = Decimal("0.01")
+# Curves are given to 1e-6 as fractions, so a percent is known to 1e-4: digits beyond are noise of the
+# arithmetic.
+_KNOWN = Decimal("0.0001")
+EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
+AVERAGE = "avg"  # the printed tables' name of the mean column
+
+
+class Printing(StrEnum):
+    """How a printed number relates to the exact one."""
+
+    EITHER = "either"  # cutting and rounding give the same digits
+    TRUNCATED = "truncated"
+    ROUNDED = "rounded"
+    NEITHER = "neither"
+    COLLAPSE = "collapse"
+
+
+@dataclass(frozen=True)
+class AuditCell:
+    """One printed cell: the text in the paper, the exact value from the curve (None: no score), and their
+    difference.
+    """
+
+    model: str
+    method: str
+    column: str
+    printed: str
+    exact: Decimal | None
+    printing: Printing
+
+    @property
+    def difference(self) -> Decimal | None:
+        """Printed minus exact, in points; None where one of them is not a number."""
+        if self.exact is None or self.printed == State.COLLAPSE.value:
+            return None
+        return Decimal(self.printed) - self.exact
+
+
+@dataclass(frozen=True)
+class AuditRun:
+    """One run of the paper: where it was selected and how firm that is.
+
+    `points`: evaluations inside the window; `half_grid`: how many of its single-benchmark values are not
+    k/480 but an odd multiple of 1/960, i.e. the mean of two evaluations; `noise`: see `window.step_noise`,
+    in points. `late`: mean of the last 30 % of the window in percent; `printed_rank` and `late_rank` are
+    inside the model.
+    """
+
+    score: RunScore
+    points: int
+    values: int
+    half_grid: int
+    noise: float | None
+    late: LateMean
+    printed_rank: int | None
+    ends_early: bool
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Everything the report needs to say about the printed tables."""
+
+    cells: tuple[AuditCell, ...]
+    runs: tuple[AuditRun, ...]
+
+    def cell(self, model: str, method: str, column: str) -> AuditCell:
+        """The audit of one printed cell."""
+        return next(c for c in self.cells if (c.model, c.method, c.column) == (model, method, column))
+
+    def run(self, model: str, method: str) -> AuditRun:
+        """The audit of one run."""
+        return next(r for r in self.runs if (r.score.model, r.score.variant) == (model, method))
+
+
+def percent(fraction: float) -> Decimal:
+    """A fraction as an exact decimal percent, to the four decimals that the curves carry."""
+    return (Decimal(repr(float(fraction))) * 100).quantize(_KNOWN, ROUND_HALF_UP)
+
+
+def round_half_up(value: Decimal) -> Decimal:
+    """Two decimals, a five rounds up (Python's own rounding would send 30.625 to 30.62)."""
+    return value.quantize(CENT, ROUND_HALF_UP)
+
+
+def classify(printed: str, exact: Decimal | None) -> Printing:
+    """How `printed` came about from `exact`."""
+    if printed == State.COLLAPSE.value or exact is None:
+        return Printing.COLLAPSE
+    shown = Decimal(printed)
+    cut, rounded = exact.quantize(CENT, ROUND_DOWN) == shown, round_half_up(exact) == shown
+    if cut and rounded:
+        return Printing.EITHER
+    if cut:
+        return Printing.TRUNCATED
+    return Printing.ROUNDED if rounded else Printing.NEITHER
+
+
+def half_grid_values(values: pd.DataFrame) -> int:
+    """How many values are no multiple of 1/480 (the curves are given to 1e-6, hence the tolerance)."""
+    scaled = values * EVALUATIONS
+    return int(((scaled - scaled.round()).abs() > 0.01).to_numpy().sum())
+
+
+def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Audit:
+    """Holds the board against the rows of the printed full table (`model`, `method`, benchmarks and AVERAGE
+    as text).
+    """
+    late = late_means(board)
+    by_pair = {(run.model, run.variant): run for run in board.runs}
+    cells, runs = [], []
+    numeric = {
+        (row["model"], row["method"]): float(row[AVERAGE])
+        for row in printed
+        if row[AVERAGE] != State.COLLAPSE.value
+    }
+    printed_ranks = rank_descending(numeric)
+    for row in printed:
+        pair = (row["model"], row["method"])
+        score = by_pair[pair]
+        cells.extend(_audit_cells(score, row, board.benchmarks))
+        curve = board.curves.of(score.mlflow_id or "")
+        window = curve if score.t_stop is None else curve[curve.index <= score.t_stop]
+        parts = window[list(board.benchmarks)]
+        runs.append(
+            AuditRun(
+                score=score,
+                points=len(window),
+                values=int(parts.notna().to_numpy().sum()),
+                half_grid=half_grid_values(parts),
+                noise=None if (noise := step_noise(curve, score.t_stop)) is None else 100 * noise,
+                late=late[pair],
+                printed_rank=printed_ranks.get(pair),
+                ends_early=ends_early(score),
+            )
+        )
+    return Audit(tuple(cells), tuple(runs))
+
+
+def _audit_cells(score: RunScore, row: Mapping[str, str], benchmarks: Sequence[str]) -> list[AuditCell]:
+    choice = score.choice
+    values = {name: choice.components.get(name) for name in benchmarks} | {AVERAGE: choice.score}
+    cells = []
+    for column, value in values.items():
+        exact = None if value is None else percent(value)
+        cells.append(
+            AuditCell(score.model, score.variant, column, row[column], exact, classify(row[column], exact))
+        )
+    return cells
+
+
+def same_curve(one: pd.Series, other: pd.Series, tolerance: float = 2e-6) -> bool:
+    """Whether two curves have the same steps and, to the last given digit, the same values."""
+    return one.index.equals(other.index) and bool(((one - other).abs() <= tolerance).all())
+
+
+def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """(ablation, variant) -> the method of the main grid whose mean curve it is, for the ablation curves
+    that are one.
+
+    `ablations`: columns ablation, model, variant, step, value (fraction).
+    """
+    means = {
+        (run.model, run.variant): board.curves.of(run.mlflow_id)[schema.MEAN]
+        for run in board.runs
+        if run.mlflow_id is not None
+    }
+    shared = {}
+    for (ablation, model, variant), rows in ablations.groupby(["ablation", "model", "variant"]):
+        curve = rows.set_index("step")["value"].sort_index()
+        for (name, method), mean in means.items():
+            if name == model and same_curve(mean, curve):
+                shared[ablation, variant] = method
+    return shared

@@ -1,0 +1,145 @@
+"""Training diagnostics: one panel per model and logged metric, one line per variant."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.figures.style import colours
+from cppo_lab.reports.names import display_name, in_order, origin
+from cppo_lab.reports.tables import core_of
+
+POINTS = (
+    120  # per line at most: neighbouring steps are averaged, which also calms the noise of single batches
+)
+LEGEND_COLUMNS = 4
+LABELS = {
+    "train/reward": "reward (fraction)",
+    "train/response_length": "response length (tokens)",
+    "train/relative_logprob_error": "relative log-prob error",
+    "rule/masked_fraction": "masked fraction",
+    "rule/divergence_mean": "mean divergence",
+    "rule/delta_b_mean": "effective delta_b",
+    "rule/prefix_budget_share": "prefix-budget share of masked",
+}
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One variant: the mean over its runs, and their lowest and highest, at the middle of each bin of
+    steps.
+    """
+
+    variant: str
+    colour: str
+    runs: int
+    steps: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class DiagnosticPanel:
+    """One metric on one model."""
+
+    model: str
+    metric: str
+    label: str
+    traces: tuple[Trace, ...]
+
+
+@dataclass(frozen=True)
+class DiagnosticsInfo:
+    """Everything the figure shows; `panels` go row by row (models), `metrics` are the columns."""
+
+    title: str
+    source: str
+    models: tuple[str, ...]
+    metrics: tuple[str, ...]
+    panels: tuple[DiagnosticPanel, ...]
+    legend: tuple[tuple[str, str], ...]
+    run_ids: tuple[str, ...]
+
+
+def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
+    """The diagnostics that any of the board's runs logged; None if none did."""
+    logged = board.data.metrics
+    names = frozenset(logged["metric"])
+    metrics = tuple(name for name in LABELS if name in names)
+    if not metrics:
+        return None
+    variants = in_order(board.variants)
+    palette = colours(variants)
+    panels = []
+    for model in board.models:
+        for metric in metrics:
+            traces = [_trace(board, logged, (model, name), metric, palette[name]) for name in variants]
+            kept = tuple(trace for trace in traces if trace is not None)
+            panels.append(DiagnosticPanel(model, metric, LABELS[metric], kept))
+    return DiagnosticsInfo(
+        title=title,
+        source=origin(core_of(board)),
+        models=board.models,
+        metrics=metrics,
+        panels=tuple(panels),
+        legend=tuple((display_name(name), palette[name]) for name in variants),
+        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+    )
+
+
+def _trace(
+    board: Scoreboard, logged: pd.DataFrame, pair: tuple[str, str], metric: str, colour: str
+) -> Trace | None:
+    ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
+    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
+    if rows.empty:
+        return None
+    width = max(1, -(-(int(rows["step"].max()) + 1) // POINTS))
+    binned = rows.assign(bin=rows["step"] // width).groupby(["bin", "mlflow_id"])[["step", "value"]].mean()
+    over_runs = binned.groupby(level="bin")
+    values = over_runs["value"]
+    return Trace(
+        variant=pair[1],
+        colour=colour,
+        runs=rows["mlflow_id"].nunique(),
+        steps=tuple(over_runs["step"].mean()),
+        mean=tuple(values.mean()),
+        low=tuple(values.min()),
+        high=tuple(values.max()),
+    )
+
+
+def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
+    """One metric on one model; the band is the range over runs."""
+    for order, trace in enumerate(panel.traces):
+        if trace.runs > 1:
+            ax.fill_between(trace.steps, trace.low, trace.high, color=trace.colour, alpha=0.12, linewidth=0)
+        ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=1.2, zorder=3 + order)
+    ax.set_title(heading, loc="left", parse_math=False)
+    ax.set_xlabel("training step")
+    ax.margins(x=0.02)
+    if not panel.traces:
+        ax.text(0.5, 0.5, "not logged", transform=ax.transAxes, ha="center", color="#777777")
+
+
+def draw(info: DiagnosticsInfo, fig: Figure) -> None:
+    """All panels: models as rows, metrics as columns, with a shared legend."""
+    rows, columns = len(info.models), len(info.metrics)
+    legend_rows = -(-len(info.legend) // LEGEND_COLUMNS)
+    fig.set_size_inches(max(3.3 * columns, 5.0), 2.5 * rows + 0.7 + 0.22 * legend_rows)
+    fig.set_layout_engine("constrained")
+    axes = fig.subplots(rows, columns, squeeze=False)
+    for ax, panel in zip(axes.flat, info.panels, strict=True):
+        draw_panel(panel, ax, panel.label if columns > 1 else f"{panel.model}: {panel.label}")
+    for ax, model in zip(axes[:, 0], info.models, strict=True):
+        ax.set_ylabel(model, fontweight="bold", parse_math=False)
+    fig.suptitle(f"{info.title}\n{info.source}", fontsize=10, parse_math=False)
+    handles = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in info.legend]
+    labels = [label for label, _ in info.legend]
+    legend = fig.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS)
+    for text in legend.get_texts():
+        text.set_parse_math(False)

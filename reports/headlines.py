@@ -1,0 +1,125 @@
+"""The findings in plain words, each derived from the numbers of the tables."""
+
+from dataclasses import dataclass
+
+from cppo_lab.analysis.audit import percent, round_half_up
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import Stat, State
+from cppo_lab.analysis.window import LateMean, late_means, step_noise
+from cppo_lab.reports.names import display_name
+
+
+def points(fraction: float) -> str:
+    """A fraction as percent with two decimals, as in the tables."""
+    return str(round_half_up(percent(fraction)))
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What can be said of one model (`about`), or of all of them; `sentences` in the order to be read."""
+
+    about: str
+    sentences: tuple[str, ...]
+
+
+def headlines(board: Scoreboard) -> tuple[Headline, ...]:
+    """The whole first, then each model: the best, collapses, and how firm the order is."""
+    ranked = {model: _ranked(board, model) for model in board.models}
+    late = late_means(board)
+    found = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
+    for model, cells in ranked.items():
+        sentences = (*_best(cells), *_collapses(board, model), *_firmness(board, model, cells, late))
+        found.append(Headline(model, sentences))
+    return tuple(entry for entry in found if entry.sentences)
+
+
+def _gaps(board: Scoreboard) -> list[str]:
+    if not board.gaps:
+        return []
+    gaps, runs = len(board.gaps), len(board.runs)
+    return [f"{gaps} of {runs} runs are no results yet: everything marked † will change."]
+
+
+def _ranked(board: Scoreboard, model: str) -> list[tuple[str, Stat]]:
+    """(variant, score) of the cells of a model that compete, best first."""
+    competing = [
+        (cell.variant, cell.score)
+        for (name, _), cell in board.cells.items()
+        if name == model and cell.state is State.SCORED and not cell.provisional and cell.score is not None
+    ]
+    return sorted(competing, key=lambda entry: (-entry[1].mean, entry[0]))
+
+
+def _overall(ranked: dict[str, list[tuple[str, Stat]]]) -> list[str]:
+    contested = [cells for cells in ranked.values() if len(cells) > 1]
+    if len(contested) < 2:
+        return []
+    first = [cells[0][0] for cells in contested]
+    winner = max(sorted(set(first)), key=first.count)
+    margins = [cells[0][1].mean - cells[1][1].mean for cells in contested if cells[0][0] == winner]
+    between = " to ".join(dict.fromkeys((points(min(margins)), points(max(margins)))))
+    return [
+        f"{display_name(winner)} has the highest score on {first.count(winner)} of {len(contested)} models, "
+        f"{between} points above the runner-up."
+    ]
+
+
+def _best(cells: list[tuple[str, Stat]]) -> list[str]:
+    if len(cells) < 2:
+        return []
+    (best, score), (second, runner_up) = cells[:2]
+    sentence = (
+        f"{display_name(best)} scores {points(score.mean)}, {points(score.mean - runner_up.mean)} points "
+        f"above {display_name(second)} ({points(runner_up.mean)})"
+    )
+    if score.std is not None and runner_up.std is not None:
+        sentence += (
+            f"; over {score.n} and {runner_up.n} seeds their standard deviations are "
+            f"{points(score.std)} and {points(runner_up.std)}"
+        )
+    return [sentence + "."]
+
+
+def _collapses(board: Scoreboard, model: str) -> list[str]:
+    sentences = []
+    for run in board.runs:
+        choice = run.choice
+        if run.model == model and run.state is State.COLLAPSE and choice.score is not None:
+            seed = "" if run.seed is None else f" (seed {run.seed})"
+            sentences.append(
+                f"{display_name(run.variant)}{seed} collapses: its best is {points(choice.score)} at step "
+                f"{choice.step}, and it ends at {points(choice.last_score or 0.0)} at step "
+                f"{choice.last_step}."
+            )
+    return sentences
+
+
+def _firmness(
+    board: Scoreboard,
+    model: str,
+    cells: list[tuple[str, Stat]],
+    late: dict[tuple[str, str], LateMean],
+) -> list[str]:
+    """Whether the order survives without selecting a step, and how large one run's own noise is."""
+    calm = [(variant, stat.mean) for variant, _ in cells if (stat := late[model, variant].stat) is not None]
+    calm.sort(key=lambda entry: (-entry[1], entry[0]))
+    if len(calm) < 2:
+        return []
+    (first, high), (second, low) = calm[:2]
+    also = " also" if [first, second] == [variant for variant, _ in cells[:2]] else ""
+    sentences = [
+        f"In the mean over the last 30 % of the window, which selects no step, {display_name(first)} "
+        f"({points(high)}) and {display_name(second)} ({points(low)}) are{also} first and second."
+    ]
+    noise = [
+        value
+        for run in board.runs
+        if run.model == model and run.mlflow_id and run.state is State.SCORED
+        if (value := step_noise(board.curves.of(run.mlflow_id), run.t_stop)) is not None
+    ]
+    if noise:
+        sentences.append(
+            f"From one evaluation to the next a run scatters by {points(min(noise))} to "
+            f"{points(max(noise))} points."
+        )
+    return sentences

@@ -1,0 +1,145 @@
+"""Tables -> Markdown and LaTeX (booktabs) text."""
+
+from collections.abc import Iterable, Sequence
+
+from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, Row
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "[": "{[}",  # after a row's end LaTeX would read a bare bracket as an optional argument
+    "]": "{]}",
+    "†": r"$^\dagger$",
+    "±": r"$\pm$",
+    "–": "--",
+}
+_MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|"} | {
+    "<": "&lt;",
+    ">": "&gt;",
+    "&": "&amp;",
+    "\n": " ",
+}
+
+
+def escape_latex(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    return "".join(_LATEX.get(symbol, symbol) for symbol in text)
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown prints as it stands, also inside a table."""
+    return "".join(_MARKDOWN.get(symbol, symbol) for symbol in text)
+
+
+def plain(entry: Entry) -> str:
+    """`31.88`, `31.88 ± 0.42`, `collapse`; a dagger after anything provisional."""
+    text = entry.word if entry.value is None else f"{entry.value}"
+    if entry.std is not None:
+        text += f" ± {entry.std}"
+    return text + ("†" if entry.provisional else "")
+
+
+def _marked(entry: Entry, best: tuple[str, str], second: tuple[str, str], escaped: str) -> str:
+    before, after = {BEST: best, SECOND: second}.get(entry.mark, ("", ""))
+    return before + escaped + after
+
+
+def _markdown_entry(entry: Entry) -> str:
+    return _marked(entry, ("**", "**"), ("<u>", "</u>"), escape_markdown(plain(entry)))
+
+
+def _latex_entry(entry: Entry) -> str:
+    return _marked(entry, (r"\textbf{", "}"), (r"\underline{", "}"), escape_latex(plain(entry)))
+
+
+def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    align = ["---", *["---:"] * (len(headings) - 1)]
+    return ["| " + " | ".join(cells) + " |" for cells in (headings, align, *rows)]
+
+
+def _label(row: Row) -> str:
+    label = escape_markdown(row.label)
+    return f"**{label}**" if row.shaded else label
+
+
+def steps_text(row: Row) -> str:
+    """The selected steps, one per run."""
+    return ", ".join(map(str, row.steps)) or "–"
+
+
+def main_markdown(table: MainTable) -> str:
+    """Table 1 as a Markdown document."""
+    rows = [[_label(row), *map(_markdown_entry, row.entries)] for row in table.rows]
+    lines = _markdown_table(["Method", *map(escape_markdown, table.models)], rows)
+    return _document(table.title, lines, table.notes)
+
+
+def full_markdown(table: FullTable) -> str:
+    """Table 4 as a Markdown document, one table per model."""
+    lines: list[str] = []
+    for block in table.blocks:
+        stop = "not given" if block.t_stop is None else block.t_stop
+        lines += [f"## {escape_markdown(block.model)} (T_stop = {stop})", ""]
+        rows = [[_label(row), *map(_markdown_entry, row.entries), steps_text(row)] for row in block.rows]
+        lines += [*_markdown_table(["Method", *map(escape_markdown, table.headings), "Step"], rows), ""]
+    return _document(table.title, lines, table.notes)
+
+
+def _document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
+    return "\n".join(
+        [f"# {escape_markdown(title)}", "", *lines, "", *(escape_markdown(note) + "\n" for note in notes)]
+    )
+
+
+def _latex_row(row: Row, extra: Sequence[str] = ()) -> str:
+    shade = r"\rowcolor{black!8} " if row.shaded else ""
+    return shade + " & ".join([escape_latex(row.label), *map(_latex_entry, row.entries), *extra]) + r" \\"
+
+
+def _latex_document(title: str, columns: str, body: Sequence[str], notes: Sequence[str]) -> str:
+    small = " ".join(escape_latex(note) for note in notes)
+    lines = [
+        r"% needs \usepackage{booktabs} and \usepackage[table]{xcolor}",
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{escape_latex(title)}}}",
+        rf"  \begin{{tabular}}{{{columns}}}",
+        *(f"    {line}" for line in body),
+        r"  \end{tabular}",
+        rf"  \par\smallskip\footnotesize {small}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main_latex(table: MainTable) -> str:
+    """Table 1 as a LaTeX snippet."""
+    head = " & ".join(["Method", *map(escape_latex, table.models)]) + r" \\"
+    body = [r"\toprule", head, r"\midrule", *map(_latex_row, table.rows), r"\bottomrule"]
+    return _latex_document(table.title, "l" + "r" * len(table.models), body, table.notes)
+
+
+def full_latex(table: FullTable) -> str:
+    """Table 4 as a LaTeX snippet with one block of rows per model."""
+    width = len(table.headings) + 2
+    body = [r"\toprule", " & ".join(["Method", *map(escape_latex, table.headings), "Step"]) + r" \\"]
+    for block in table.blocks:
+        stop = "" if block.t_stop is None else f" ($T_{{\\mathrm{{stop}}}} = {block.t_stop}$)"
+        body += [
+            r"\midrule",
+            rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(block.model)}}}{stop}}} \\",
+        ]
+        body += [_latex_row(row, [escape_latex(steps_text(row))]) for row in block.rows]
+    body.append(r"\bottomrule")
+    return _latex_document(table.title, "l" + "r" * (width - 1), body, table.notes)

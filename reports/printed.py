@@ -1,0 +1,29 @@
+"""The paper's printed tables and ablation curves, from the files in `reports/paper/` (they travel in the
+wheel).
+"""
+
+import csv
+import io
+from importlib import resources
+
+import pandas as pd
+
+from cppo_lab.analysis.grid import ExpectedRun
+
+
+def printed_table(name: str) -> list[dict[str, str]]:
+    """The rows of `reports/paper/<name>.csv` as printed, every value as text."""
+    text = resources.files("cppo_lab.reports").joinpath("paper", f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def main_grid() -> tuple[ExpectedRun, ...]:
+    """The runs behind the paper's Tables 1 and 4, in the order of Table 4. The paper gives no seeds."""
+    return tuple(ExpectedRun(None, row["model"], row["method"], None) for row in printed_table("table_full"))
+
+
+def ablation_curves() -> pd.DataFrame:
+    """The ablation panels: columns ablation, model, variant, step, value (mean Avg@16 as a fraction)."""
+    frame = pd.DataFrame(printed_table("ablation_curves"))
+    frame = frame.rename(columns={"aime24_25_26_avg_at_16": "value"})
+    return frame.astype({"step": "int64", "value": "float64"})

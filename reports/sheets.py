@@ -1,0 +1,122 @@
+"""Tables and boards -> CSV text, in percent, for other programs to read."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from cppo_lab import schema
+from cppo_lab.analysis.audit import percent
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.tables import Entry, FullTable, MainTable, core_of
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """CSV with plain line ends, the same on every platform."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _csv_entry(entry: Entry) -> str:
+    """The mean alone, or the word that stands for it; a provisional cell keeps its dagger, also here."""
+    text = entry.word if entry.value is None else f"{entry.value}"
+    return text + ("†" if entry.provisional else "")
+
+
+def _core_column(core: str) -> tuple[list[str], list[str]]:
+    """The paper's tables have exactly the paper's columns; all others name their core in every row."""
+    return ([], []) if core == schema.PAPER else (["core"], [core])
+
+
+def main_csv(table: MainTable) -> str:
+    """Table 1: `method` and one column per model, in percent."""
+    head, core = _core_column(table.core)
+    rows = ([row.variant, *map(_csv_entry, row.entries), *core] for row in table.rows)
+    return csv_text(["method", *table.models, *head], rows)
+
+
+def full_csv(table: FullTable) -> str:
+    """Table 4: `model, t_stop, method`, the benchmarks, `avg`; in percent."""
+    head, core = _core_column(table.core)
+    rows = (
+        [
+            block.model,
+            "" if block.t_stop is None else block.t_stop,
+            row.variant,
+            *map(_csv_entry, row.entries),
+            *core,
+        ]
+        for block in table.blocks
+        for row in block.rows
+    )
+    return csv_text(["model", "t_stop", "method", *table.benchmarks, "avg", *head], rows)
+
+
+def long_csv(board: Scoreboard) -> str:
+    """One row per (model, variant, benchmark): mean, standard deviation and number of runs, in percent."""
+    header = (
+        "core",
+        "model",
+        "t_stop",
+        "method",
+        "benchmark",
+        "state",
+        "provisional",
+        "runs",
+        "n",
+        "mean",
+        "std",
+    )
+    rows: list[list[object]] = []
+    core = core_of(board)
+    for (model, variant), cell in board.cells.items():
+        stats = {**cell.components, "avg": cell.score, "base": cell.base, "gain": cell.gain}
+        for name, stat in stats.items():
+            lead = [
+                core,
+                model,
+                cell.t_stop,
+                variant,
+                name,
+                cell.state.value,
+                int(cell.provisional),
+                cell.expected,
+            ]
+            if stat is None:
+                rows.append([*lead, 0, "", ""])
+            else:
+                rows.append(
+                    [*lead, stat.n, percent(stat.mean), "" if stat.std is None else percent(stat.std)]
+                )
+    return csv_text(header, rows)
+
+
+def runs_csv(board: Scoreboard) -> str:
+    """One row per expected run: what it is, its state, the selected step and score (percent), the last
+    score.
+    """
+    header = (
+        "model",
+        "method",
+        "seed",
+        "rule",
+        "core",
+        "run_id",
+        "mlflow_run_id",
+        "status",
+        "state",
+        "t_stop",
+    )
+    header += ("step", "tied_steps", "avg", *board.benchmarks, "base", "last_step", "last")
+    rows = []
+    for run in board.runs:
+        choice = run.choice
+        scores = [choice.score, *(choice.components.get(name) for name in board.benchmarks), choice.base]
+        shown = ["" if value is None else percent(value) for value in (*scores, choice.last_score)]
+        found = (run.model, run.variant, run.seed, run.rule, run.core, run.run_id, run.mlflow_id, run.status)
+        ties = " ".join(map(str, choice.ties))
+        chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
+        rows.append([*found, *chosen])
+    return csv_text(header, rows)

@@ -1,0 +1,179 @@
+"""Scoreboard -> frozen tables: what each cell says, which is best, what the notes are. `markup` writes them
+out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from cppo_lab import schema
+from cppo_lab.analysis.audit import percent, round_half_up
+from cppo_lab.analysis.scoring import Scoreboard, describe_gap
+from cppo_lab.analysis.selection import CellScore, Stat, State
+from cppo_lab.reports.names import OURS, benchmark_name, display_name, in_order, origin
+
+BEST, SECOND = "best", "second"
+NOT_DECLARED = "not declared"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell, in percent: either a `value` at printed precision (two decimals) or a `word` that says why
+    not.
+
+    `std`: sample standard deviation over `n` > 1 runs. `provisional`: a run behind it is missing or
+    unfinished.
+    """
+
+    value: Decimal | None = None
+    std: Decimal | None = None
+    n: int = 0
+    word: str = ""
+    provisional: bool = False
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: its entries in the order of the table's columns; `steps` are the selected steps, one per
+    run.
+    """
+
+    variant: str
+    label: str
+    shaded: bool
+    entries: tuple[Entry, ...]
+    steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class MainTable:
+    """Variants x models, each entry the score averaged over the benchmarks."""
+
+    title: str
+    core: str
+    models: tuple[str, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The rows of one model. `t_stop` None: the runs have none, or not the same."""
+
+    model: str
+    t_stop: int | None
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class FullTable:
+    """One block per model; the entries of a row are the `benchmarks` and then their average."""
+
+    title: str
+    core: str
+    benchmarks: tuple[str, ...]
+    blocks: tuple[Block, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Column headings of the entries."""
+        return (*(benchmark_name(name) for name in self.benchmarks), "Avg")
+
+
+def core_of(board: Scoreboard) -> str:
+    """The one core behind a board (an experiment holds one core's runs); several are named together."""
+    return "+".join(sorted({run.core for run in board.runs if run.core})) or schema.PAPER
+
+
+def main_table(board: Scoreboard, title: str) -> MainTable:
+    """Table 1: best and second best per model at printed precision; ties share the mark."""
+    columns = []
+    variants = in_order(board.variants)
+    for model in board.models:
+        column = [
+            _entry(cell, cell.score) if (cell := board.cells.get((model, name))) else None
+            for name in variants
+        ]
+        columns.append(mark(entry or Entry(word=NOT_DECLARED) for entry in column))
+    rows = tuple(
+        Row(name, display_name(name), name == OURS, tuple(column[index] for column in columns))
+        for index, name in enumerate(variants)
+    )
+    return MainTable(title, core_of(board), board.models, rows, table_notes(board))
+
+
+def full_table(board: Scoreboard, title: str) -> FullTable:
+    """Table 4: the components at the selected step, in blocks of one model; marks are per block and
+    column.
+    """
+    blocks = []
+    for model in board.models:
+        cells = [
+            board.cells[model, name] for name in in_order(board.variants) if (model, name) in board.cells
+        ]
+        parts = [
+            mark(_entry(cell, cell.components.get(name), "not logged") for cell in cells)
+            for name in board.benchmarks
+        ]
+        parts.append(mark(_entry(cell, cell.score) for cell in cells))
+        rows = tuple(
+            Row(
+                cell.variant,
+                display_name(cell.variant),
+                cell.variant == OURS,
+                tuple(column[index] for column in parts),
+                cell.steps,
+            )
+            for index, cell in enumerate(cells)
+        )
+        stops = {cell.t_stop for cell in cells if cell.t_stop is not None}
+        blocks.append(Block(model, stops.pop() if len(stops) == 1 else None, rows))
+    return FullTable(title, core_of(board), board.benchmarks, tuple(blocks), table_notes(board))
+
+
+def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:
+    if cell.state is State.COLLAPSE:
+        some = f" {cell.collapsed}/{cell.expected}" if cell.collapsed < cell.expected else ""
+        return Entry(word=State.COLLAPSE.value + some, n=cell.collapsed, provisional=cell.provisional)
+    if stat is None:
+        word = absent if cell.state is State.SCORED else cell.state.value
+        return Entry(word=word, provisional=cell.provisional)
+    std = None if stat.std is None else round_half_up(percent(stat.std))
+    return Entry(round_half_up(percent(stat.mean)), std, stat.n, provisional=cell.provisional)
+
+
+def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Marks the best and the second best of a column, at printed precision: equal numbers share a mark.
+
+    Words and provisional numbers do not compete. A column with one competitor has nothing to compare.
+    """
+    column = tuple(entries)
+    values = sorted({e.value for e in column if e.value is not None and not e.provisional}, reverse=True)
+    if sum(e.value is not None and not e.provisional for e in column) < 2:
+        return column
+    marks = dict(zip(values, (BEST, SECOND), strict=False))
+    return tuple(
+        e if e.value is None or e.provisional else replace(e, mark=marks.get(e.value, "")) for e in column
+    )
+
+
+def table_notes(board: Scoreboard) -> tuple[str, ...]:
+    """What a reader must know to read the table; the last ones name every gap."""
+    samples = board.curves.samples
+    notes = [
+        f"Source: {origin(core_of(board))}.",
+        f"Avg@{samples} in percent, at the step with the highest mean over the benchmarks inside [0, "
+        f"T_stop]. "
+        "Best in bold, second best underlined; equal numbers share a mark.",
+    ]
+    runs_per_cell = max(cell.expected for cell in board.cells.values())
+    if runs_per_cell > 1:
+        notes.append(f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own.")
+    if any(cell.collapsed for cell in board.cells.values()):
+        notes.append("collapse: a run ended below a tenth of its own best score.")
+    if board.gaps:
+        gaps = "; ".join(describe_gap(run) for run in board.gaps)
+        notes.append(f"† provisional and not ranked, because these runs are no results yet: {gaps}.")
+    return tuple(notes)
