@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from cppo_lab.reports.audit_view import AuditView
 from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, Row
 
 _LATEX = {
@@ -143,3 +144,16 @@ def full_latex(table: FullTable) -> str:
         body += [_latex_row(row, [escape_latex(steps_text(row))]) for row in block.rows]
     body.append(r"\bottomrule")
     return _latex_document(table.title, "l" + "r" * (width - 1), body, table.notes)
+
+
+def audit_markdown(view: AuditView) -> str:
+    """The audit of the printed tables as a Markdown document."""
+    lines = [view.summary, "", "## Oddities", ""]
+    for number, oddity in enumerate(view.oddities, start=1):
+        claim, evidence = escape_markdown(oddity.claim), escape_markdown(oddity.evidence)
+        lines += [f"{number}. **{claim}** ({oddity.verdict}) {evidence}"]
+    lines += ["", "## Every printed number", ""]
+    cells = [(c.model, c.label, c.column, c.printed, c.exact, c.difference, c.printing) for c in view.cells]
+    headings = ("Model", "Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
+    lines += _markdown_table(headings, [[escape_markdown(text) for text in cell] for cell in cells])
+    return _document("Audit of the printed tables", lines, ())

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from cppo_lab import schema
-from cppo_lab.analysis.audit import percent
+from cppo_lab.analysis.audit import Audit, percent
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.tables import Entry, FullTable, MainTable, core_of
 
@@ -119,4 +119,22 @@ def runs_csv(board: Scoreboard) -> str:
         ties = " ".join(map(str, choice.ties))
         chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
         rows.append([*found, *chosen])
+    return csv_text(header, rows)
+
+
+def audit_csv(audit: Audit) -> str:
+    """One row per printed cell, with what is known of its run."""
+    header = ("model", "method", "column", "printed", "curve", "difference", "printing", "step", "tied_steps")
+    header += ("state", "last_step", "ends_early", "half_grid_values", "values", "late_mean", "late_rank")
+    header += ("printed_rank", "noise")
+    rows = []
+    for cell in audit.cells:
+        run = audit.run(cell.model, cell.method)
+        choice, late = run.score.choice, run.late.stat
+        printed = (cell.printed, cell.exact, cell.difference, cell.printing.value)
+        chosen = (choice.step, " ".join(map(str, choice.ties)), run.score.state.value, choice.last_step)
+        grid = (int(run.ends_early), run.half_grid, run.values)
+        firm = (None if late is None else percent(late.mean), run.late.rank, run.printed_rank)
+        noise = None if run.noise is None else f"{run.noise:.4f}"
+        rows.append((cell.model, cell.method, cell.column, *printed, *chosen, *grid, *firm, noise))
     return csv_text(header, rows)

@@ -145,7 +145,7 @@ def _top(lines: Sequence[Line]) -> tuple[str, int, float] | None:
     return (variant, -step, score)
 
 
-def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
+def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -> None:
     """One model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the
     best.
     """
@@ -163,8 +163,9 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
             _mark_run(ax, line, seed, front)
     if panel.top is not None:
         _mark_top(ax, panel)
-    stop = "" if panel.t_stop is None else f"  (T_stop {panel.t_stop})"
-    ax.set_title(panel.model + stop, loc="left", parse_math=False)
+    if titled:
+        stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
+        ax.set_title(panel.model + stop, loc="left", parse_math=False)
     ax.set_xlabel("training step")
     ax.set_ylabel(y_label)
     ax.set_ylim(bottom=0)

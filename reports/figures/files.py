@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from html import escape
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -35,11 +36,12 @@ def _save(fig: Figure, kind: str, title: str, run_ids: Sequence[str]) -> bytes:
     return out.getvalue()
 
 
-def inline_svg(draw: Callable[[Figure], None], name: str, width: float, height: float) -> str:
+def inline_svg(draw: Callable[[Figure], None], name: str, width: float, height: float, label: str) -> str:
     """The drawing as an `<svg>` element for a page: text stays text, and every id starts with `name`.
 
     Several figures on one page would otherwise share ids (clip paths, markers) and show each other's.
-    `width`, `height`: inches; the page scales the drawing to the width it has.
+    `width`, `height`: inches; the page scales the drawing to the width it has. `label`: what it shows, for
+    readers who cannot see it.
     """
     with figure_style(live_text=True):
         fig = Figure(figsize=(width, height), layout="constrained")
@@ -53,9 +55,6 @@ def inline_svg(draw: Callable[[Figure], None], name: str, width: float, height: 
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
     svg = re.sub(r'xlink:href="#([^"]+)"', rf'xlink:href="#{name}-\1"', svg)
-    return re.sub(
-        r'(<svg[^>]*?) width="[^"]+"',
-        r"\1",
-        re.sub(r'(<svg[^>]*?) height="[^"]+"', r"\1", svg, count=1),
-        count=1,
-    )
+    opening, rest = svg.split(">", 1)
+    opening = re.sub(r' (?:width|height)="[^"]*"', "", opening)
+    return f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'

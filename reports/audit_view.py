@@ -1,0 +1,63 @@
+"""The audit as text, for the page and the Markdown file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cppo_lab.analysis.audit import AVERAGE, Audit
+from cppo_lab.reports.names import benchmark_name, display_name
+from cppo_lab.reports.oddities import Oddity
+
+ABSENT = "–"
+
+
+@dataclass(frozen=True)
+class AuditLine:
+    """One printed number beside the curve's, as text."""
+
+    model: str
+    label: str
+    column: str
+    printed: str
+    exact: str
+    difference: str
+    printing: str
+
+
+@dataclass(frozen=True)
+class AuditView:
+    """The audit section."""
+
+    summary: str
+    oddities: tuple[Oddity, ...]
+    cells: tuple[AuditLine, ...]
+
+
+def audit_view(audit: Audit, found: Sequence[Oddity]) -> AuditView:
+    """The audit section from the audit and its oddities."""
+    numbers = [cell for cell in audit.cells if cell.difference is not None]
+    largest = max(abs(cell.difference) for cell in numbers if cell.difference is not None)
+    summary = (
+        f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of "
+        f"Table 4 to "
+        f"within {largest} points. Where the print and the curves say more than the table does, it is "
+        f"listed here: "
+        "what was known of the printed tables, each tested against the curves, then what only the curves "
+        "show."
+    )
+    return AuditView(summary, tuple(found), tuple(audit_lines(audit)))
+
+
+def audit_lines(audit: Audit) -> list[AuditLine]:
+    """Every printed cell as text."""
+    return [
+        AuditLine(
+            model=cell.model,
+            label=display_name(cell.method),
+            column="Avg" if cell.column == AVERAGE else benchmark_name(cell.column),
+            printed=cell.printed,
+            exact=ABSENT if cell.exact is None else str(cell.exact),
+            difference=ABSENT if cell.difference is None else f"{cell.difference:+}",
+            printing=cell.printing.value,
+        )
+        for cell in audit.cells
+    ]

@@ -1,0 +1,167 @@
+"""A sweep in the store -> a folder with tables, figures and one page. All or nothing: the folder is swapped
+in whole.
+"""
+
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cppo_lab import schema
+from cppo_lab.analysis.audit import audit_tables, shared_curves
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.errors import UserError
+from cppo_lab.reports import markup, sheets
+from cppo_lab.reports.audit_view import AuditView, audit_view
+from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.names import origin
+from cppo_lab.reports.oddities import oddities
+from cppo_lab.reports.page import page_info, render_page
+from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
+from cppo_lab.reports.tables import core_of, full_table, main_table
+
+MARKER = ".cppo-report"  # a folder with this file is ours to replace
+MAIN = "main"
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """What to report: the runs `expected` of sweep `name` in `experiment` of the store at `uri`, into folder
+    `out`.
+
+    `title` and `question` head the page; `command` is what rebuilds it. `partial` reports a grid with gaps,
+    marked.
+    """
+
+    name: str
+    uri: str
+    experiment: str
+    expected: tuple[ExpectedRun, ...]
+    out: Path
+    title: str
+    question: str
+    partial: bool = False
+    command: str = ""
+
+
+def paper_request(
+    uri: str, out: Path, partial: bool = False, command: str = "cppo report main --from paper"
+) -> ReportRequest:
+    """The report of the paper's own main grid, from the curves that `cppo reference import` put into the
+    store.
+    """
+    return ReportRequest(
+        name=MAIN,
+        uri=uri,
+        experiment=schema.experiment_name(schema.PAPER),
+        expected=main_grid(),
+        out=out,
+        title="The paper's main results, recomputed from its curves",
+        question="Do the paper's plotted curves give its printed Tables 1 and 4, and how firm is the order?",
+        partial=partial,
+        command=command,
+    )
+
+
+def build_report(request: ReportRequest) -> Path:
+    """Builds the report and returns the path of its page, `index.html`.
+
+    The same runs give the same bytes. Until the last moment nothing at `request.out` changes. Raises
+    UserError, with nothing written, if the runs cannot be read or scored (see `read_sweep`, `score_sweep`),
+    or if `request.out` is something else than a report of ours.
+    """
+    out = request.out.absolute()
+    _require_ours(out)
+    run_ids = [entry.run_id for entry in request.expected if entry.run_id is not None]
+    data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids)
+    board = score_sweep(data, request.expected, request.partial)
+    _swap_in(out, _files(request, board))
+    return request.out / "index.html"
+
+
+def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
+    """Every file of the report by name."""
+    of_paper = request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN
+    heads = ("Table 1", "Table 4", "Figure 4") if of_paper else (request.title,) * 3
+    main = main_table(board, f"{heads[0]}: mean score by model")
+    full = full_table(board, f"{heads[1]}: score by benchmark")
+    shown = curves.curves_info(board, f"{heads[2]}: validation curves")
+    traces = diagnostics.diagnostics_info(board, f"{request.title}: training diagnostics")
+    texts = {
+        "table_main.md": markup.main_markdown(main),
+        "table_main.tex": markup.main_latex(main),
+        "table_main.csv": sheets.main_csv(main),
+        "table_full.md": markup.full_markdown(full),
+        "table_full.tex": markup.full_latex(full),
+        "table_full.csv": sheets.full_csv(full),
+        "table_long.csv": sheets.long_csv(board),
+        "runs.csv": sheets.runs_csv(board),
+    }
+    view = None
+    if of_paper and not board.gaps:
+        view, audit_texts = _audit(board)
+        texts |= audit_texts
+    pictures = _pictures("figure_4" if of_paper else "figure_curves", partial(curves.draw, shown), shown)
+    if traces is not None:
+        pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
+    about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")
+    page = page_info(board, (main, full), (shown, traces), view, about, sorted([*texts, *pictures]))
+    texts["index.html"] = render_page(page)
+    texts[MARKER] = f"report {request.name}; {origin(core_of(board))}\n"
+    return {name: text.encode() for name, text in texts.items()} | pictures
+
+
+def _pictures(
+    name: str, draw: partial, info: curves.CurvesInfo | diagnostics.DiagnosticsInfo
+) -> dict[str, bytes]:
+    title = f"{info.title} ({info.source})"
+    return {f"{name}.{kind}": data for kind, data in render(draw, title, info.run_ids).items()}
+
+
+def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:
+    audit = audit_tables(board, printed_table("table_full"))
+    ablations = ablation_curves()
+    found = oddities(audit, board, ablations, shared_curves(board, ablations))
+    view = audit_view(audit, found)
+    return view, {"audit.md": markup.audit_markdown(view), "audit.csv": sheets.audit_csv(audit)}
+
+
+def _require_ours(out: Path) -> None:
+    """Refuses to replace what is no report of ours."""
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_dir() and not out.is_symlink() and ((out / MARKER).is_file() or not any(out.iterdir())):
+        return
+    raise UserError(
+        f"{out} exists and is not a report of ours (it has no {MARKER}): choose another folder with --out, "
+        "or remove it yourself"
+    )
+
+
+def _swap_in(out: Path, files: Mapping[str, bytes]) -> None:
+    """Writes into a new folder beside `out` and renames it into place; a failure leaves the old report as it
+    was.
+    """
+    mark = uuid.uuid4().hex[:8]
+    new, old = (out.with_name(f".{out.name}.{kind}-{mark}") for kind in ("new", "old"))
+    try:
+        new.mkdir(parents=True)
+        for name, data in files.items():
+            (new / name).write_bytes(data)
+        replaced = out.exists()
+        if replaced:
+            out.rename(old)
+        try:
+            new.rename(out)
+        except OSError:
+            if replaced:
+                old.rename(out)
+            raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)

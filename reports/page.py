@@ -1,0 +1,165 @@
+"""One self-contained HTML page: frozen info in, text out. No network, no scripts, no dates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from cppo_lab.analysis.audit import percent, round_half_up
+from cppo_lab.analysis.scoring import Scoreboard, describe_gap
+from cppo_lab.analysis.selection import RunScore
+from cppo_lab.reports.audit_view import ABSENT, AuditView
+from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures.files import inline_svg
+from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.markup import plain, steps_text
+from cppo_lab.reports.names import display_name, origin
+from cppo_lab.reports.tables import FullTable, MainTable
+
+CURVE_INCHES = (5.2, 3.4)
+DIAGNOSTIC_INCHES = (3.9, 2.5)
+
+
+@dataclass(frozen=True)
+class InlineFigure:
+    """A drawing on the page. `svg` is our own drawing, the only markup that the template does not escape."""
+
+    caption: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One row of the list of runs, as text."""
+
+    label: str
+    model: str
+    seed: str
+    state: str
+    t_stop: str
+    step: str
+    score: str
+    run_id: str
+    mlflow_id: str
+
+
+@dataclass(frozen=True)
+class PageInfo:
+    """Everything on the page."""
+
+    name: str
+    title: str
+    question: str
+    experiment: str
+    command: str
+    core: str
+    origin: str
+    run_count: int
+    several_seeds: bool
+    gaps: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    main: MainTable
+    full: FullTable
+    legend: tuple[tuple[str, str], ...]
+    curves: tuple[InlineFigure, ...]
+    diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
+    audit: AuditView | None
+    runs: tuple[RunLine, ...]
+    unused: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def page_info(
+    board: Scoreboard,
+    tables: tuple[MainTable, FullTable],
+    shown: tuple[curves.CurvesInfo, diagnostics.DiagnosticsInfo | None],
+    audit: AuditView | None,
+    about: tuple[str, str, str, str],
+    files: Sequence[str],
+) -> PageInfo:
+    """Puts the page together; `about` is (name, title, question, command)."""
+    name, title, question, command = about
+    curves_shown, diagnostics_shown = shown
+    return PageInfo(
+        name=name,
+        title=title,
+        question=question,
+        experiment=board.data.experiment,
+        command=command,
+        core=tables[0].core,
+        origin=origin(tables[0].core),
+        run_count=len(board.runs),
+        several_seeds=any(cell.expected > 1 for cell in board.cells.values()),
+        gaps=tuple(describe_gap(run) for run in board.gaps),
+        headlines=headlines(board),
+        main=tables[0],
+        full=tables[1],
+        legend=curves_shown.legend,
+        curves=_inline_curves(curves_shown),
+        diagnostics=_inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
+        audit=audit,
+        runs=tuple(_run_line(run) for run in board.runs),
+        unused=tuple(sorted(board.unused["run_id"])),
+        files=tuple(files),
+    )
+
+
+def render_page(info: PageInfo) -> str:
+    """The page as HTML. Every text in `info` is escaped; only `InlineFigure.svg` is markup."""
+    folder = resources.files("cppo_lab.reports").joinpath("templates")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
+    style = Markup(folder.joinpath("page.css").read_text(encoding="utf-8"))
+    return template.render(page=info, style=style, plain=plain, steps_text=steps_text)
+
+
+def _inline_curves(info: curves.CurvesInfo) -> tuple[InlineFigure, ...]:
+    figures = []
+    for index, panel in enumerate(info.panels):
+        caption = panel.model + ("" if panel.t_stop is None else f" (T_stop = {panel.t_stop})")
+        svg = inline_svg(
+            lambda fig, panel=panel: curves.draw_panel(panel, fig.subplots(), info.y_label, titled=False),
+            f"curves{index}",
+            *CURVE_INCHES,
+            label=f"Validation curves of {panel.model}",
+        )
+        figures.append(InlineFigure(caption, Markup(svg)))
+    return tuple(figures)
+
+
+def _inline_diagnostics(
+    info: diagnostics.DiagnosticsInfo,
+) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
+    blocks = []
+    for row, model in enumerate(info.models):
+        figures = []
+        for column, panel in enumerate(p for p in info.panels if p.model == model):
+            if not panel.traces:
+                continue
+            svg = inline_svg(
+                lambda fig, panel=panel: diagnostics.draw_panel(panel, fig.subplots(), ""),
+                f"diagnostics{row}-{column}",
+                *DIAGNOSTIC_INCHES,
+                label=f"{panel.label}, {model}",
+            )
+            figures.append(InlineFigure(panel.label, Markup(svg)))
+        blocks.append((model, tuple(figures)))
+    return tuple(blocks)
+
+
+def _run_line(run: RunScore) -> RunLine:
+    choice = run.choice
+    score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
+    return RunLine(
+        label=display_name(run.variant),
+        model=run.model,
+        seed=ABSENT if run.seed is None else str(run.seed),
+        state=run.state.value + (f": {run.reason}" if run.reason else ""),
+        t_stop=ABSENT if run.t_stop is None else str(run.t_stop),
+        step=ABSENT if choice.step is None else str(choice.step),
+        score=score,
+        run_id=run.run_id or ABSENT,
+        mlflow_id=run.mlflow_id or ABSENT,
+    )
