@@ -6,6 +6,7 @@ all tensors [B, T]; the constants are plain keyword scalars.
 
 from collections.abc import Callable
 
+from cppo_lab.maths.importance import cispo, minpro
 from cppo_lab.maths.masks import (
     cppo,
     cppo_no_position_weight,
@@ -14,6 +15,8 @@ from cppo_lab.maths.masks import (
     dppo,
 )
 from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.sequence_masks import trm_avg, trm_max, trm_max_avg
+from cppo_lab.maths.soft import cppo_soft
 from cppo_lab.maths.surrogates import grpo, ppo
 
 __all__ = ["RULES", "RuleOutput", "get_rule"]
@@ -26,6 +29,12 @@ RULES: dict[str, Callable[..., RuleOutput]] = {
     "cppo_no_position_weight": cppo_no_position_weight,
     "cppo_no_prefix_budget": cppo_no_prefix_budget,
     "cppo_no_prefix_budget_shuffled": cppo_no_prefix_budget_shuffled,
+    "cppo_soft": cppo_soft,
+    "trm_max": trm_max,
+    "trm_avg": trm_avg,
+    "trm_max_avg": trm_max_avg,
+    "cispo": cispo,
+    "minpro": minpro,
 }
 
 

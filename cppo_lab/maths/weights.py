@@ -87,7 +87,15 @@ def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: T
     unlimited = torch.isinf(delta_b)[:, None]
     rate = torch.where(unlimited, 0.0, delta_b[:, None])
     terms = torch.where(mask, weights * (compute_dtype(divergence) - rate), 0.0)
-    running = terms.cumsum(1)
-    # Shifted, not running - terms: the subtraction would round the empty prefix away from 0.
-    exclusive = torch.cat([torch.zeros_like(running[:, :1]), running[:, :-1]], 1)[:, : mask.shape[1]]
-    return exclusive.masked_fill(unlimited, 0.0)
+    return _exclusive_sum(terms).masked_fill(unlimited, 0.0)
+
+
+def prefix_weight(weights: Tensor) -> Tensor:
+    """W_{t-1} = sum_{j<t} w_j, [B, T] -> [B, T]."""
+    return _exclusive_sum(weights)
+
+
+def _exclusive_sum(terms: Tensor) -> Tensor:
+    """Running sum along T without the token itself: 0, x_1, x_1 + x_2, ..."""
+    # Shifted, not sum - terms: the subtraction would round the empty prefix away from 0.
+    return torch.nn.functional.pad(terms[:, :-1].cumsum(1), (1, 0))[:, : terms.shape[1]]

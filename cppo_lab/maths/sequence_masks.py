@@ -1,0 +1,91 @@
+"""Trust-region masking of whole responses (TRM). Shapes: [B, T].
+
+    trm_max:      response kept iff max_t D_t <= delta_max
+    trm_avg:      response kept iff mean_t D_t <= delta_avg
+    trm_max_avg:  both
+
+D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A; a rejected response
+has objective 0 and stays in the denominators of `aggregate`. A tie keeps the response.
+"""
+
+from torch import Tensor
+
+from cppo_lab.maths.checks import positive
+from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
+
+
+def trm_max(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta_max: float,
+) -> RuleOutput:
+    """Keep a response iff its largest divergence is at most delta_max.
+
+    Raises:
+        ValueError: delta_max <= 0, no divergence, or as in `output.tokens`.
+    """
+    positive("delta_max", delta_max)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    return _responses(batch, _largest(batch.required_divergence("trm_max")) <= delta_max)
+
+
+def trm_avg(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta_avg: float,
+) -> RuleOutput:
+    """Keep a response iff its mean divergence is at most delta_avg.
+
+    Raises:
+        ValueError: delta_avg <= 0, no divergence, or as in `output.tokens`.
+    """
+    positive("delta_avg", delta_avg)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    return _responses(batch, _mean(batch.required_divergence("trm_avg"), batch.valid) <= delta_avg)
+
+
+def trm_max_avg(
+    logp: Tensor,
+    rollout_logp: Tensor,
+    advantages: Tensor,
+    valid: Tensor,
+    divergence: Tensor | None = None,
+    *,
+    delta_max: float,
+    delta_avg: float,
+) -> RuleOutput:
+    """Keep a response iff both its largest and its mean divergence are within their limits.
+
+    Raises:
+        ValueError: delta_max or delta_avg <= 0, no divergence, or as in `output.tokens`.
+    """
+    positive("delta_max", delta_max)
+    positive("delta_avg", delta_avg)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    d = batch.required_divergence("trm_max_avg")
+    return _responses(batch, (_largest(d) <= delta_max) & (_mean(d, batch.valid) <= delta_avg))
+
+
+def _largest(divergence: Tensor) -> Tensor:
+    """[B, T] -> [B]; padding holds 0, which is the least a divergence can be."""
+    return divergence.amax(1) if divergence.shape[1] else divergence.sum(1)
+
+
+def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
+    """[B, T] -> [B] over valid tokens; 0 for an empty response."""
+    return divergence.sum(1) / valid.sum(1).clamp_min(1)
+
+
+def _responses(batch: Tokens, kept: Tensor) -> RuleOutput:
+    """`kept` is [B] bool."""
+    # A = 0 needs no exception: such a token has no gradient, and mask statistics leave it out.
+    keep = (batch.valid & kept[:, None]).to(batch.logp.dtype)
+    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep))
