@@ -106,10 +106,12 @@ def _firmness(
     if len(calm) < 2:
         return []
     (first, high), (second, low) = calm[:2]
-    also = " also" if [first, second] == [variant for variant, _ in cells[:2]] else ""
+    selected = tuple(display_name(variant) for variant, _ in cells[:2])
+    calm_two = (display_name(first), display_name(second))
+    compared = ", as above" if selected == calm_two else f", not {selected[0]} and {selected[1]}"
     sentences = [
-        f"In the mean over the last 30 % of the window, which selects no step, {display_name(first)} "
-        f"({points(high)}) and {display_name(second)} ({points(low)}) are{also} first and second."
+        f"Over the last 30 % of the window the best two are {calm_two[0]} ({points(high)}) and {calm_two[1]} "
+        f"({points(low)}){compared}."
     ]
     noise = [
         value

@@ -6,6 +6,7 @@ each claim is tested against the curves, and some do not show there.
 """
 
 import itertools
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
@@ -121,7 +122,7 @@ def _collapse(audit: Audit, run: AuditRun) -> Oddity:
     below = [_name(r) for r in others if (r.score.choice.score or 0.0) < (choice.score or 0.0)]
     printed = audit.cell(model, run.score.variant, AVERAGE).printed
     return Oddity(
-        f"{_name(run)} is printed `{printed}` although its best mean inside the window is a finite number.",
+        f"{_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
         CONFIRMED if choice.score else NOT_SEEN,
         f"Its best mean is {points(choice.score or 0.0)} at step {choice.step}; its last point is step "
         f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would "
@@ -138,7 +139,7 @@ def _noise(audit: Audit, board: Scoreboard) -> Oddity:
             (r.score.choice.score or 0.0 for r in audit.runs if r.score.model == model), reverse=True
         )
         margins += [100 * (high - low) for high, low in itertools.pairwise(scores)]
-    middle = noise[len(noise) // 2]
+    middle = statistics.median(noise)
     smaller = sum(margin < middle for margin in margins)
     return Oddity(
         "The step-to-step noise of one run is as large as several of the printed margins.",

@@ -18,8 +18,8 @@ from cppo_lab.reports.markup import plain, steps_text
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import FullTable, MainTable
 
-CURVE_INCHES = (5.2, 3.4)
-DIAGNOSTIC_INCHES = (3.9, 2.5)
+CURVE_INCHES = (4.4, 3.0)  # small, so that the text stays legible when a phone scales the drawing
+DIAGNOSTIC_INCHES = (3.8, 2.4)
 
 
 @dataclass(frozen=True)

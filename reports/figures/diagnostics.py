@@ -98,8 +98,15 @@ def _trace(
     rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
     if rows.empty:
         return None
-    width = max(1, -(-(int(rows["step"].max()) + 1) // POINTS))
-    binned = rows.assign(bin=rows["step"] // width).groupby(["bin", "mlflow_id"])[["step", "value"]].mean()
+    steps = int(rows["step"].max()) + 1
+    width = max(1, -(-steps // POINTS))
+    # A last bin of a few steps would show the noise of single batches: its steps join the bin before.
+    last = max(0, steps // width - 1)
+    binned = (
+        rows.assign(bin=(rows["step"] // width).clip(upper=last))
+        .groupby(["bin", "mlflow_id"])[["step", "value"]]
+        .mean()
+    )
     over_runs = binned.groupby(level="bin")
     values = over_runs["value"]
     return Trace(

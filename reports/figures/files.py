@@ -25,7 +25,14 @@ def render(draw: Callable[[Figure], None], title: str, run_ids: Sequence[str]) -
         fig = Figure()
         FigureCanvasAgg(fig)
         draw(fig)
+        _lay_out_once(fig)
         return {kind: _save(fig, kind, title, run_ids) for kind in ("png", "svg", "pdf")}
+
+
+def _lay_out_once(fig: Figure) -> None:
+    """Computes the layout now, so that saving in several formats neither repeats it nor differs in it."""
+    fig.draw_without_rendering()
+    fig.set_layout_engine("none")
 
 
 def _save(fig: Figure, kind: str, title: str, run_ids: Sequence[str]) -> bytes:
@@ -47,6 +54,7 @@ def inline_svg(draw: Callable[[Figure], None], name: str, width: float, height: 
         fig = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(fig)
         draw(fig)
+        _lay_out_once(fig)
         out = io.StringIO()
         fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     svg = out.getvalue()
