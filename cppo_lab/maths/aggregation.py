@@ -54,15 +54,13 @@ def aggregate(
     if horizon is not None:
         positive("horizon", horizon)
         if mode != "seq-mean-token-sum-norm":
-            raise ValueError(
-                f"horizon={horizon!r} has no meaning for mode={mode!r}: use seq-mean-token-sum-norm"
-            )
+            raise ValueError(f"horizon={horizon!r} belongs to seq-mean-token-sum-norm, not {mode!r}: drop it")
     lengths = mask.sum(1)
     sums = torch.where(mask, compute_dtype(values), 0.0).sum(1)  # where, not *: padding may be inf * 0
     if mode == "seq-mean-token-mean":
         sums = sums / lengths.clamp_min(1)
     elif mode == "seq-mean-token-sum-norm":
-        sums = sums / (mask.shape[1] if horizon is None else horizon)
+        sums = sums / (max(mask.shape[1], 1) if horizon is None else horizon)
     if denominator is None:
         count = lengths.sum() if mode == "token-mean" else (lengths > 0).sum()
         denominator = count.clamp_min(1)

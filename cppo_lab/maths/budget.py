@@ -35,11 +35,9 @@ def effective_delta_b(
     mask = token_mask(valid)
     same_shape(mask.shape, divergence=divergence)
     positive("delta_b", delta_b, allow_inf=True)
-    one_of("mode", mode, MODES)
+    one_of("delta_b mode", mode, MODES)
     if not cap >= 1:
-        raise ValueError(
-            f"cap={cap!r} must be at least 1 (the ceiling cap * delta_b may not lie below delta_b)"
-        )
+        raise ValueError(f"cap={cap!r} must be at least 1: the ceiling cap * delta_b lies above delta_b")
     divergence = compute_dtype(divergence)
     floor = divergence.new_full((mask.shape[0],), delta_b)
     if mode == "fixed" or mask.shape[1] == 0:

@@ -27,7 +27,7 @@ def in_unit_interval(name: str, value: float) -> None:
     """Raise ValueError unless 0 < `value` <= 1."""
     if not 0 < value <= 1:
         raise ValueError(
-            f"{name}={value!r} must lie in (0, 1]: pass 1.0 for no effect, or a smaller positive value"
+            f"{name}={value!r} must lie in (0, 1]: pass 1.0 to switch it off, or a smaller value"
         )
 
 
@@ -44,7 +44,7 @@ def same_shape(shape: torch.Size, **tensors: Tensor) -> None:
         if tensor.shape != shape:
             raise ValueError(
                 f"{name} has shape {list(tensor.shape)}, expected {list(shape)}: "
-                f"pass one value per token (expand a per-response value with [:, None].expand)"
+                "nothing is broadcast, use [:, None].expand for a value per response"
             )
 
 
@@ -60,9 +60,7 @@ def token_mask(valid: Tensor) -> Tensor:
     if valid.dtype != torch.bool and not torch.equal(mask.to(valid.dtype), valid):
         raise ValueError("valid holds values other than 0 and 1: pass a bool or 0/1 tensor")
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-        raise ValueError(
-            "valid is not right-padded (a valid token follows a padded one): move padding to the end"
-        )
+        raise ValueError("valid has a valid token after a padded one: right-pad the responses")
     return mask
 
 

@@ -67,9 +67,8 @@ def tokens(
     same_shape(mask.shape, **given)
     finite(mask, **given)
     if divergence is not None and bool((mask & (divergence < 0)).any()):
-        raise ValueError(
-            f"divergence has negative values (least {float(divergence[mask].min())}): TV and KL are >= 0"
-        )
+        least = float(divergence[mask].min())
+        raise ValueError(f"divergence has negative values, the least {least}: TV and KL are >= 0, clamp at 0")
     current = torch.where(mask, compute_dtype(logp), 0.0)
     rollout = torch.where(mask, rollout_logp.detach().to(current.dtype), 0.0)
     advantage = torch.where(mask, advantages.detach().to(current.dtype), 0.0)

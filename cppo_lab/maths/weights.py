@@ -29,13 +29,11 @@ def position_weights(
     mask = token_mask(valid)
     in_unit_interval("w_min", w_min)
     if span is not None and span < mask.shape[1]:
-        raise ValueError(
-            f"span={span!r} is shorter than T={mask.shape[1]}: pass at least T, or None for own length"
-        )
+        raise ValueError(f"span={span!r} is shorter than T={mask.shape[1]}: pass T or more, or None")
     # PAPER: T is the response's own length; releases that use the padded width correspond to `span`.
-    length = (
-        mask.sum(1, keepdim=True) if span is None else torch.full_like(mask[:, :1], span, dtype=torch.int64)
-    )
+    length = mask.sum(1, keepdim=True)
+    if span is not None:
+        length = torch.full_like(length, span)
     index = torch.arange(mask.shape[1], device=mask.device)
     fraction = index / (length - 1).clamp_min(1).to(torch.float64)
     return ((1 - (1 - w_min) * fraction) * mask).to(dtype)

@@ -1,0 +1,149 @@
+"""Statistics, advantages and aggregation on numbers small enough to check by hand."""
+
+import pytest
+import torch
+from maths_batches import constants, random_batch
+
+from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
+from cppo_lab.maths.rules import RULES, get_rule
+
+EVERY_RULE = {"masked_fraction", "ratio_mean"}
+WITH_DIVERGENCE = {"divergence_mean", "divergence_max"}
+OWN = {
+    "grpo": {"clip_fraction"},
+    "ppo": {"clip_fraction"},
+    "cispo": {"clip_fraction"},
+    "minpro": {"clip_fraction"},
+    "dppo": {"token_threshold_share"},
+    "cppo": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
+    "cppo_no_position_weight": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
+    "cppo_no_prefix_budget": {"token_threshold_share"},
+    "cppo_no_prefix_budget_shuffled": {"token_threshold_share"},
+    "cppo_soft": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
+    "trm_max": set(),
+    "trm_avg": set(),
+    "trm_max_avg": set(),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_reports_the_names_that_apply_to_it(name: str) -> None:
+    batch = random_batch(0)
+    result = get_rule(name)(*batch, **constants(name, batch))
+    assert summarise(result.stats).keys() == EVERY_RULE | WITH_DIVERGENCE | OWN[name]
+    assert all(value.ndim == 0 for value in result.stats.values())
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo", "cispo", "minpro"])
+def test_the_divergence_is_optional_where_it_decides_nothing(name: str) -> None:
+    batch = random_batch(0)
+    parameters = constants(name, batch)
+    with_divergence = get_rule(name)(*batch, **parameters)
+    result = get_rule(name)(*batch[:4], **parameters)
+    assert torch.equal(result.objective, with_divergence.objective)
+    assert summarise(result.stats).keys() == EVERY_RULE | OWN[name]
+
+
+def test_cppo_by_hand() -> None:
+    ratio = torch.tensor(
+        [[2.0, 2.0, 0.5, 2.0, 2.0, 7.0], [2.0, 2.0, 3.0, 9.0, 9.0, 9.0]], dtype=torch.float64
+    )
+    divergence = torch.tensor([[0.25, 0.125, 0.5, 0.0, 0.125, 9.0], [0.5, 0.5, 0.5, 9.0, 9.0, 9.0]])
+    advantages = torch.tensor([[1.0], [0.0]]).expand(2, 6)
+    valid = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]])
+    result = get_rule("cppo")(
+        ratio.log(),
+        torch.zeros_like(ratio),
+        advantages,
+        valid,
+        divergence.double(),
+        delta=0.25,
+        delta_b=0.125,
+        w_min=1.0,
+        delta_b_mode="fixed",
+    )
+    # excess before each token: 0, .125, .125, .5, .375; so c = .25, .125, .125, -.25, -.125 (two ties keep)
+    assert result.keep.tolist() == [[1, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0]]
+    assert summarise(result.stats) == pytest.approx(
+        {
+            "masked_fraction": 2 / 5,
+            "prefix_budget_share": 1.0,
+            "token_threshold_share": 0.0,
+            "divergence_mean": 2.5 / 8,
+            "divergence_max": 0.5,
+            "delta_b_mean": 0.125,
+            "ratio_mean": 15.5 / 8,
+        }
+    )
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)], ids=str)
+def test_an_empty_batch_gives_zeros_and_no_nan(name: str, shape: tuple[int, int]) -> None:
+    batch = random_batch(0, rows=5, width=4)
+    batch = batch._replace(
+        **{f: torch.zeros(shape, dtype=torch.float64) for f in batch._fields if f != "valid"}
+    )
+    batch = batch._replace(valid=torch.zeros(shape, dtype=torch.bool))
+    logp = batch.logp.requires_grad_()
+    result = get_rule(name)(*batch, **constants(name, batch))
+    assert all(value == 0 for value in summarise(result.stats).values())
+    for mode in MODES:
+        loss = aggregate(result.objective, batch.valid, mode)
+        assert float(loss.detach()) == 0 and not torch.autograd.grad(loss, logp, retain_graph=True)[0].any()
+
+
+def test_merge_adds_sums_and_keeps_the_largest_maximum() -> None:
+    first = {
+        "tokens": torch.tensor(2.0),
+        "divergence": torch.tensor(1.0),
+        "divergence_max": torch.tensor(0.9),
+    }
+    second = {
+        "tokens": torch.tensor(6.0),
+        "divergence": torch.tensor(1.0),
+        "divergence_max": torch.tensor(0.2),
+    }
+    summary = summarise(merge([first, second]))
+    assert summary == pytest.approx({"divergence_mean": 0.25, "divergence_max": 0.9})
+
+
+def test_relative_logprob_error_by_hand() -> None:
+    logp = torch.tensor([[-1.0, -2.0, 50.0]])
+    rollout_logp = torch.tensor([[-1.5, -2.5, 0.0]])
+    difference, scale = relative_logprob_error(logp, rollout_logp, torch.tensor([[1, 1, 0]]))
+    assert float(difference) == 1.0 and float(scale) == 4.0
+
+
+def test_groups_may_be_interleaved_and_of_any_size() -> None:
+    rewards = torch.tensor([0.0, 3.0, 1.0, 3.0, 5.0], dtype=torch.float64)
+    groups = torch.tensor([9, -4, 9, -4, 100])
+    advantages, keep = group_advantages(rewards, groups, normalize_std=False)
+    assert advantages.tolist() == [-0.5, 0, 0.5, 0, 0]
+    assert keep.tolist() == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_equal_rewards_are_dropped_despite_rounding(normalize_std: bool) -> None:
+    rewards = torch.full((7,), 0.1)  # their float32 mean is not exactly 0.1
+    advantages, keep = group_advantages(
+        rewards, torch.zeros(7, dtype=torch.int64), normalize_std=normalize_std
+    )
+    assert not advantages.any() and not keep.any()
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 15 / 5),
+        ("seq-mean-token-sum", 15 / 2),
+        ("seq-mean-token-mean", (2 + 9 / 2) / 2),
+        ("seq-mean-token-sum-norm", 15 / 3 / 2),
+    ],
+)
+def test_aggregation_by_hand(mode: str, expected: float) -> None:
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0], [99.0, 99.0, 99.0]])
+    valid = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
+    assert float(aggregate(values, valid, mode)) == pytest.approx(expected)

@@ -1,0 +1,41 @@
+"""Slow references in plain Python, one token at a time. They import nothing of the package."""
+
+import math
+
+
+def percentile_90(values: list[float]) -> float:
+    """Linear interpolation between order statistics at position 0.9 (n - 1)."""
+    ordered = sorted(values)
+    position = 0.9 * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+def cppo_response(
+    log_ratio: list[float],
+    advantage: list[float],
+    divergence: list[float],
+    *,
+    delta: float,
+    delta_b: float,
+    w_min: float,
+    adaptive: bool,
+) -> tuple[list[int], int, int]:
+    """CPPO on one response: the mask, tokens the token test masks, tokens the prefix test alone masks."""
+    length = len(divergence)
+    if adaptive and length:
+        delta_b = min(max(percentile_90(divergence), delta_b), 2 * delta_b)
+    mask, by_token, by_prefix = [], 0, 0
+    spent = allowed = 0.0
+    for t in range(length):
+        weight = 1.0 if length == 1 else 1 - (1 - w_min) / (length - 1) * t
+        weighted = weight * divergence[t]
+        limit = min(delta, delta + delta_b * allowed - spent)
+        keep = advantage[t] * (math.exp(log_ratio[t]) - 1) <= 0 or weighted <= limit
+        mask.append(int(keep))
+        by_token += not keep and weighted > delta
+        by_prefix += not keep and weighted <= delta
+        spent += weighted
+        allowed += weight
+    return mask, by_token, by_prefix
