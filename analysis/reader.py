@@ -11,6 +11,7 @@ import pandas as pd
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
@@ -64,25 +65,34 @@ def read_sweep(
     it belongs to the sweep.
     """
     store.require_store(uri)
-    client = MlflowClient(store.absolute_uri(uri))
     try:
-        experiment_id = _experiment_id(client, experiment, uri)
-        everything = list(_all_runs(client, experiment_id))
-    except MlflowException as error:
+        client = MlflowClient(store.absolute_uri(uri))
+        return _read(client, uri, experiment, sweep, metrics, frozenset(run_ids))
+    except (MlflowException, SQLAlchemyError) as error:
         raise UserError(
             f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an "
             "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
         ) from error
-    tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
+
+
+def _read(
+    client: MlflowClient,
+    uri: str,
+    experiment: str,
+    sweep: str,
+    metrics: Collection[str] | None,
+    run_ids: Collection[str],
+) -> SweepData:
+    everything = list(_all_runs(client, _experiment_id(client, experiment, uri)))
+    tag = schema.sweep_tag(sweep)
     found = [
-        run for run in everything if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in wanted
+        run for run in everything if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in run_ids
     ]
     if not found:
         raise UserError(_nothing_found(experiment, sweep, everything))
     kept = _newest_of_each(found)
     runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
-    runs["seed"] = runs["seed"].astype("Int64")
-    runs["t_stop"] = runs["t_stop"].astype("Int64")
+    runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
     return SweepData(experiment, sweep, runs, _read_metrics(client, kept, metrics))
 
 

@@ -1,0 +1,62 @@
+"""Small sweeps made by hand: what a reader would return, without a store."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from cppo_lab import schema
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.reader import METRIC_COLUMNS, RUN_COLUMNS, SweepData
+
+
+@dataclass(frozen=True)
+class MadeRun:
+    """One run: `scores` maps benchmark -> step -> Avg@16 as a fraction; `logged` maps any other metric
+    likewise.
+    """
+
+    variant: str
+    model: str = "chain"
+    seed: int | None = 0
+    scores: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    logged: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    status: str = schema.DONE
+    reason: str = ""
+    t_stop: int | None = 100
+    run_id: str = ""
+    core: str = "mini"
+
+    @property
+    def key(self) -> str:
+        """Its run id, unless one was given."""
+        return self.run_id or f"{self.model}-{self.variant}-{self.seed}"
+
+
+def both(curve: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
+    """The same curve for two benchmarks, so that it is also their mean."""
+    return {"chain24": curve, "chain25": curve}
+
+
+def make_data(runs: Sequence[MadeRun], sweep: str = "demo", experiment: str = "cppo-mini") -> SweepData:
+    """The frames of a reader."""
+    rows, points = [], []
+    for number, run in enumerate(runs):
+        start = pd.Timestamp(2026, 1, 1, tz="UTC") + pd.Timedelta(hours=number)
+        mlflow_id = f"{number:032x}"
+        found = (mlflow_id, run.key, run.variant, run.variant, run.model, run.core, run.seed, run.t_stop)
+        rows.append((*found, run.status, run.reason, run.key, start, start))
+        curves = {schema.validation_metric(name): curve for name, curve in run.scores.items()} | dict(
+            run.logged
+        )
+        points += [
+            (mlflow_id, name, step, value) for name, curve in curves.items() for step, value in curve.items()
+        ]
+    frame = pd.DataFrame(rows, columns=list(RUN_COLUMNS)).astype({"seed": "Int64", "t_stop": "Int64"})
+    metrics = pd.DataFrame(points, columns=list(METRIC_COLUMNS)).astype({"step": "int64", "value": "float64"})
+    return SweepData(experiment, sweep, frame, metrics)
+
+
+def expect(runs: Sequence[MadeRun]) -> tuple[ExpectedRun, ...]:
+    """A declaration of exactly these runs."""
+    return tuple(ExpectedRun(run.key, run.model, run.variant, run.seed) for run in runs)

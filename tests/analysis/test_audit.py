@@ -1,0 +1,51 @@
+"""How printed digits relate to exact ones."""
+
+from decimal import Decimal
+
+import pandas as pd
+import pytest
+
+from cppo_lab.analysis.audit import Printing, classify, half_grid_values, percent, round_half_up, same_curve
+
+
+@pytest.mark.parametrize(
+    ("printed", "exact", "printing"),
+    [
+        ("30.41", "30.4167", Printing.TRUNCATED),
+        ("30.42", "30.4167", Printing.ROUNDED),
+        ("30.63", "30.6250", Printing.ROUNDED),
+        ("30.62", "30.6250", Printing.TRUNCATED),
+        ("28.33", "28.3333", Printing.EITHER),
+        ("28.75", "28.7500", Printing.EITHER),
+        ("28.34", "28.3333", Printing.NEITHER),
+        ("collapse", "49.5139", Printing.COLLAPSE),
+    ],
+)
+def test_classify(printed: str, exact: str, printing: Printing) -> None:
+    assert classify(printed, Decimal(exact)) is printing
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text"),
+    [
+        (0.31875, "31.88"),  # a tie in decimals, below it in binary
+        ((0.15625 + 0.120833 + 0.079167) / 3, "11.88"),  # 0.11874999999999998 in binary
+        (0.304167, "30.42"),
+        (0.0, "0.00"),
+        (1.0, "100.00"),
+    ],
+)
+def test_rounding_is_half_up_on_the_decimal_value(fraction: float, text: str) -> None:
+    assert str(round_half_up(percent(fraction))) == text
+
+
+def test_half_grid_counts_odd_multiples_of_one_in_960() -> None:
+    values = pd.DataFrame({"a": [271 / 960, 272 / 960], "b": [0.282292, 0.0]})
+    assert half_grid_values(values) == 2
+
+
+def test_same_curve() -> None:
+    one = pd.Series([0.1, 0.2], index=[0, 10])
+    assert same_curve(one, one + 1e-6)
+    assert not same_curve(one, one + 1e-5)
+    assert not same_curve(one, one.iloc[:1])
