@@ -6,7 +6,8 @@ and who tracks it live in other configs. `run_id` is the hash of the fully resol
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self, TypeVar
+import math
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +23,9 @@ class Spec(BaseModel):
     """Base of all configs: immutable, no unknown keys, no silent conversion of text to numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+
+S = TypeVar("S", bound=Spec)
 
 
 class Architecture(Spec):
@@ -78,7 +82,8 @@ class DataSpec(Spec):
         if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
             raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
         needed = len(self.benchmarks) * self.validation_problems
-        space = self.modulus * (3 * self.modulus) ** self.operations
+        units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
+        space = self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
         if needed * 2 > space:
             raise ValueError(
                 f"validation_problems={self.validation_problems} x {len(self.benchmarks)} benchmarks takes more "
@@ -222,9 +227,6 @@ def fingerprint(spec: Spec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-S = TypeVar("S", bound="Spec")
-
-
 def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     """Validate plain values into a config. `where` names their source in messages.
 
@@ -240,21 +242,41 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
 def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError:
     """One line from a pydantic fault."""
     path = [str(part) for part in fault["loc"]]
+    key = ".".join(path)
     more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
-        message = unknown("key", ".".join(path), _field_paths(kind, path[:-1]))
-        return UserError(f"{where}: {message}{more}")
-    key = ".".join(path)
+        siblings = [".".join([*path[:-1], name]) for name in _spec_at(kind, path[:-1]).model_fields]
+        return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
     text = fault["msg"].removeprefix("Value error, ")
-    value = f"={fault['input']!r}" if fault["type"] not in ("missing", "value_error") else ""
-    return UserError(f"{where}: {key}{value}: {text[0].lower()}{text[1:]}{more}" if key else f"{where}: {text}{more}")
+    if not key or fault["type"] in ("missing", "value_error"):
+        return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
+    valid = _interval(kind, path)
+    return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")
 
 
-def _field_paths(kind: type[Spec], parents: list[str]) -> list[str]:
-    """Dotted names of the fields that exist beside a misspelt one."""
-    for name in parents:
-        inner = kind.model_fields[name].annotation
+def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
+    """The config class at a dotted path, as far as it leads through config classes."""
+    for name in path:
+        field = kind.model_fields.get(name)
+        inner = field.annotation if field is not None else None
         if not (isinstance(inner, type) and issubclass(inner, Spec)):
-            return []
+            break
         kind = inner
-    return [".".join([*parents, name]) for name in kind.model_fields]
+    return kind
+
+
+def _interval(kind: type[Spec], path: list[str]) -> str:
+    """The valid interval of a number, such as `(0, 1]`; empty if the field is not bounded."""
+    field = _spec_at(kind, path[:-1]).model_fields.get(path[-1])
+    bounds: dict[str, Any] = {}
+    if field is not None:
+        parts = [field.annotation, *get_args(field.annotation)]
+        metadata = [item for part in parts for item in getattr(part, "__metadata__", ())] + list(field.metadata)
+        for item in metadata:
+            for holder in (item, *getattr(item, "metadata", ())):
+                bounds |= {name: getattr(holder, name) for name in ("gt", "ge", "lt", "le") if hasattr(holder, name)}
+    if not bounds:
+        return ""
+    low = f"({bounds['gt']}" if "gt" in bounds else f"[{bounds['ge']}" if "ge" in bounds else "(-inf"
+    high = f"{bounds['lt']})" if "lt" in bounds else f"{bounds['le']}]" if "le" in bounds else "inf)"
+    return f"{low}, {high}"

@@ -52,7 +52,10 @@ def compose(overrides: Sequence[str]) -> Composed:
     values.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
     launcher = parse(LauncherSpec, values.pop("launcher"), "launcher")
     tracking = parse(TrackingSpec, values.pop("tracking"), "tracking")
-    return Composed(parse(RunSpec, values, "configuration"), launcher, tracking)
+    run = parse(RunSpec, values, "configuration")
+    if run.rule.name not in groups()["rule"]:
+        raise unknown("rule", run.rule.name, groups()["rule"])
+    return Composed(run, launcher, tracking)
 
 
 def resolve(overrides: Sequence[str]) -> dict[str, Any]:
@@ -95,8 +98,13 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
         return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}")
     key = match[1].split("@")[0]
     base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
-    names = [] if key in [text.split("=")[0] for text in base] else _dotted(OmegaConf.create(resolve(base)))
-    return UnknownKey(key, str(unknown("key", key, [*names, *groups()])))
+    if any(re.split(r"[=@]", text)[0] == key for text in base):
+        return UserError(f"override of group {key!r}: {str(error).strip().splitlines()[0]}")
+    names = _dotted(OmegaConf.create(resolve(base)))
+    section = key.rpartition(".")[0]
+    siblings = [name for name in names if name.rpartition(".")[0] == section]
+    valid = siblings or [*groups(), *{name.partition(".")[0] for name in names}]
+    return UnknownKey(key, str(unknown("key", key, set(valid))))
 
 
 def _dotted(config: DictConfig, prefix: str = "") -> list[str]:

@@ -1,6 +1,7 @@
 """From a sweep file to the runs it means: every run once, each with its id."""
 
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -138,4 +139,8 @@ def quote(value: Scalar) -> str:
         return repr(value)
     if value.replace("_", "").replace("-", "").isalnum() and value.isascii():
         return value
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if "${" in value:
+        raise UserError(f"value {value!r}: a sweep file holds plain values; ${{...}} belongs into conf/")
+    # In Hydra's grammar a backslash is special only in a run of them before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+    return f"'{escaped}'"

@@ -26,6 +26,15 @@ class Rollout:
         position = torch.arange(self.responses.shape[1], device=self.responses.device)
         return position < self.lengths[:, None]
 
+    def sequences(self, pad: int) -> tuple[Tensor, Tensor]:
+        """Inputs of a training forward: tokens [B, P + T - 1], and where they are real [B, P + T - 1].
+
+        A sampled token is real whatever its id: an unskilled policy may well sample the padding symbol.
+        """
+        tokens = torch.cat([self.prompts, self.responses], dim=1)[:, :-1]
+        present = torch.cat([self.prompts != pad, self.valid()], dim=1)[:, :-1]
+        return tokens, present
+
     def select(self, index: Tensor) -> "Rollout":
         """The responses at `index`."""
         fields = (getattr(self, name) for name in self.__dataclass_fields__)

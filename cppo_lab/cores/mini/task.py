@@ -4,6 +4,7 @@ A problem `7 + 5 * 3 - 4 =` is worked from the left, modulo `modulus`. The respo
 its result, `+ 5 r1 * 3 r2 - 4 r3`, and ends; the last result is the answer. Only the answer is graded.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -76,12 +77,20 @@ def apply_operator(state: Tensor, operator: Tensor, operand: Tensor, modulus: in
 
 
 def sample_problems(count: int, data: DataSpec, generator: torch.Generator) -> Problems:
-    """Draw `count` problems uniformly."""
+    """Draw `count` problems.
+
+    Multipliers are coprime to the modulus. Every operation is then a bijection of the state, so all answers
+    are equally likely: a constant guess earns 1 / modulus and no more.
+    """
     shape = (count, data.operations)
+    units = torch.tensor([n for n in range(1, data.modulus) if math.gcd(n, data.modulus) == 1])
+    operators = torch.randint(len(OPERATORS), shape, generator=generator)
+    addends = torch.randint(1, data.modulus, shape, generator=generator)
+    multipliers = units[torch.randint(len(units), shape, generator=generator)]
     return Problems(
         torch.randint(data.modulus, (count,), generator=generator),
-        torch.randint(len(OPERATORS), shape, generator=generator),
-        torch.randint(data.modulus, shape, generator=generator),
+        operators,
+        torch.where(operators == OPERATORS.index("*"), multipliers, addends),
     )
 
 

@@ -166,8 +166,7 @@ class Trainer:
         width = int(rollout.lengths.max())
         rollout = replace(rollout, **{name: getattr(rollout, name)[:, :width] for name in _PER_TOKEN})
         valid = valid[:, :width]
-        sequence = torch.cat([rollout.prompts, rollout.responses], dim=1)[:, :-1]
-        logits = self.model(sequence, sequence != self.tokenizer.pad)[:, rollout.prompts.shape[1] - 1 :]
+        logits = self.model(*rollout.sequences(self.tokenizer.pad))[:, rollout.prompts.shape[1] - 1 :]
         pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
         logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
         assert rollout.logp is not None

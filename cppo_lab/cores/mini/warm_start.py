@@ -70,7 +70,7 @@ def train_warm_start(spec: RunSpec, model: Transformer) -> float:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def _imitation_loss(model: Transformer, prompts: Tensor, responses: Tensor, tokenizer: Tokenizer) -> Tensor:

@@ -1,0 +1,38 @@
+"""Shared fixtures: a run small enough for a unit test, and a clean place to run in."""
+
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import compose
+
+TINY = [
+    "model.architecture.width=32",
+    "model.architecture.mlp_width=64",
+    "model.architecture.layers=1",
+    "model.warm_start.steps=20",
+    "model.warm_start.batch=16",
+    "data.operations=2",
+    "data.validation_problems=4",
+    "rollout.max_response_length=9",
+    "batch.prompts=8",
+    "batch.responses=4",
+    "batch.minibatch_prompts=4",
+    "validation.every=2",
+    "training.t_stop=4",
+]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, with no tracking store named from outside."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def tiny_spec() -> RunSpec:
+    """A run of a second."""
+    return compose(TINY).run

@@ -1,0 +1,267 @@
+"""The embedded core: the model against itself without a cache, the task against a slow checker, learning."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini import task
+from cppo_lab.cores.mini.model import KVCache, Transformer, rope_tables, rotate
+from cppo_lab.cores.mini.sampler import nucleus, sample
+from cppo_lab.cores.mini.trainer import Trainer, train
+from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
+from cppo_lab.spec import Architecture, DataSpec, RunSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+
+ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
+DATA = DataSpec(
+    name="chain", modulus=10, operations=3, benchmarks=("a", "b"), validation_problems=20, validation_seed=7
+)
+TOKENIZER = task.Tokenizer(DATA.modulus)
+
+
+@pytest.fixture
+def model() -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(ARCH, TOKENIZER.vocabulary, 64)
+    for parameter in model.parameters():  # larger than the initialisation: a flat softmax would hide faults
+        parameter.data.mul_(3)
+    return model
+
+
+class TestModel:
+    def test_cached_decoding_equals_the_full_forward(self, model: Transformer) -> None:
+        tokens = torch.randint(0, 10, (3, 12), generator=torch.Generator().manual_seed(1))
+        present = torch.ones_like(tokens, dtype=torch.bool)
+        full = model(tokens, present)
+        cache = KVCache(ARCH, 3, 12, torch.device("cpu"))
+        parts = [model(tokens[:, :5], present[:, :5], cache)]
+        parts += [model(tokens[:, i : i + 1], present[:, : i + 1], cache) for i in range(5, 12)]
+        torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=1e-5)
+
+    def test_left_padding_changes_nothing(self, model: Transformer) -> None:
+        tokens = torch.randint(0, 10, (2, 8), generator=torch.Generator().manual_seed(2))
+        padded = torch.cat([torch.full((2, 5), TOKENIZER.pad), tokens], dim=1)
+        plain = model(tokens, tokens != TOKENIZER.pad)
+        shifted = model(padded, padded != TOKENIZER.pad)[:, 5:]
+        torch.testing.assert_close(shifted, plain, atol=1e-5, rtol=1e-5)
+
+    def test_no_token_sees_the_future(self, model: Transformer) -> None:
+        tokens = torch.zeros(1, 6, dtype=torch.long)
+        other = tokens.clone()
+        other[0, 4] = 7
+        present = torch.ones_like(tokens, dtype=torch.bool)
+        before, after = model(tokens, present), model(other, present)
+        torch.testing.assert_close(before[:, :4], after[:, :4])
+        assert (before[:, 4:] - after[:, 4:]).abs().max() > 1e-3
+
+    def test_rotary_scores_depend_on_distance_only(self) -> None:
+        cos, sin = rope_tables(20, 8, 100.0)
+        q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+
+        def score(i: int, j: int) -> float:
+            return float((rotate(q, cos[i : i + 1], sin[i : i + 1]) * rotate(k, cos[j : j + 1], sin[j : j + 1])).sum())
+
+        assert score(3, 1) == pytest.approx(score(17, 15), abs=1e-5)
+        assert abs(score(3, 1) - score(3, 3)) > 1e-4
+
+    def test_too_long_a_sequence_is_refused(self, model: Transformer) -> None:
+        tokens = torch.zeros(1, 65, dtype=torch.long)
+        with pytest.raises(ValueError, match="65 tokens exceeds the context of 64"):
+            model(tokens, tokens == 0)
+
+
+class TestSampler:
+    def test_recorded_logp_equals_the_training_forward(self, model: Transformer) -> None:
+        """On policy, the sampler's own log-probabilities and the trainer's agree to float32 rounding."""
+        problems = task.sample_problems(16, DATA, torch.Generator().manual_seed(3))
+        prompts = task.encode_prompts(problems, TOKENIZER)
+        rollout = sample(
+            model, prompts, TOKENIZER, max_response_length=12, temperature=0.8, top_p=1.0,
+            generator=torch.Generator().manual_seed(4), top_k=TOKENIZER.vocabulary,
+        )  # fmt: skip
+        assert (rollout.responses[rollout.valid()] == TOKENIZER.pad).any()  # a real token like any other
+        logits = model(*rollout.sequences(TOKENIZER.pad))[:, prompts.shape[1] - 1 :] / 0.8
+        logp = logits.log_softmax(-1).gather(-1, rollout.responses[..., None])[..., 0]
+        valid = rollout.valid()
+        assert rollout.logp is not None
+        assert valid.sum() > 16
+        assert (logp - rollout.logp)[valid].abs().max() < 2e-5
+
+    def test_frequencies_follow_the_truncated_softmax(self, model: Transformer) -> None:
+        prompts = task.encode_prompts(task.sample_problems(1, DATA, torch.Generator().manual_seed(5)), TOKENIZER)
+        n = 20_000
+        rollout = sample(
+            model, prompts.expand(n, -1), TOKENIZER, max_response_length=2, temperature=0.7, top_p=0.9,
+            generator=torch.Generator().manual_seed(6),
+        )  # fmt: skip
+        logits = model(prompts, prompts != TOKENIZER.pad)[:, -1] / 0.7
+        expected = nucleus(logits.softmax(-1), 0.9)[0]
+        expected = expected / expected.sum()
+        seen = torch.bincount(rollout.responses[:, 0], minlength=TOKENIZER.vocabulary) / n
+        tolerance = 5 * (expected * (1 - expected) / n).sqrt() + 1e-9
+        assert ((seen - expected).abs() <= tolerance).all()
+        assert (expected == 0).any()
+
+    def test_nucleus_keeps_the_token_that_crosses_the_mass(self) -> None:
+        kept = nucleus(torch.tensor([[0.1, 0.5, 0.3, 0.1]]), 0.7)
+        assert kept.tolist() == [pytest.approx([0.0, 0.5, 0.3, 0.0])]
+
+    def test_rows_end_at_their_end_token(self, model: Transformer) -> None:
+        prompts = task.encode_prompts(task.sample_problems(64, DATA, torch.Generator().manual_seed(8)), TOKENIZER)
+        rollout = sample(
+            model, prompts, TOKENIZER, max_response_length=20, temperature=1.0, top_p=1.0,
+            generator=torch.Generator().manual_seed(9),
+        )  # fmt: skip
+        for row, length in zip(rollout.responses.tolist(), rollout.lengths.tolist(), strict=True):
+            ends = [i for i, token in enumerate(row) if token == TOKENIZER.eos]
+            assert length == (ends[0] + 1 if ends else 20)
+            assert all(token == TOKENIZER.pad for token in row[length:])
+
+
+def slow_answer(prompt: list[int]) -> int:
+    """The task by its definition, on one prompt, with Python's own integers."""
+    state = prompt[0]
+    for position in range(1, len(prompt) - 1, 2):
+        symbol = task.OPERATORS[prompt[position] - TOKENIZER.operator]
+        operand = prompt[position + 1]
+        state = {"+": state + operand, "-": state - operand, "*": state * operand}[symbol] % DATA.modulus
+    return state
+
+
+class TestTask:
+    def test_answers_against_a_slow_checker(self) -> None:
+        problems = task.sample_problems(200, DATA, torch.Generator().manual_seed(0))
+        prompts = task.encode_prompts(problems, TOKENIZER).tolist()
+        assert task.answers(problems, DATA.modulus).tolist() == [slow_answer(prompt) for prompt in prompts]
+
+    def test_a_constant_guess_earns_one_in_modulus(self) -> None:
+        problems = task.sample_problems(20_000, DATA, torch.Generator().manual_seed(1))
+        share = torch.bincount(task.answers(problems, 10), minlength=10) / 20_000
+        assert share.max() < 0.1 + 5 * math.sqrt(0.09 / 20_000)
+
+    @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 1.0, 1.0), (0.3, 0.3, 0.48), (1.0, 0.0, 0.35)])
+    def test_noisy_traces_earn_what_their_noise_leaves(self, noise: float, low: float, high: float) -> None:
+        generator = torch.Generator().manual_seed(2)
+        problems = task.sample_problems(4000, DATA, generator)
+        traces = task.noisy_traces(problems, TOKENIZER, noise, generator)
+        lengths = torch.full((4000,), traces.shape[1])
+        reward = task.grade(traces, lengths, task.answers(problems, 10), TOKENIZER).mean()
+        assert low <= float(reward) <= high
+
+    @pytest.mark.parametrize(
+        ("response", "length", "reward"),
+        [
+            ([4, 14, 15], 2, 1.0),
+            ([5, 14, 15], 2, 0.0),
+            ([9, 4, 14], 3, 1.0),
+            ([4, 14, 4], 3, 0.0),  # ran on after its end
+            ([4, 4, 4], 3, 0.0),  # never ended
+            ([14, 15, 15], 1, 0.0),  # empty
+        ],
+    )
+    def test_grading(self, response: list[int], length: int, reward: float) -> None:
+        assert (TOKENIZER.eos, TOKENIZER.pad) == (14, 15)
+        graded = task.grade(torch.tensor([response]), torch.tensor([length]), torch.tensor([4]), TOKENIZER)
+        assert graded.item() == reward
+
+    def test_validation_sets_are_disjoint_fixed_and_held_out(self) -> None:
+        sets, again = task.validation_sets(DATA), task.validation_sets(DATA)
+        keys = [key for problems in sets.values() for key in problems.keys()]
+        assert len(keys) == len(set(keys)) == 40
+        assert keys == [key for problems in again.values() for key in problems.keys()]
+        small = DATA.model_copy(update={"operations": 1, "validation_problems": 40})
+        held_out = {key for problems in task.validation_sets(small).values() for key in problems.keys()}
+        drawn = task.sample_training_problems(2000, small, torch.Generator().manual_seed(0), held_out)
+        assert not held_out & set(drawn.keys())
+
+
+class ListSink:
+    """Keeps what a core logs."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float]]]:
+    sink = ListSink()
+    train(compose([*TINY, *overrides]).run, sink, Resources(folder, device="cpu"))
+    return [
+        (step, {name: value for name, value in row.items() if not name.startswith("perf/")})
+        for step, row in sink.rows
+    ]
+
+
+class TestTrainer:
+    @pytest.mark.parametrize("rule", ["grpo", "dppo", "cppo", "cppo_no_position_weight", "cppo_no_prefix_budget"])
+    @pytest.mark.parametrize("divergence", ["topk_tv", "binary_kl", "exact_tv"])
+    def test_every_rule_trains_and_speaks_the_schema(self, tmp_path: Path, rule: str, divergence: str) -> None:
+        rows = train_tiny(tmp_path, f"rule={rule}", f"divergence={divergence}", "training.t_stop=2")
+        assert [step for step, _ in rows] == [0, 1, 2]
+        for _, metrics in rows:
+            assert all(schema.is_known_metric(name) and math.isfinite(value) for name, value in metrics.items())
+        assert {"val/chain24/avg_at_16", "val/mean/avg_at_16"} <= set(rows[2][1]) & set(rows[0][1])
+        assert "rule/masked_fraction" in rows[1][1] | rows[2][1]
+
+    def test_same_seed_same_numbers_other_seed_other_numbers(self, tmp_path: Path) -> None:
+        first, second = train_tiny(tmp_path), train_tiny(tmp_path)
+        assert first == second
+        assert train_tiny(tmp_path, "seed=1") != first
+
+    def test_first_update_is_on_policy(self, tmp_path: Path) -> None:
+        """With one update per batch pi is mu when the loss is taken: D is rounding, nothing is masked."""
+        rows = train_tiny(tmp_path, "batch.minibatch_prompts=8", "rule=cppo", "divergence=exact_tv")
+        for _, metrics in rows[1:]:
+            assert metrics["rule/divergence_max"] < 1e-6
+            assert metrics["rule/masked_fraction"] == 0
+            assert metrics["train/relative_logprob_error"] < 1e-5
+
+    def test_more_updates_drift_further(self, tmp_path: Path) -> None:
+        rows = train_tiny(tmp_path, "batch.minibatch_prompts=1", "rule=cppo", "divergence=exact_tv")
+        assert max(metrics["rule/divergence_max"] for _, metrics in rows[1:]) > 1e-3
+
+    def test_batch_of_equal_rewards_is_skipped(self, tmp_path: Path, tiny_spec: RunSpec) -> None:
+        trainer = Trainer(tiny_spec, Resources(tmp_path, device="cpu"))
+        batch = trainer.collect()
+        dropped = type(batch)(batch.rollout, batch.advantages, torch.zeros_like(batch.keep), 0.0, 1.0)
+        before = [parameter.clone() for parameter in trainer.model.parameters()]
+        assert trainer.update(dropped) == {}
+        assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
+
+    def test_advantage_sign(self, tmp_path: Path, tiny_spec: RunSpec) -> None:
+        """One update makes rewarded responses more likely and unrewarded ones less."""
+        trainer = Trainer(tiny_spec, Resources(tmp_path, device="cpu"))
+        batch = trainer.collect()
+        rows = torch.arange(8)
+        advantages = torch.tensor([1.0, -1.0] * 4)
+        loss, _, _ = trainer.loss(batch.rollout.select(rows), advantages)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter -= 1e-2 * parameter.grad
+        after, _, _ = trainer.loss(batch.rollout.select(rows), advantages)
+        assert after.item() < loss.item()
+
+    def test_warm_start_is_shared_and_depends_on_model_and_task_alone(
+        self, tmp_path: Path, tiny_spec: RunSpec
+    ) -> None:
+        first = warm_start_file(tiny_spec, tmp_path)
+        assert warm_start_file(compose([*TINY, "rule=grpo", "seed=5"]).run, tmp_path) == first
+        assert warm_start_file(compose([*TINY, "data.operations=3"]).run, tmp_path) != first
+        assert warm_start_file(compose([*TINY, "model.warm_start.steps=21"]).run, tmp_path) != first
+
+    def test_warm_start_learns(self, tiny_spec: RunSpec) -> None:
+        torch.manual_seed(0)
+        model = Transformer(tiny_spec.model.architecture, TOKENIZER.vocabulary, 32)
+        longer = tiny_spec.model.warm_start.model_copy(update={"steps": 200, "batch": 32})
+        spec = tiny_spec.model_copy(
+            update={"model": tiny_spec.model.model_copy(update={"warm_start": longer})}
+        )
+        assert train_warm_start(spec, model) < 0.75 * math.log(TOKENIZER.vocabulary) * 0.6

@@ -1,0 +1,130 @@
+"""Sweep files and command-line overrides: what they enumerate, and what they refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.compose import compose, groups
+from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
+from cppo_lab.sweep.plan import make_plan, quote
+
+
+def test_quickstart_enumerates_three_rules_by_two_seeds() -> None:
+    plan = make_plan(load_sweep("quickstart"))
+    assert [(run.variant, run.spec.seed) for run in plan.runs] == [
+        (rule, seed) for rule in ("grpo", "dppo", "cppo") for seed in (0, 1)
+    ]
+    assert all(run.spec.rule.name == run.variant for run in plan.runs)
+    assert len({run.run_id for run in plan.runs}) == 6
+
+
+@pytest.mark.parametrize("name", shipped_sweeps())
+def test_every_shipped_sweep_composes(name: str) -> None:
+    assert make_plan(load_sweep(name)).runs
+
+
+@pytest.mark.parametrize(
+    "override", [f"{group}={option}" for group, options in groups().items() for option in options]
+)
+def test_every_shipped_option_composes(override: str) -> None:
+    assert compose([override]).run.run_id
+
+
+def test_axes_and_variants_can_be_narrowed_and_extended() -> None:
+    plan = make_plan(load_sweep("quickstart"), ["variant=cppo", "seed=3,4,5"])
+    assert [(run.variant, run.spec.seed) for run in plan.runs] == [("cppo", 3), ("cppo", 4), ("cppo", 5)]
+
+
+def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
+    plain = {run.variant: run.run_id for run in make_plan(load_sweep("quickstart"), ["seed=0"]).runs}
+    tuned = make_plan(load_sweep("quickstart"), ["seed=0", "rule.delta=0.1"]).runs
+    assert {run.variant: run.spec.rule.delta for run in tuned} == {"grpo": None, "dppo": 0.1, "cppo": 0.1}
+    assert {run.variant for run in tuned if run.run_id == plain[run.variant]} == {"grpo"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rule.wmin=0.5"], "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
+        (["rule.w_min=1.5"], "rule.w_min=1.5: must be in (0, 1]"),
+        (["rule.w_min=0"], "rule.w_min=0: must be in (0, 1]"),
+        (["rule.delta=0"], "rule.delta=0: must be in (0, inf)"),
+        (["rule.delta=-0.1"], "rule.delta=-0.1: must be in (0, inf)"),
+        (["rule.delta=abc"], "rule.delta='abc'"),
+        (["rule.delta=.nan"], "rule.delta"),
+        (["rule=cppo"], "choose among them with variant= (valid: grpo, dppo, cppo)"),
+        (["rule.name=cpo"], "unknown rule 'cpo': did you mean 'cppo'?"),
+        (["variant=cpo"], "did you mean 'cppo'? valid: cppo, dppo, grpo"),
+        (["model=mini_bas"], "unknown model 'mini_bas': did you mean 'mini_base'?"),
+        (["divergence=topk"], "unknown divergence 'topk': did you mean 'topk_tv'?"),
+        (["launcher=slurmm"], "unknown launcher 'slurmm'"),
+        (["launcher.workrs=1"], "did you mean 'launcher.workers'?"),
+        (["training.t_stop=12"], "make it a multiple of validation.every=5"),
+        (["batch.minibatch_prompts=5"], "must divide prompts=32 (valid: [1, 2, 4, 8, 16, 32])"),
+        (["seed"], "override 'seed' is not of the form key=value"),
+        (["seed=x"], "seed='x'"),
+        (["rule.clip_low=0.1", "variant=cppo"], "unknown key 'rule.clip_low'"),
+        (["rule.delta=[1"], "no viable alternative"),
+    ],
+    ids=str,
+)
+def test_bad_overrides(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_plan(load_sweep("quickstart"), overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+GOOD = {
+    "title": "t",
+    "question": "q",
+    "models": "[mini_base]",
+    "variants": "{cppo: {rule: cppo}}",
+    "axes": "{seed: [0]}",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"variants": "{a: {rule: cppoo}}"}, "unknown rule 'cppoo': did you mean 'cppo'?"),
+        ({"variants": "{a: {rule: cppo}, b: {rule: cppo}}"}, "variants 'a' and 'b' compose to the same run"),
+        ({"variants": "{}"}, "variants={}"),
+        ({"axis": "{seed: [0]}"}, "unknown key 'axis': did you mean 'axes'?"),
+        ({"axes": "{sed: [0]}"}, "unknown key 'sed': did you mean 'seed'?"),
+        ({"axes": "{seed: []}"}, "axes.seed=[]"),
+        ({"axes": "{seed: 0}"}, "axes.seed=0"),
+        ({"models": "[]"}, "models=[]"),
+        ({"models": "[mini_baze]"}, "unknown model 'mini_baze'"),
+        ({"title": "[1"}, "not valid YAML"),
+        ({"title": "!!python/object/apply:os.system [echo]"}, "not valid YAML"),
+    ],
+    ids=str,
+)
+def test_bad_sweep_files(tmp_path: Path, change: dict[str, str], message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in {**GOOD, **change}.items()))
+    with pytest.raises(UserError) as caught:
+        make_plan(load_sweep(str(path)))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_file_in_any_folder(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in GOOD.items()))
+    plan = make_plan(load_sweep(str(path)))
+    assert (plan.sweep.name, len(plan.runs)) == ("mine", 1)
+
+
+@pytest.mark.parametrize(
+    "value", ["plain", "two words", "it's", 'say "no"', "a=b", "[1,2]", "${oc.env:HOME}", "back\\slash", "end\\", "\\'"]
+)
+def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
+    """Text from a sweep file is data: no list, no dictionary, and no interpolation comes out of it."""
+    if "${" in value:
+        with pytest.raises(UserError, match="holds plain values"):
+            quote(value)
+    else:
+        assert compose([f"model.label={quote(value)}"]).run.model.label == value

@@ -1,0 +1,73 @@
+"""The rooms may depend on each other in one direction only, and each heavy library has one home."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BASE = {"errors", "schema", "store", "__init__", "__version__"}
+# Room -> the rooms it may import from (besides itself and BASE).
+ALLOWED = {
+    "maths": set(),
+    "spec": set(),
+    "cores": {"maths", "spec"},
+    "tracking": {"spec"},
+    "run": {"spec", "cores", "tracking"},
+    "launch": {"spec", "tracking", "run"},
+    "sweep": {"spec", "tracking", "run", "launch"},
+    "analysis": set(),
+    "reports": {"analysis"},
+    "cli": {"spec", "sweep", "tracking", "analysis", "reports"},
+}
+# Library -> path prefixes below the root where it may be imported.
+HOMES = {
+    "hydra": ["cppo_lab/sweep/compose.py"],
+    "omegaconf": ["cppo_lab/sweep/compose.py"],
+    "submitit": ["cppo_lab/launch/"],
+    "matplotlib": ["reports/figures/"],
+    "mlflow": ["cppo_lab/tracking/", "analysis/reader.py"],
+    "torch": ["cppo_lab/maths/", "cppo_lab/cores/"],
+    "pandas": ["analysis/", "reports/"],
+}
+SOURCES = sorted(
+    path
+    for folder in ("cppo_lab", "analysis", "reports")
+    for path in (ROOT / folder).rglob("*.py")
+    if path.relative_to(ROOT).parts[:2] not in (("cppo_lab", "analysis"), ("cppo_lab", "reports"))
+)
+
+
+def room(parts: tuple[str, ...]) -> str:
+    """The room of a module path such as ("cppo_lab", "sweep", "plan") or ("analysis", "reader")."""
+    inner = parts[1:] if parts[0] == "cppo_lab" else parts
+    return inner[0].removesuffix(".py") if inner else "__init__"
+
+
+def imports(path: Path) -> list[str]:
+    """Dotted names of all modules that a file imports, at its top or inside a function."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_follow_the_direction(path: Path) -> None:
+    here = room(path.relative_to(ROOT).parts)
+    place = str(path.relative_to(ROOT))
+    for name in imports(path):
+        parts = tuple(name.split("."))
+        if parts[0] == "cppo_lab" and here not in BASE:
+            assert room(parts) in ALLOWED[here] | {here} | BASE, f"{place} imports {name}"
+        homes = HOMES.get(parts[0])
+        assert homes is None or place.startswith(tuple(homes)), f"{place} imports {parts[0]}"
+
+
+def test_every_room_is_listed() -> None:
+    rooms = {room(path.relative_to(ROOT).parts) for path in SOURCES} - BASE
+    assert rooms <= set(ALLOWED)
+    assert len(SOURCES) > 20

@@ -1,0 +1,91 @@
+"""Run specs: identity, immutability, validation messages."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from cppo_lab.errors import UserError
+from cppo_lab.spec import RunSpec, parse
+from cppo_lab.sweep.compose import compose
+
+# Ids are part of users' records: a change here orphans every run made before.
+GOLDEN_IDS = {
+    ("rule=grpo",): "84d4778162b6",
+    ("rule=dppo", "seed=1"): "7c19ff87771b",
+    ("rule=cppo", "rule.delta=0.1"): "c16e2602d7ec",
+}
+
+
+@pytest.mark.parametrize(("overrides", "run_id"), GOLDEN_IDS.items(), ids=str)
+def test_golden_run_ids(overrides: tuple[str, ...], run_id: str) -> None:
+    assert compose(overrides).run.run_id == run_id
+
+
+def test_run_id_ignores_launcher_tracking_and_key_order() -> None:
+    plain = compose([])
+    moved = compose(["launcher=inline", "launcher.threads=2", "tracking.uri=sqlite:///elsewhere.db"])
+    assert moved.run.run_id == plain.run.run_id
+    values = json.loads(plain.run.model_dump_json())
+    reordered = dict(reversed(values.items()))
+    assert parse(RunSpec, reordered, "test").run_id == plain.run.run_id
+
+
+def test_run_id_does_not_depend_on_hash_randomisation() -> None:
+    code = "from cppo_lab.sweep.compose import compose; print(compose([]).run.run_id)"
+    ids = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert ids == {compose([]).run.run_id + "\n"}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["seed=1", "rule.delta=0.149", "model.warm_start.seed=1", "data.operations=7", "divergence=exact_tv"],
+)
+def test_run_id_depends_on_everything_that_decides_the_numbers(override: str) -> None:
+    assert compose([override]).run.run_id != compose([]).run.run_id
+
+
+def test_an_integer_and_its_float_are_the_same_run() -> None:
+    assert compose(["rule.delta=1"]).run.run_id == compose(["rule.delta=1.0"]).run.run_id
+
+
+def test_specs_are_frozen() -> None:
+    spec = compose([]).run
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": -1}, "seed=-1: must be in [0, 2147483648)"),
+        ({"core": "verls"}, "core='verls': Input should be 'mini'"),
+        ({"extra": 1}, "unknown key 'extra': valid: advantage, batch"),
+        ({"rule": {"name": "cppo", "w_min": 0.0}}, "rule.w_min=0.0: must be in (0, 1]"),
+        ({"rule": {"name": "cppo", "wmin": 0.5}}, "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
+        ({"rule": {"name": "cppo", "delta": "0.1"}}, "rule.delta='0.1'"),
+        ({"batch": {"prompts": 32, "responses": 8, "minibatch_prompts": 5}}, "must divide prompts=32"),
+        ({"batch": {"prompts": 32, "responses": 1, "minibatch_prompts": 4}}, "batch.responses=1: must be in [2, inf)"),
+        (
+            {"divergence": {"estimator": "binary", "measure": "tv", "k": 20, "convention": "union"}},
+            "k and convention belong to estimator 'topk'",
+        ),
+    ],
+)
+def test_messages_name_the_value_and_what_is_valid(change: dict[str, object], message: str) -> None:
+    values = json.loads(compose([]).run.model_dump_json()) | change
+    with pytest.raises(UserError) as caught:
+        parse(RunSpec, values, "configuration")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
