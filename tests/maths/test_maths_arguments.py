@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from maths_batches import CONSTANTS, random_batch
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.advantages import group_advantages
@@ -14,6 +13,7 @@ from cppo_lab.maths.metrics import merge
 from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.maths.soft import sapo
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
+from tests.maths.maths_batches import CONSTANTS, random_batch
 
 NAN, INF = math.nan, math.inf
 

@@ -2,9 +2,9 @@
 
 from fnmatch import fnmatch
 
-import test_maths_golden_parts as parts
-import test_maths_golden_rules as rules
-from maths_golden import KEYS, keys
+import tests.maths.test_maths_golden_parts as parts
+import tests.maths.test_maths_golden_rules as rules
+from tests.maths.maths_golden import KEYS, keys
 
 COMPARED = {
     *rules.MASK_KEYS,

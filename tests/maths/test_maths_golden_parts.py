@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from maths_golden import CASES, DTYPES, TOLERANCE, golden, keys, output, valid
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.advantages import group_advantages
@@ -12,6 +11,7 @@ from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.soft import sapo, violation_score
 from cppo_lab.maths.weights import position_weights
+from tests.maths.maths_golden import CASES, DTYPES, TOLERANCE, golden, keys, output, valid
 
 DIVERGENCE_KEYS = keys("D")
 EXTREME_KEYS = [

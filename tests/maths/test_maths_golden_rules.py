@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from maths_golden import CASES, DTYPES, METHODS, TOLERANCE, golden, keys, output, valid
 
 from cppo_lab.maths.aggregation import aggregate
+from tests.maths.maths_golden import CASES, DTYPES, METHODS, TOLERANCE, golden, keys, output, valid
 
 MASK_KEYS = keys("mask", of=tuple(METHODS))
 TOKEN_KEYS = keys("val", "grad", of=tuple(METHODS))

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from maths_batches import constants, random_batch
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.rules import RULES, get_rule
+from tests.maths.maths_batches import constants, random_batch
 
 DETACHED_COEFFICIENT = ("cispo", "minpro")  # their gradient is not the derivative of their value
 

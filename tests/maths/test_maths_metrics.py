@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from maths_batches import constants, random_batch
 
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES, get_rule
+from tests.maths.maths_batches import constants, random_batch
 
 EVERY_RULE = {"masked_fraction", "ratio_mean"}
 WITH_DIVERGENCE = {"divergence_mean", "divergence_max"}
@@ -147,3 +147,32 @@ def test_aggregation_by_hand(mode: str, expected: float) -> None:
     values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0], [99.0, 99.0, 99.0]])
     valid = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
     assert float(aggregate(values, valid, mode)) == pytest.approx(expected)
+
+
+def test_grpo_by_hand() -> None:
+    ratio = torch.tensor([[20.0, 1.2, 0.1], [20.0, 4.0, 0.1]], dtype=torch.float64)
+    advantages = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 3)
+    arguments = ratio.log(), torch.zeros_like(ratio), advantages, torch.ones(2, 3)
+    result = get_rule("grpo")(*arguments, clip_low=0.2, clip_high=0.28, dual_clip=10.0)
+    expected = torch.tensor([[1.28, 1.2, 0.1], [-10.0, -4.0, -0.8]], dtype=torch.float64)
+    torch.testing.assert_close(result.objective, expected, rtol=1e-12, atol=0)
+    assert result.keep.tolist() == [[0, 1, 1], [0, 1, 0]]
+    assert summarise(result.stats)["clip_fraction"] == pytest.approx(3 / 6)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_grpo_keeps_a_tie_with_its_whole_gradient(advantage: float) -> None:
+    logp = torch.zeros(1, 1, requires_grad=True)
+    arguments = torch.zeros(1, 1), torch.full((1, 1), advantage), torch.ones(1, 1)
+    result = get_rule("grpo")(logp, *arguments, clip_low=0.0, clip_high=0.0)
+    (grad,) = torch.autograd.grad(result.objective.sum(), logp)
+    assert float(result.keep) == 1 and float(grad) == advantage
+
+
+def test_a_rejected_response_without_advantage_counts_as_nothing_masked() -> None:
+    divergence = torch.tensor([[0.5, 0.0], [0.5, 0.0]])
+    advantages = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
+    zeros = torch.zeros(2, 2)
+    result = get_rule("trm_max")(zeros, zeros, advantages, torch.ones(2, 2), divergence, delta_max=0.1)
+    assert summarise(result.stats)["masked_fraction"] == 1.0
+    assert float(result.stats["masked"]) == 2.0

@@ -1,23 +1,17 @@
 """Properties on random inputs: divergence bounds, invariances, agreement with the loop reference."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from maths_batches import TokenBatch, constants, distributions, random_batch
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.maths.rules import RULES, get_rule
-
-_SPEC = importlib.util.spec_from_file_location("loops", Path(__file__).parents[1] / "oracles" / "loops.py")
-loops = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(loops)
+from tests.maths.maths_batches import TokenBatch, constants, distributions, random_batch
+from tests.oracles import loops
 
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=40, deadline=None, derandomize=True)

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from maths_batches import CONSTANTS, distributions, random_batch, random_permutation
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
+from tests.maths.maths_batches import CONSTANTS, distributions, random_batch, random_permutation
 
 INF = math.inf
 CPPO = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "delta_b_mode": "adaptive"}
@@ -169,3 +169,10 @@ def test_prefix_excess_of_16k_tokens_holds_in_float32() -> None:
         results.append(prefix_excess(weights, divergence.to(dtype), valid, rate).double())
     assert float(results[1].abs().max()) > 0.5  # the sum wanders far from its start
     assert float((results[0] - results[1]).abs().max()) < 2e-5
+
+
+def test_binary_kl_of_a_nearly_certain_token_holds_in_float32() -> None:
+    logp, rollout_logp = torch.tensor([-1e-5]), torch.tensor([-3e-5])
+    narrow = divergences.binary(logp, rollout_logp, "kl").double()
+    wide = divergences.binary(logp.double(), rollout_logp.double(), "kl")
+    torch.testing.assert_close(narrow, wide, rtol=1e-4, atol=0)
