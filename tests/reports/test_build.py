@@ -1,0 +1,201 @@
+"""Building a report: what is written, when nothing is, and that the same runs give the same bytes."""
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cppo_lab import schema
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.errors import UserError
+from cppo_lab.reports import build
+from cppo_lab.reports.build import MARKER, ReportRequest, build_report, paper_request
+
+TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
+TABLES |= {"table_long.csv", "runs.csv"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
+    page = build_report(demo_request)
+    assert page == demo_request.out / "index.html"
+    files = contents(demo_request.out)
+    figures = {
+        f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf")
+    }
+    assert set(files) == TABLES | figures | {"index.html", MARKER}
+    assert (
+        files["table_full.csv"].decode().splitlines()[0]
+        == "model,t_stop,method,chain24,chain25,chain26,avg,core"
+    )
+    assert (
+        files["table_full.csv"].decode().splitlines()[2] == "mini_base,40,cppo,50.00,51.00,52.00,51.00,mini"
+    )
+    html = files["index.html"].decode()
+    assert "CPPO scores 51.00, 20.00 points above GRPO (31.00)" in html
+    assert "over 2 and 2 seeds their standard deviations are 1.41 and 1.41" in html
+    assert "core=mini: a miniature model on a synthetic task, not comparable" in html
+    assert "51.00 ± 1.41" in html
+    assert "Avg@8" in html
+    assert "cppo report demo" in html
+    assert "Audit" not in html
+    assert [path.name for path in demo_request.out.parent.iterdir() if path.name.startswith(".report")] == []
+
+
+def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportRequest) -> None:
+    html = build_report(demo_request).read_text(encoding="utf-8")
+    counted = Counter(re.findall(r'\bid="([^"]+)"', html))
+    assert [name for name, count in counted.items() if count > 1] == []
+    loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', html)
+    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
+    assert "<script" not in html
+    assert re.search(r"<(link|iframe|img|object)\b", html) is None
+
+
+def test_hostile_names_are_text_on_the_page(demo_request: ReportRequest) -> None:
+    hostile = "<script>alert(1)</script>"
+    client = MlflowClient(demo_request.uri)
+    for run in client.search_runs(["1"]):
+        client.set_tag(run.info.run_id, schema.TAG_REASON, hostile)
+    expected = tuple(
+        replace(entry, model=f"m{hostile}", variant=f"{entry.variant}{hostile}")
+        for entry in demo_request.expected
+    )
+    request = replace(
+        demo_request, title=f"T {hostile}", question=hostile, command=hostile, expected=expected
+    )
+    html = build_report(request).read_text(encoding="utf-8")
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") > 10
+
+
+def test_the_same_runs_give_the_same_bytes_in_another_process(demo_request: ReportRequest) -> None:
+    build_report(demo_request)
+    first = contents(demo_request.out)
+    build_report(demo_request)
+    assert contents(demo_request.out) == first
+    code = (
+        "import pickle, sys; from cppo_lab.reports.build import build_report;"
+        "build_report(pickle.loads(sys.stdin.buffer.read()))"
+    )
+    environment = dict(os.environ, PYTHONHASHSEED="7")
+    subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(demo_request), check=True, env=environment
+    )
+    assert contents(demo_request.out) == first
+
+
+def test_an_incomplete_grid_is_refused_and_nothing_written(demo_request: ReportRequest) -> None:
+    more = ExpectedRun("cppo-2", "mini_base", "cppo", 2)
+    request = replace(demo_request, expected=(*demo_request.expected, more))
+    before = set(demo_request.out.parent.iterdir())
+    with pytest.raises(
+        UserError, match=r"cppo on mini_base, seed 2 \(missing\).*cppo launch demo.*--partial"
+    ):
+        build_report(request)
+    assert set(demo_request.out.parent.iterdir()) == before
+
+    html = build_report(replace(request, partial=True)).read_text(encoding="utf-8")
+    assert "cppo on mini_base, seed 2 (missing)" in html
+    assert "51.00 ± 1.41†" in html
+
+
+def test_a_refused_build_leaves_the_old_report(demo_request: ReportRequest) -> None:
+    build_report(demo_request)
+    before = contents(demo_request.out)
+    client = MlflowClient(demo_request.uri)
+    run = client.search_runs(["1"])[0]
+    client.set_tag(run.info.run_id, schema.TAG_STATUS, schema.RUNNING)
+    with pytest.raises(UserError, match=r"\(running\)"):
+        build_report(demo_request)
+    assert contents(demo_request.out) == before
+
+
+@pytest.mark.parametrize("moment", ["drawing", "writing", "swapping"])
+def test_an_interrupted_build_leaves_the_old_report(
+    demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    build_report(demo_request)
+    before = contents(demo_request.out)
+    beside = set(demo_request.out.parent.iterdir())
+    with monkeypatch.context() as patched:
+        if moment == "drawing":
+            patched.setattr(build, "render_page", interrupted)
+        elif moment == "writing":
+            patched.setattr(Path, "write_bytes", interrupted)
+        else:
+            real = Path.rename
+
+            def rename(path: Path, target: Path) -> Path:
+                if ".new-" in path.name:
+                    raise OSError("disk full")
+                return real(path, target)
+
+            patched.setattr(Path, "rename", rename)
+        with pytest.raises((KeyboardInterrupt, OSError)):
+            build_report(demo_request)
+    assert contents(demo_request.out) == before
+    assert set(demo_request.out.parent.iterdir()) == beside
+    build_report(demo_request)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_what_is_no_report_of_ours_is_not_replaced(demo_request: ReportRequest, kind: str) -> None:
+    out = demo_request.out
+    if kind == "file":
+        out.write_text("mine")
+    elif kind == "link":
+        out.symlink_to(out.parent)
+    else:
+        out.mkdir()
+        (out / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match=r"is not a report of ours.*--out"):
+        build_report(demo_request)
+    if kind == "folder":
+        assert contents(out) == {"thesis.tex": b"mine"}
+
+
+def test_an_empty_folder_may_be_filled(demo_request: ReportRequest) -> None:
+    demo_request.out.mkdir()
+    assert build_report(demo_request).is_file()
+
+
+def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
+    request = paper_request(reference_uri, tmp_path / "deep" / "main")
+    files = contents(build_report(request).parent)
+    figures = {f"figure_{name}.{kind}" for name in ("4", "diagnostics") for kind in ("png", "svg", "pdf")}
+    assert set(files) == TABLES | figures | {"audit.md", "audit.csv", "index.html", MARKER}
+    html = files["index.html"].decode()
+    assert "the paper&#39;s own curves (arXiv 2606.10968), not trained here" in html
+    assert "CPPO has the highest score on 4 of 4 models" in html
+    assert "CISPO collapses: its best is 49.51 at step 145" in html
+    assert html.count("not seen in these curves") == 2
+    assert len(set(re.findall(r"<code>(paper-Qwen3[^<]+)</code>", html))) == 28
+    assert (
+        html.count("<svg") == 4 + 3 * 4 + 2 * 3
+    )  # curves; three diagnostics each; delta_b and share on Base
+    counted = Counter(re.findall(r'\bid="([^"]+)"', html))
+    assert max(counted.values()) == 1
+    assert b"core" not in files["table_main.csv"]
+    assert len(files["audit.csv"].splitlines()) == 1 + 28 * 4
+
+
+def test_the_paper_report_without_an_import_says_what_to_do(
+    demo_request: ReportRequest, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="cppo reference import"):
+        build_report(paper_request(demo_request.uri, tmp_path / "main"))

@@ -1,0 +1,157 @@
+"""The infos behind the figures, and that files are the same bytes every time. Pixels are looked at, not
+tested.
+"""
+
+import re
+import subprocess
+import sys
+
+import matplotlib
+import pytest
+from made_sweeps import MadeRun, both, expect, make_data
+
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures.files import inline_svg, render
+from cppo_lab.reports.figures.style import COLOURS, colours
+
+
+def board_of(*runs: MadeRun) -> Scoreboard:
+    return score_sweep(make_data(runs), expect(runs))
+
+
+@pytest.fixture
+def two_seeds() -> Scoreboard:
+    return board_of(
+        MadeRun("cppo", seed=0, scores=both({10: 0.2, 20: 0.4, 30: 0.3, 110: 0.9})),
+        MadeRun("cppo", seed=1, scores=both({10: 0.4, 20: 0.2})),
+        MadeRun("dppo", seed=0, scores=both({10: 0.5, 20: 0.0})),
+    )
+
+
+def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard) -> None:
+    info = curves.curves_info(paper_board, "Figure 4")
+    assert [(panel.model, panel.t_stop, len(panel.lines)) for panel in info.panels] == [
+        ("Qwen3-1.7B", 1120, 7),
+        ("Qwen3-1.7B-Base", 680, 7),
+        ("Qwen3-8B-Base", 490, 7),
+        ("Qwen3-30B-A3B-Base", 560, 7),
+    ]
+    tops = [(panel.top[0], panel.top[1], round(panel.top[2], 2)) for panel in info.panels if panel.top]
+    assert tops == [("cppo", 980, 31.87), ("cppo", 500, 12.78), ("cppo", 420, 31.11), ("cppo", 545, 54.79)]
+    assert info.legend == (
+        ("GRPO", "#59A14F"),
+        ("MinPRO", "#282828"),
+        ("CISPO", "#B07AA1"),
+        ("DPPO", "#E05759"),
+        ("TRM-Max", "#B5651D"),
+        ("TRM-Avg", "#D9A521"),
+        ("CPPO", "#0052D9"),
+    )
+    assert "not trained here" in info.source
+    assert len(info.run_ids) == 28
+    collapsed = [
+        (panel.model, line.variant)
+        for panel in info.panels
+        for line in panel.lines
+        if line.seeds[0].collapsed
+    ]
+    assert collapsed == [("Qwen3-30B-A3B-Base", "cispo")]
+
+
+def test_seeds_become_a_mean_a_band_and_a_mark_each(two_seeds: Scoreboard) -> None:
+    info = curves.curves_info(two_seeds, "Demo")
+    (panel,) = info.panels
+    dppo, cppo = panel.lines
+    assert cppo.steps == (10, 20)  # where both seeds have a value
+    assert cppo.mean == pytest.approx((30.0, 30.0))
+    assert cppo.low == pytest.approx((20.0, 20.0))
+    assert cppo.high == pytest.approx((40.0, 40.0))
+    assert cppo.seeds[0].steps == (10, 20, 30)  # step 110 is outside the window
+    assert [seed.best for seed in cppo.seeds] == [(20, 40.0), (10, 40.0)]
+    assert dppo.seeds[0].collapsed
+    assert panel.top == ("cppo", 10, 40.0)  # of equal bests the earliest; a collapsed run never
+    assert "core=mini" in info.source
+
+
+def test_a_variant_without_validation_has_no_line() -> None:
+    runs = [MadeRun("cppo", scores=both({10: 0.2})), MadeRun("dppo")]
+    info = curves.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
+    assert [line.variant for line in info.panels[0].lines] == ["cppo"]
+
+
+def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
+    steps = range(1000)
+    runs = [
+        MadeRun("cppo", seed=0, scores=both({10: 0.2}), logged={"train/reward": dict.fromkeys(steps, 0.2)}),
+        MadeRun("cppo", seed=1, scores=both({10: 0.2}), logged={"train/reward": dict.fromkeys(steps, 0.4)}),
+        MadeRun("dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01}}),
+    ]
+    info = diagnostics.diagnostics_info(board_of(*runs), "Demo")
+    assert info is not None
+    assert info.metrics == ("train/reward", "rule/masked_fraction")
+    reward, masked = info.panels
+    (trace,) = reward.traces
+    assert trace.runs == 2
+    assert len(trace.steps) <= diagnostics.POINTS
+    for values, value in ((trace.mean, 0.3), (trace.low, 0.2), (trace.high, 0.4)):
+        assert values == pytest.approx([value] * len(trace.steps))
+    assert [(t.variant, t.steps, t.mean) for t in masked.traces] == [("dppo", (1.0,), (0.01,))]
+    assert diagnostics.diagnostics_info(board_of(MadeRun("cppo", scores=both({10: 0.2}))), "Demo") is None
+
+
+def test_colours_of_other_variants_are_distinct() -> None:
+    names = ("cppo", "dppo", "a", "b", "c", "d", "e")
+    palette = colours(names)
+    assert palette["cppo"] == "#0052D9"
+    assert len({palette[name] for name in names} | set(COLOURS.values())) == len(COLOURS) + 5
+
+
+def test_the_same_info_gives_the_same_bytes_without_dates(two_seeds: Scoreboard) -> None:
+    info = curves.curves_info(two_seeds, "Demo & <more>")
+    files = render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
+    assert files == render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
+    assert files["png"].startswith(b"\x89PNG")
+    assert files["pdf"].startswith(b"%PDF")
+    assert b"dc:date" not in files["svg"]
+    assert b"CreationDate" not in files["pdf"]
+    for data in (files["png"], files["svg"], files["pdf"]):
+        assert b"chain-cppo-1" in data  # the run ids travel in the metadata
+
+
+def test_drawing_leaves_the_users_settings_alone(two_seeds: Scoreboard) -> None:
+    info = curves.curves_info(two_seeds, "Demo")
+    before = dict(matplotlib.rcParams)
+    with matplotlib.rc_context({"lines.linewidth": 17.0, "axes.facecolor": "red"}):
+        odd = render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
+    assert odd == render(lambda fig: curves.draw(info, fig), "Demo", info.run_ids)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_inline_figures_share_no_ids_and_point_at_their_own(two_seeds: Scoreboard) -> None:
+    panel = curves.curves_info(two_seeds, "Demo").panels[0]
+    drawings = [
+        inline_svg(lambda fig: curves.draw_panel(panel, fig.subplots()), name, 4.0, 3.0, 'a "quoted" <label>')
+        for name in ("one", "two")
+    ]
+    ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawings]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    for svg, known in zip(drawings, ids, strict=True):
+        targets = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', svg))
+        assert targets
+        assert {first or second for first, second in targets} <= known
+        assert "&lt;label&gt;" in svg
+        assert "<text" in svg  # live text
+        assert svg.count("<svg") == 1
+
+
+def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
+    code = (
+        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.markup, cppo_lab.reports.sheets;"
+        "assert 'matplotlib' not in sys.modules, 'matplotlib';"
+        "import cppo_lab.reports.build;"
+        "bad = {'matplotlib.pyplot', 'torch', 'hydra', 'submitit', 'cppo_lab.sweep'} & set(sys.modules);"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,139 @@
+"""The import of the paper's curves: what it writes, that it writes it once, and that it survives being
+killed.
+"""
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.tracking import reference
+from cppo_lab.tracking.reference import ReferenceRun, import_reference, reference_runs
+
+
+def stored(uri: str) -> dict[str, Run]:
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name(schema.PAPER)
+    runs = client.search_runs([found.experiment_id])
+    assert len({run.data.tags[schema.TAG_RUN_ID] for run in runs}) == len(runs)
+    return {run.data.tags[schema.TAG_RUN_ID]: run for run in runs}
+
+
+def test_every_curve_is_one_run_and_shared_ones_are_not_doubled() -> None:
+    runs = {run.run_id: run for run in reference_runs()}
+    assert len(runs) == 28 + 9
+    assert runs["paper-Qwen3-1.7B-dppo"].sweeps == {
+        "main": "dppo",
+        "single_mechanism": "dppo",
+        "position_weight_ordering": "dppo",
+        "mask_vs_soft": "dppo",
+    }
+    assert runs["paper-Qwen3-1.7B-Base-cppo"].sweeps == {
+        "main": "cppo",
+        "sensitivity": "cppo_db0.02_w0.8",
+        "kl_vs_tv": "cppo_tv",
+        "binary_vs_topk": "cppo_topk_tv",
+    }
+    assert set(runs["paper-Qwen3-1.7B-cppo_no_prefix_budget"].sweeps) == {
+        "single_mechanism",
+        "position_weight_ordering",
+    }
+    assert runs["paper-Qwen3-1.7B-Base-cppo_db0.03_w0.8"].rule == "cppo"
+    assert runs["paper-Qwen3-1.7B-cppo_soft"].rule == "cppo_soft"
+    assert {sweep for run in runs.values() for sweep in run.sweeps} >= {"main", "sensitivity", "kl_vs_tv"}
+
+
+def test_metrics_have_schema_names_and_units() -> None:
+    runs = reference_runs()
+    assert all(schema.is_known_metric(name) for run in runs for name in run.points)
+    points = next(run for run in runs if run.run_id == "paper-Qwen3-8B-Base-cppo").points
+    assert points["val/mean/avg_at_16"][420] == pytest.approx((0.345833 + 0.3 + 0.2875) / 3)
+    assert max(points["train/response_length"].values()) > 1000  # tokens, not thousands of them
+    assert 0 < max(points["train/reward"].values()) < 1
+    assert set(points) >= {"rule/delta_b_mean", "rule/prefix_budget_share", "train/relative_logprob_error"}
+    dppo = next(run for run in runs if run.run_id == "paper-Qwen3-8B-Base-dppo").points
+    assert "rule/delta_b_mean" not in dppo
+
+
+def test_the_store_says_what_the_runs_are(reference_uri: str) -> None:
+    runs = stored(reference_uri)
+    assert len(runs) == 37
+    tags = runs["paper-Qwen3-30B-A3B-Base-cispo"].data.tags
+    assert tags[schema.TAG_STATUS] == schema.DONE
+    assert tags[schema.TAG_CORE] == schema.PAPER
+    assert tags[schema.TAG_SEED] == "unknown"
+    assert tags[schema.TAG_T_STOP] == "560"
+    assert tags[schema.sweep_tag("main")] == "cispo"
+    assert runs["paper-Qwen3-30B-A3B-Base-cispo"].info.status == "FINISHED"
+    assert runs["paper-Qwen3-30B-A3B-Base-cispo"].info.run_name == "cispo on Qwen3-30B-A3B-Base (paper)"
+    note = MlflowClient(reference_uri).get_experiment_by_name(schema.PAPER).tags["mlflow.note.content"]
+    assert "not trained here" in note
+    assert "arxiv.org/abs/2606.10968" in note
+
+
+def test_a_second_import_adds_nothing(reference_uri: str) -> None:
+    before = {run_id: run.info.run_id for run_id, run in stored(reference_uri).items()}
+    lines: list[str] = []
+    assert import_reference(reference_uri, lines.append) == 0
+    assert {run_id: run.info.run_id for run_id, run in stored(reference_uri).items()} == before
+    assert lines == ["reference: 0 runs added, 37 were there already"]
+
+
+def small_reference() -> list[ReferenceRun]:
+    runs = []
+    for variant in ("grpo", "dppo", "cppo"):
+        run = ReferenceRun(f"paper-m-{variant}", "m", variant, 100, {"main": variant})
+        run.points["val/mean/avg_at_16"] = {step: step / 10_000 for step in range(15)}
+        runs.append(run)
+    return runs
+
+
+@pytest.mark.parametrize("calls_before_the_kill", [3, 4, 5, 6])
+def test_a_killed_import_is_finished_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, empty_uri: str, calls_before_the_kill: int
+) -> None:
+    """Each run takes three batches: points, points, status. The kill hits the second run at each of them."""
+    uri = empty_uri
+    monkeypatch.setattr(reference, "reference_runs", small_reference)
+    monkeypatch.setattr(reference, "BATCH", 10)
+    real, calls = MlflowClient.log_batch, iter(range(100))
+
+    def killed(client: MlflowClient, *args: object, **more: object) -> None:
+        if next(calls) == calls_before_the_kill:
+            raise KeyboardInterrupt
+        real(client, *args, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "log_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            import_reference(uri)
+    whole = calls_before_the_kill // 3
+    left = stored(uri)
+    assert len(left) == whole + 1
+    assert sum(run.info.status == "RUNNING" for run in left.values()) == 1
+
+    assert import_reference(uri) == 3 - whole
+    runs = stored(uri)
+    assert set(runs) == {"paper-m-grpo", "paper-m-dppo", "paper-m-cppo"}
+    for run in runs.values():
+        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+        assert len(MlflowClient(uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")) == 15
+    if whole:
+        assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
+
+
+def test_runs_of_others_in_the_experiment_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, empty_uri: str
+) -> None:
+    uri = empty_uri
+    monkeypatch.setattr(reference, "reference_runs", small_reference)
+    import_reference(uri)
+    client = MlflowClient(uri)
+    number = client.get_experiment_by_name(schema.PAPER).experiment_id
+    other = client.create_run(number)
+    assert import_reference(uri) == 0
+    assert client.get_run(other.info.run_id).info.lifecycle_stage == "active"
+    client.delete_experiment(number)
+    with pytest.raises(UserError, match="was deleted"):
+        import_reference(uri)

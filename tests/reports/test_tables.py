@@ -1,0 +1,156 @@
+"""Tables of our own sweeps: marks, seeds, gaps, collapse, and text that must not break the format."""
+
+import csv
+import io
+from decimal import Decimal
+
+import pytest
+from made_sweeps import MadeRun, both, expect, make_data
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports import markup, sheets
+from cppo_lab.reports.names import benchmark_name, display_name, in_order
+from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, full_table, main_table, mark
+
+
+def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:
+    return score_sweep(make_data(runs), expect(runs), partial)
+
+
+def number(text: str, provisional: bool = False) -> Entry:
+    return Entry(Decimal(text), n=1, provisional=provisional)
+
+
+@pytest.mark.parametrize(
+    ("entries", "marks"),
+    [
+        pytest.param([number("1.00"), number("3.00"), number("2.00")], ["", BEST, SECOND], id="three"),
+        pytest.param(
+            [number("3.00"), number("3.00"), number("2.00")], [BEST, BEST, SECOND], id="tie for best"
+        ),
+        pytest.param(
+            [number("3.00"), number("2.00"), number("2.00")], [BEST, SECOND, SECOND], id="tie for second"
+        ),
+        pytest.param(
+            [number("3.00"), Entry(word="collapse"), number("2.00")], [BEST, "", SECOND], id="collapse"
+        ),
+        pytest.param(
+            [number("3.00", True), number("2.00"), number("1.00")], ["", BEST, SECOND], id="provisional"
+        ),
+        pytest.param([number("3.00"), Entry(word="missing")], ["", ""], id="nothing to compare with"),
+        pytest.param([number("2.00"), number("2.00")], [BEST, BEST], id="all equal"),
+        pytest.param([], [], id="empty"),
+    ],
+)
+def test_marks(entries: list[Entry], marks: list[str]) -> None:
+    assert [entry.mark for entry in mark(entries)] == marks
+
+
+def test_seeds_give_mean_and_standard_deviation() -> None:
+    runs = [MadeRun("cppo", seed=seed, scores=both({10: score})) for seed, score in enumerate((0.30, 0.34))]
+    runs += [MadeRun("dppo", seed=seed, scores=both({10: 0.2})) for seed in (0, 1)]
+    table = main_table(board_of(*runs), "Demo")
+    assert "| **CPPO** | **32.00 ± 2.83** |" in markup.main_markdown(table)
+    assert r"\textbf{32.00 $\pm$ 2.83}" in markup.main_latex(table)
+    assert sheets.main_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
+    long = list(csv.DictReader(io.StringIO(sheets.long_csv(board_of(*runs)))))
+    avg = next(row for row in long if (row["method"], row["benchmark"]) == ("cppo", "avg"))
+    assert (avg["core"], avg["n"], avg["mean"], avg["std"]) == ("mini", "2", "32.0000", "2.8284")
+
+
+def test_every_text_of_a_mini_sweep_says_so() -> None:
+    board = board_of(MadeRun("cppo", scores=both({10: 0.3})))
+    main, full = main_table(board, "Demo"), full_table(board, "Demo")
+    for text in (
+        markup.main_markdown(main),
+        markup.main_latex(main),
+        markup.full_markdown(full),
+        markup.full_latex(full),
+    ):
+        assert "core=mini" in text
+        assert "not comparable with the paper" in text
+    for text in (
+        sheets.main_csv(main),
+        sheets.full_csv(full),
+        sheets.long_csv(board),
+        sheets.runs_csv(board),
+    ):
+        assert "mini" in text.splitlines()[1].split(",")
+
+
+def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
+    board = board_of(
+        MadeRun("cppo", model="small", scores=both({10: 0.3}), t_stop=40),
+        MadeRun("cppo", model="large", scores=both({10: 0.4}), t_stop=80),
+        MadeRun("dppo", model="large", scores=both({10: 0.5}), t_stop=80),
+    )
+    full = full_table(board, "Demo")
+    assert sheets.full_csv(full).splitlines() == [
+        "model,t_stop,method,chain24,chain25,avg,core",
+        "small,40,cppo,30.00,30.00,30.00,mini",
+        "large,80,dppo,50.00,50.00,50.00,mini",
+        "large,80,cppo,40.00,40.00,40.00,mini",
+    ]
+    main = main_table(board, "Demo")
+    assert main.models == ("small", "large")
+    assert [row.entries[0].word for row in main.rows] == [NOT_DECLARED, ""]
+
+
+def test_a_partial_table_marks_its_cells_in_every_format() -> None:
+    board = board_of(
+        MadeRun("cppo", scores=both({10: 0.3}), status=schema.RUNNING),
+        MadeRun("dppo", scores=both({10: 0.2})),
+        MadeRun("grpo", status=schema.FAILED, reason="killed"),
+        partial=True,
+    )
+    table = main_table(board, "Demo")
+    assert sheets.main_csv(table).splitlines()[1:] == [
+        "grpo,failed†,mini",
+        "dppo,20.00,mini",
+        "cppo,30.00†,mini",
+    ]
+    assert "30.00†" in markup.main_markdown(table)
+    assert r"30.00$^\dagger$" in markup.main_latex(table)
+    assert not any(entry.mark for row in table.rows for entry in row.entries)
+    assert "cppo on chain, seed 0 (running); grpo on chain, seed 0 (failed: killed)" in table.notes[-1]
+
+
+def test_a_collapse_of_some_seeds_says_how_many() -> None:
+    runs = [
+        MadeRun("cppo", seed=0, scores=both({10: 0.3, 20: 0.3})),
+        MadeRun("cppo", seed=1, scores=both({10: 0.3, 20: 0.0})),
+    ]
+    table = main_table(board_of(*runs), "Demo")
+    assert table.rows[0].entries[0].word == "collapse 1/2"
+
+
+HOSTILE = r"50% of_A & B {x} #1 $2 ~ ^ \ <script>"
+
+
+def test_latex_escapes() -> None:
+    assert markup.escape_latex("a_b % c & d") == r"a\_b \% c \& d"
+    assert markup.escape_latex("[x]") == "{[}x{]}"
+    table = main_table(board_of(MadeRun(HOSTILE, model=HOSTILE, scores=both({10: 0.3}))), HOSTILE)
+    expected = (
+        r"50\% of\_A \& B \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} "
+        r"\textless{}script\textgreater{}"
+    )
+    latex = markup.main_latex(table)
+    assert latex.count(expected) == 3  # caption, column, row
+    assert HOSTILE not in latex
+
+
+def test_markdown_escapes() -> None:
+    assert markup.escape_markdown("a|b*c_d<e>") == r"a\|b\*c\_d&lt;e&gt;"
+    table = main_table(board_of(MadeRun("x|y", scores=both({10: 0.3}))), "a\nb")
+    assert "| x\\|y | 30.00 |" in markup.main_markdown(table)
+    assert markup.main_markdown(table).startswith("# a b\n")
+
+
+def test_names_and_order() -> None:
+    assert in_order(["zeta", "cppo", "grpo", "alpha", "dppo"]) == ("grpo", "dppo", "cppo", "zeta", "alpha")
+    assert display_name("trm_avg") == "TRM-Avg"
+    assert display_name("cppo_db0.02_w0.6") == "CPPO, delta_b 0.02, w_min 0.6"
+    assert display_name("mine") == "mine"
+    assert (benchmark_name("aime24"), benchmark_name("chain24")) == ("AIME24", "chain24")
