@@ -144,7 +144,7 @@ def test_equal_rewards_are_dropped_despite_rounding(normalize_std: bool) -> None
     ],
 )
 def test_aggregation_by_hand(mode: str, expected: float) -> None:
-    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 99.0], [99.0, 99.0, 99.0]])
+    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, float("inf")], [99.0, 99.0, 99.0]])
     valid = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
     assert float(aggregate(values, valid, mode)) == pytest.approx(expected)
 
