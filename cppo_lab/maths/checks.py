@@ -38,7 +38,7 @@ def one_of(name: str, value: str, valid: Iterable[str]) -> None:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {choices}")
 
 
-def same_shape(shape: torch.Size, **tensors: Tensor) -> None:
+def same_shape(shape: tuple[int, ...], **tensors: Tensor) -> None:
     """Raise ValueError unless every tensor has exactly `shape` (no silent broadcasting)."""
     for name, tensor in tensors.items():
         if tensor.shape != shape:
