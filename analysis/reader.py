@@ -66,7 +66,7 @@ def read_sweep(
     """
     store.require_store(uri)
     try:
-        client = MlflowClient(store.absolute_uri(uri))
+        client = MlflowClient(uri)
         return _read(client, uri, experiment, sweep, metrics, frozenset(run_ids))
     except (MlflowException, SQLAlchemyError) as error:
         raise UserError(

@@ -88,10 +88,10 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     """Every file of the report by name."""
     of_paper = request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN
     heads = ("Table 1", "Table 4", "Figure 4") if of_paper else (request.title,) * 3
-    main = main_table(board, f"{heads[0]}: mean score by model")
-    full = full_table(board, f"{heads[1]}: score by benchmark")
-    shown = curves.curves_info(board, f"{heads[2]}: validation curves")
-    traces = diagnostics.diagnostics_info(board, f"{request.title}: training diagnostics")
+    main = main_table(board, f"Mean score by model ({heads[0]})")
+    full = full_table(board, f"Score by benchmark ({heads[1]})")
+    shown = curves.curves_info(board, f"Validation curves ({heads[2]})")
+    traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})")
     texts = {
         "table_main.md": markup.main_markdown(main),
         "table_main.tex": markup.main_latex(main),

@@ -163,7 +163,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     path = store.sqlite_file(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    client = open_client(store.absolute_uri(uri))
+    client = open_client(uri)
     experiment_id = ensure_experiment(client, uri, schema.experiment_name(schema.PAPER), _EXPERIMENT_NOTE)
     present = set()
     for found in list(

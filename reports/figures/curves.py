@@ -8,17 +8,15 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, State
+from cppo_lab.analysis.selection import GAPS, RunScore, State
+from cppo_lab.reports.figures.frame import surround
 from cppo_lab.reports.figures.style import colours
 from cppo_lab.reports.names import display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
-
-LEGEND_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,9 @@ class SeedLine:
 
 @dataclass(frozen=True)
 class Line:
-    """One variant: its runs, and their mean with the lowest and the highest at the steps that all of them
-    have.
+    """One variant: its runs, and the mean, lowest and highest of the finished ones at the steps they share.
+
+    Where no run is finished, the unfinished ones stand in.
     """
 
     variant: str
@@ -49,15 +48,25 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
-    """One model. `top` is the highest selected mean of a finished, not collapsed run: (variant, step,
-    score).
+class Top:
+    """The variant with the highest score of its table cell: `text` is that score, the star is at its best
+    run.
     """
+
+    variant: str
+    step: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One model; `top` is None where no cell competes (collapsed and provisional ones do not)."""
 
     model: str
     t_stop: int | None
     lines: tuple[Line, ...]
-    top: tuple[str, int, float] | None
+    top: Top | None
 
 
 @dataclass(frozen=True)
@@ -73,57 +82,47 @@ class CurvesInfo:
 
 
 def curves_info(board: Scoreboard, title: str) -> CurvesInfo:
-    """The figure of a scored sweep."""
+    """The figure of a scored sweep; a variant that has no curve anywhere is not in the legend."""
     variants = in_order(board.variants)
     palette = colours(variants)
     panels = []
     for model in board.models:
+        of_model = [run for run in board.runs if run.model == model]
         lines = [
-            _line(
-                board, [run for run in board.runs if (run.model, run.variant) == (model, name)], palette[name]
-            )
-            for name in variants
-            if (model, name) in board.cells
+            _line(board, [run for run in of_model if run.variant == name], palette[name]) for name in variants
         ]
-        stops = [run.t_stop for run in board.runs if run.model == model and run.t_stop is not None]
-        kept = tuple(line for line in lines if line.seeds)
-        panels.append(Panel(model, max(stops, default=None), kept, _top(kept)))
+        kept = tuple(line for line in lines if line is not None)
+        stops = [run.t_stop for run in of_model if run.t_stop is not None]
+        panels.append(Panel(model, max(stops, default=None), kept, _top(board, model, kept)))
+    drawn = {line.variant for panel in panels for line in panel.lines}
     return CurvesInfo(
         title=title,
         source=origin(core_of(board)),
         y_label=f"mean Avg@{board.curves.samples} (%)",
         panels=tuple(panels),
-        legend=tuple((display_name(name), palette[name]) for name in variants),
+        legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
         run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
     )
 
 
-def _line(board: Scoreboard, runs: Sequence[RunScore], colour: str) -> Line:
-    seeds, series = [], []
+def _line(board: Scoreboard, runs: Sequence[RunScore], colour: str) -> Line | None:
+    """None if none of the runs has a validation inside its window."""
+    curves: list[tuple[RunScore, pd.Series]] = []
     for run in runs:
         curve = board.curves.of(run.mlflow_id or "")[schema.MEAN].dropna() * 100
         curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
-        if curve.empty:
-            continue
-        choice = run.choice
-        best = None if choice.step is None or choice.score is None else (choice.step, 100 * choice.score)
-        series.append(curve)
-        seeds.append(
-            SeedLine(
-                run_id=run.run_id or "",
-                steps=tuple(int(step) for step in curve.index),
-                values=tuple(float(value) for value in curve),
-                best=best,
-                collapsed=run.state is State.COLLAPSE,
-            )
-        )
-    together = pd.concat(series, axis=1, join="inner") if series else pd.DataFrame()
+        if not curve.empty:
+            curves.append((run, curve))
+    if not curves:
+        return None
+    finished = [curve for run, curve in curves if run.state not in GAPS]
+    together = pd.concat(finished or [curve for _, curve in curves], axis=1, join="inner")
     variant = runs[0].variant
     return Line(
         variant=variant,
         label=display_name(variant),
         colour=colour,
-        seeds=tuple(seeds),
+        seeds=tuple(_seed_line(run, curve) for run, curve in curves),
         steps=tuple(int(step) for step in together.index),
         mean=tuple(together.mean(axis=1)),
         low=tuple(together.min(axis=1)),
@@ -131,18 +130,29 @@ def _line(board: Scoreboard, runs: Sequence[RunScore], colour: str) -> Line:
     )
 
 
-def _top(lines: Sequence[Line]) -> tuple[str, int, float] | None:
-    """The best selected score of the panel among runs that did not collapse."""
-    bests = [
-        (seed.best[1], -seed.best[0], line.variant)
-        for line in lines
-        for seed in line.seeds
-        if seed.best is not None and not seed.collapsed
-    ]
-    if not bests:
+def _seed_line(run: RunScore, curve: pd.Series) -> SeedLine:
+    choice = run.choice
+    return SeedLine(
+        run_id=run.run_id or "",
+        steps=tuple(int(step) for step in curve.index),
+        values=tuple(float(value) for value in curve),
+        best=None if choice.step is None or choice.score is None else (choice.step, 100 * choice.score),
+        collapsed=run.state is State.COLLAPSE,
+    )
+
+
+def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
+    competing = []
+    for line in lines:
+        cell = board.cells[model, line.variant]
+        if cell.state is State.SCORED and not cell.provisional and cell.score is not None:
+            competing.append((cell.score.mean, line))
+    if not competing:
         return None
-    score, step, variant = max(bests)
-    return (variant, -step, score)
+    mean, line = max(competing, key=lambda entry: entry[0])
+    score, step = max((seed.best[1], -seed.best[0]) for seed in line.seeds if seed.best is not None)
+    number = str(round_half_up(percent(mean)))  # the very number of the table
+    return Top(line.variant, -step, score, number if len(line.seeds) == 1 else f"mean {number}")
 
 
 def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -> None:
@@ -162,7 +172,7 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -
         for seed in line.seeds:
             _mark_run(ax, line, seed, front)
     if panel.top is not None:
-        _mark_top(ax, panel)
+        _mark_top(ax, panel, panel.top)
     if titled:
         stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
         ax.set_title(panel.model + stop, loc="left", parse_math=False)
@@ -197,15 +207,19 @@ def _mark_run(ax: Axes, line: Line, seed: SeedLine, front: int) -> None:
         )
 
 
-def _mark_top(ax: Axes, panel: Panel) -> None:
-    variant, step, score = panel.top
-    colour = next(line.colour for line in panel.lines if line.variant == variant)
-    ax.plot(
-        step, score, "*", markersize=12, color=colour, markeredgecolor="white", markeredgewidth=0.7, zorder=60
-    )
+def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
+    colour = next(line.colour for line in panel.lines if line.variant == top.variant)
+    star = {
+        "markersize": 12,
+        "color": colour,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.7,
+        "zorder": 60,
+    }
+    ax.plot(top.step, top.score, "*", **star)
     ax.annotate(
-        str(round_half_up(percent(score / 100))),  # the very number of the table
-        (step, score),
+        top.text,
+        (top.step, top.score),
         xytext=(0, 7),
         textcoords="offset points",
         ha="center",
@@ -218,22 +232,14 @@ def _mark_top(ax: Axes, panel: Panel) -> None:
 
 
 def draw(info: CurvesInfo, fig: Figure) -> None:
-    """All panels with a shared legend below and the source under the title."""
+    """All panels, two in a row, with title, source and a shared legend."""
     columns = 1 if len(info.panels) == 1 else 2
     rows = -(-len(info.panels) // columns)
-    legend_rows = -(-len(info.legend) // LEGEND_COLUMNS)
-    fig.set_size_inches(5.4 * columns, 3.3 * rows + 0.7 + 0.22 * legend_rows)
-    fig.set_layout_engine("constrained")
+    width = 7.2 if columns == 1 else 5.4 * columns
+    surround(fig, (width, (4.2 if columns == 1 else 3.3) * rows), (info.title, info.source), info.legend)
     axes = fig.subplots(rows, columns, squeeze=False)
     for index, ax in enumerate(axes.flat):
         if index < len(info.panels):
             draw_panel(info.panels[index], ax, info.y_label if index % columns == 0 else "")
         else:
             ax.remove()
-    fig.suptitle(f"{info.title}\n{info.source}", fontsize=10, parse_math=False)
-    handles = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in info.legend]
-    legend = fig.legend(
-        handles, [label for label, _ in info.legend], loc="outside lower center", ncols=LEGEND_COLUMNS
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)

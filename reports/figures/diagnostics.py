@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.figures.frame import surround
 from cppo_lab.reports.figures.style import colours
 from cppo_lab.reports.names import display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
@@ -15,7 +15,6 @@ from cppo_lab.reports.tables import core_of
 POINTS = (
     120  # per line at most: neighbouring steps are averaged, which also calms the noise of single batches
 )
-LEGEND_COLUMNS = 4
 LABELS = {
     "train/reward": "reward (fraction)",
     "train/response_length": "response length (tokens)",
@@ -80,13 +79,14 @@ def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
             traces = [_trace(board, logged, (model, name), metric, palette[name]) for name in variants]
             kept = tuple(trace for trace in traces if trace is not None)
             panels.append(DiagnosticPanel(model, metric, LABELS[metric], kept))
+    drawn = {trace.variant for panel in panels for trace in panel.traces}
     return DiagnosticsInfo(
         title=title,
         source=origin(core_of(board)),
         models=board.models,
         metrics=metrics,
         panels=tuple(panels),
-        legend=tuple((display_name(name), palette[name]) for name in variants),
+        legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
         run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
     )
 
@@ -130,23 +130,16 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
     ax.set_xlabel("training step")
     ax.margins(x=0.02)
     if not panel.traces:
-        ax.text(0.5, 0.5, "not logged", transform=ax.transAxes, ha="center", color="#777777")
+        ax.set_axis_off()
+        ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
 
 
 def draw(info: DiagnosticsInfo, fig: Figure) -> None:
-    """All panels: models as rows, metrics as columns, with a shared legend."""
+    """All panels: models as rows, metrics as columns, with title, source and a shared legend."""
     rows, columns = len(info.models), len(info.metrics)
-    legend_rows = -(-len(info.legend) // LEGEND_COLUMNS)
-    fig.set_size_inches(max(3.3 * columns, 5.0), 2.5 * rows + 0.7 + 0.22 * legend_rows)
-    fig.set_layout_engine("constrained")
+    surround(fig, (max(3.3 * columns, 5.4), 2.5 * rows), (info.title, info.source), info.legend)
     axes = fig.subplots(rows, columns, squeeze=False)
     for ax, panel in zip(axes.flat, info.panels, strict=True):
-        draw_panel(panel, ax, panel.label if columns > 1 else f"{panel.model}: {panel.label}")
+        draw_panel(panel, ax, panel.label)
     for ax, model in zip(axes[:, 0], info.models, strict=True):
         ax.set_ylabel(model, fontweight="bold", parse_math=False)
-    fig.suptitle(f"{info.title}\n{info.source}", fontsize=10, parse_math=False)
-    handles = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in info.legend]
-    labels = [label for label, _ in info.legend]
-    legend = fig.legend(handles, labels, loc="outside lower center", ncols=LEGEND_COLUMNS)
-    for text in legend.get_texts():
-        text.set_parse_math(False)

@@ -10,9 +10,11 @@ import matplotlib
 import pytest
 from made_sweeps import MadeRun, both, expect, make_data
 
+from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import inline_svg, render
+from cppo_lab.reports.figures.frame import legend_columns
 from cppo_lab.reports.figures.style import COLOURS, colours
 
 
@@ -37,8 +39,13 @@ def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard
         ("Qwen3-8B-Base", 490, 7),
         ("Qwen3-30B-A3B-Base", 560, 7),
     ]
-    tops = [(panel.top[0], panel.top[1], round(panel.top[2], 2)) for panel in info.panels if panel.top]
-    assert tops == [("cppo", 980, 31.87), ("cppo", 500, 12.78), ("cppo", 420, 31.11), ("cppo", 545, 54.79)]
+    tops = [(panel.top.variant, panel.top.step, panel.top.text) for panel in info.panels if panel.top]
+    assert tops == [
+        ("cppo", 980, "31.88"),
+        ("cppo", 500, "12.78"),
+        ("cppo", 420, "31.11"),
+        ("cppo", 545, "54.79"),
+    ]
     assert info.legend == (
         ("GRPO", "#59A14F"),
         ("MinPRO", "#282828"),
@@ -70,7 +77,8 @@ def test_seeds_become_a_mean_a_band_and_a_mark_each(two_seeds: Scoreboard) -> No
     assert cppo.seeds[0].steps == (10, 20, 30)  # step 110 is outside the window
     assert [seed.best for seed in cppo.seeds] == [(20, 40.0), (10, 40.0)]
     assert dppo.seeds[0].collapsed
-    assert panel.top == ("cppo", 10, 40.0)  # of equal bests the earliest; a collapsed run never
+    # Of equal bests the earliest step; a collapsed variant never. The text is the score of the table.
+    assert panel.top == curves.Top("cppo", 10, pytest.approx(40.0), "mean 40.00")
     assert "core=mini" in info.source
 
 
@@ -78,6 +86,26 @@ def test_a_variant_without_validation_has_no_line() -> None:
     runs = [MadeRun("cppo", scores=both({10: 0.2})), MadeRun("dppo")]
     info = curves.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
     assert [line.variant for line in info.panels[0].lines] == ["cppo"]
+    assert info.legend == (("CPPO", "#0052D9"),)
+
+
+def test_an_unfinished_seed_is_drawn_but_not_in_the_mean() -> None:
+    runs = [
+        MadeRun("cppo", seed=0, scores=both({10: 0.2, 20: 0.4})),
+        MadeRun("cppo", seed=1, scores=both({10: 0.8}), status=schema.RUNNING),
+    ]
+    info = curves.curves_info(score_sweep(make_data(runs), expect(runs), partial=True), "Demo")
+    (line,) = info.panels[0].lines
+    assert (line.steps, line.mean) == ((10, 20), pytest.approx((20.0, 40.0)))
+    assert len(line.seeds) == 2
+    assert info.panels[0].top is None  # a provisional cell does not compete
+
+
+@pytest.mark.parametrize(
+    ("labels", "width", "columns"), [((), 5, 1), (("ab",) * 3, 20, 3), (("x" * 60,) * 4, 7.2, 1)]
+)
+def test_the_legend_fits_the_figure(labels: tuple[str, ...], width: float, columns: int) -> None:
+    assert legend_columns(labels, width) == columns
 
 
 def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
