@@ -7,30 +7,16 @@ each claim is tested against the curves, and some do not show there.
 
 import itertools
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass
 from decimal import Decimal
 
 import pandas as pd
 
 from cppo_lab.analysis.audit import AVERAGE, Audit, AuditCell, AuditRun, Printing, same_curve
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import Stat, State
+from cppo_lab.analysis.selection import State
 from cppo_lab.reports.headlines import points
 from cppo_lab.reports.names import OURS, benchmark_name, display_name
-
-CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
-
-
-@dataclass(frozen=True)
-class Oddity:
-    """One claim about the printed tables, the verdict of the curves, and the evidence in a sentence or
-    two.
-    """
-
-    claim: str
-    verdict: str
-    evidence: str
+from cppo_lab.reports.oddity import CONFIRMED, NOT_SEEN, Oddity, found_in_curves, listed, run_name
 
 
 def oddities(
@@ -49,19 +35,8 @@ def oddities(
         _late(audit, board),
         _ordering(ablations),
         _shared(shared),
-        _two_evaluations(audit),
-        _ties(audit),
-        _early(audit),
-        _untrained(audit),
+        *found_in_curves(audit),
     ]
-
-
-def _name(run: AuditRun) -> str:
-    return f"{display_name(run.score.variant)} on {run.score.model}"
-
-
-def _listed(items: Iterable[str]) -> str:
-    return "; ".join(items) or "none"
 
 
 def _remainder(cell: AuditCell) -> Decimal:
@@ -80,7 +55,7 @@ def _cutting(audit: Audit) -> Oddity:
     above = [cell for cell in cut if _remainder(cell) >= threshold]
     highest = max(_remainder(cell) for cell in cut if cell not in above)
     largest = max(abs(cell.difference) for cell in audit.cells if cell.difference is not None)
-    exceptions = _listed(
+    exceptions = listed(
         f"{display_name(c.method)} on {c.model}, {_column(c.column)}: {c.exact} printed {c.printed}"
         for c in above
     )
@@ -119,10 +94,11 @@ def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str,
 def _collapse(audit: Audit, run: AuditRun) -> Oddity:
     choice, model = run.score.choice, run.score.model
     others = [r for r in audit.runs if r.score.model == model and r.score.state is State.SCORED]
-    below = [_name(r) for r in others if (r.score.choice.score or 0.0) < (choice.score or 0.0)]
+    below = [run_name(r) for r in others if (r.score.choice.score or 0.0) < (choice.score or 0.0)]
     printed = audit.cell(model, run.score.variant, AVERAGE).printed
     return Oddity(
-        f"{_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
+        f"{run_name(run)} is printed “{printed}” although its best mean inside the window is a finite "
+        f"number.",
         CONFIRMED if choice.score else NOT_SEEN,
         f"Its best mean is {points(choice.score or 0.0)} at step {choice.step}; its last point is step "
         f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would "
@@ -199,70 +175,9 @@ def _shared(shared: dict[tuple[str, str], str]) -> Oddity:
         by_method.setdefault(method, []).append(
             ablation if variant == method else f"{ablation} (as {variant})"
         )
-    evidence = _listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
+    evidence = listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
     return Oddity(
         "Two ablation curves, DPPO and full CPPO, are runs of the main table.",
         CONFIRMED if {"dppo", "cppo"} == set(by_method) else NOT_SEEN,
         f"Equal point by point with the main grid: {evidence}.",
-    )
-
-
-def _two_evaluations(audit: Audit) -> Oddity:
-    averaged = [run for run in audit.runs if run.half_grid > 0.1 * run.values]
-    stray = [run for run in audit.runs if 0 < run.half_grid <= 0.1 * run.values]
-    return Oddity(
-        "Some curves are the mean of two evaluations.",
-        FOUND if averaged else NOT_SEEN,
-        "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values "
-        "if two are "
-        f"averaged, appear throughout in: "
-        f"{_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
-        f"and singly in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average "
-        f"of two has "
-        "less noise, so these rows are not on a par with the others.",
-    )
-
-
-def _ties(audit: Audit) -> Oddity:
-    tied = [run for run in audit.runs if len(run.score.choice.ties) > 1]
-    return Oddity(
-        "Where several steps share the best mean, the table shows the earliest.",
-        FOUND if tied else NOT_SEEN,
-        _listed(
-            f"{_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed "
-            f"components "
-            f"are those of step {run.score.choice.step}"
-            for run in tied
-        )
-        + ".",
-    )
-
-
-def _early(audit: Audit) -> Oddity:
-    early = [run for run in audit.runs if run.ends_early]
-    return Oddity(
-        "Some runs end before T_stop, so their window is shorter than that of their neighbours.",
-        FOUND if early else NOT_SEEN,
-        _listed(f"{_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
-        + ".",
-    )
-
-
-def _untrained(audit: Audit) -> Oddity:
-    bases: dict[str, list[float]] = {}
-    for run in audit.runs:
-        if run.score.choice.base is not None:
-            bases.setdefault(run.score.model, []).append(run.score.choice.base)
-    parts = []
-    for model, values in bases.items():
-        stat = Stat.of(values)
-        if stat is not None and stat.std is not None:
-            parts.append(
-                f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
-                f"(standard deviation {points(stat.std)})"
-            )
-    return Oddity(
-        "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
-        FOUND if parts else NOT_SEEN,
-        _listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",
     )

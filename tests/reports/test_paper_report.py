@@ -12,7 +12,8 @@ import pytest
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports import markup, sheets
-from cppo_lab.reports.oddities import CONFIRMED, FOUND, NOT_SEEN, Oddity, oddities
+from cppo_lab.reports.oddities import oddities
+from cppo_lab.reports.oddity import CONFIRMED, FOUND, NOT_SEEN, Oddity
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
 from cppo_lab.tracking.reference import read_rows
