@@ -103,6 +103,9 @@ class RuleSpec(Spec):
     delta_b: Positive | None = None
     delta_b_mode: Literal["fixed", "adaptive"] | None = None
     w_min: Annotated[float, Field(gt=0, le=1)] | None = None
+    delta_max: Positive | None = None
+    delta_avg: Positive | None = None
+    gate: Literal["inverse", "sapo_admissible"] | None = None
 
     def parameters(self) -> dict[str, Any]:
         """The constants that are set, as keyword arguments of the rule's function."""
@@ -208,6 +211,11 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.rule.name.startswith("trm_") and self.divergence.measure != "kl":
+            raise ValueError(
+                f"divergence.measure={self.divergence.measure!r} with rule {self.rule.name!r}: the thresholds of TRM "
+                "are on KL(mu to pi); choose divergence=topk_kl, binary_kl or exact_kl"
+            )
         if self.training.t_stop % self.validation.every:
             raise ValueError(
                 f"training.t_stop={self.training.t_stop} must lie on the validation grid: make it a multiple of "
@@ -222,8 +230,11 @@ class RunSpec(Spec):
 
 
 def fingerprint(spec: Spec) -> str:
-    """First 12 hex digits of SHA-256 over the canonical JSON of a config."""
-    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    """First 12 hex digits of SHA-256 over the canonical JSON of a config.
+
+    What does not apply (None) is left out, so that a constant that a later rule brings changes no older id.
+    """
+    text = json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -12,6 +12,7 @@ _SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql")
 def tracking_uri(configured: str | None = None) -> str:
     """The tracking store to use: `MLFLOW_TRACKING_URI`, else `configured`, else `sqlite:///mlflow.db`.
 
+    A SQLite file is named by its absolute path: runs start in processes of their own.
     Raises UserError for a scheme that cannot hold runs of several writers (a plain folder) or that is unknown.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or configured or DEFAULT_URI
@@ -21,7 +22,13 @@ def tracking_uri(configured: str | None = None) -> str:
             f"tracking URI {uri!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             "postgresql:// URI (set MLFLOW_TRACKING_URI, or tracking.uri in the configuration)"
         )
-    return uri
+    return absolute_uri(uri)
+
+
+def absolute_uri(uri: str) -> str:
+    """The same store named independently of the working folder."""
+    path = sqlite_file(uri)
+    return uri if path is None else f"sqlite:///{path.resolve()}"
 
 
 def sqlite_file(uri: str) -> Path | None:
@@ -29,12 +36,6 @@ def sqlite_file(uri: str) -> Path | None:
     if not uri.startswith("sqlite:"):
         return None
     return Path(uri.split("://", 1)[-1].removeprefix("/"))
-
-
-def absolute_uri(uri: str) -> str:
-    """The same store named independently of the working folder (runs start in folders of their own)."""
-    path = sqlite_file(uri)
-    return uri if path is None else f"sqlite:///{path.resolve()}"
 
 
 def require_store(uri: str) -> None:

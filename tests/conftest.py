@@ -1,6 +1,10 @@
 """Shared fixtures: a run small enough for a unit test, and a clean place to run in."""
 
+import os
 from pathlib import Path
+
+# Before torch is loaded: OpenMP threads that spin on each other's core make tests ten times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

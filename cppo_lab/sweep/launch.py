@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.reconcile import State, repair, run_states
 from cppo_lab.run import Attempt
@@ -27,7 +27,7 @@ def plan_states(plan: Plan, uri: str) -> dict[str, State]:
 
 def launch(plan: Plan, uri: str) -> dict[str, State]:
     """Train the runs of `plan` that are neither done nor running; return the state of every run afterwards."""
-    uri, runs, run_ids = store.absolute_uri(uri), RUNS.resolve(), [run.run_id for run in plan.runs]
+    runs, run_ids = RUNS.resolve(), [run.run_id for run in plan.runs]
     # The launcher makes the tables and the experiment: several runs doing so at once would collide.
     client = open_client(uri)
     ensure_experiment(client, uri, schema.experiment_name(plan.core))

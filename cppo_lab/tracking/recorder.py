@@ -122,6 +122,7 @@ class Recorder:
                 "t_stop": self.spec.training.t_stop,
                 "score": self._score,
                 "reason": reason,
+                "pid": os.getpid(),
                 "mlflow_id": self.mlflow_id,
             },
         )

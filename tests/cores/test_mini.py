@@ -14,7 +14,7 @@ from cppo_lab.cores.mini.sampler import nucleus, sample
 from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
 from cppo_lab.spec import Architecture, DataSpec, RunSpec
-from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.compose import compose, groups
 from tests.conftest import TINY
 
 ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
@@ -200,8 +200,8 @@ def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float
 
 
 class TestTrainer:
-    @pytest.mark.parametrize("rule", ["grpo", "dppo", "cppo", "cppo_no_position_weight", "cppo_no_prefix_budget"])
-    @pytest.mark.parametrize("divergence", ["topk_tv", "binary_kl", "exact_tv"])
+    @pytest.mark.parametrize("rule", groups()["rule"])
+    @pytest.mark.parametrize("divergence", ["topk_kl", "binary_kl", "exact_kl"])
     def test_every_rule_trains_and_speaks_the_schema(self, tmp_path: Path, rule: str, divergence: str) -> None:
         rows = train_tiny(tmp_path, f"rule={rule}", f"divergence={divergence}", "training.t_stop=2")
         assert [step for step, _ in rows] == [0, 1, 2]

@@ -1,0 +1,196 @@
+"""From the command line to MLflow on a small sweep: every state, every end, nothing twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.run import AlreadyRunning, held, is_held
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking.client import open_client
+from tests.conftest import TINY
+
+SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
+LONG = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=4000"]
+
+
+def mlflow_runs() -> list[Run]:
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+
+
+def history(run: Run, metric: str) -> dict[int, float]:
+    points = open_client(tracking_uri()).get_metric_history(run.info.run_id, metric)
+    assert len({point.step for point in points}) == len(points)
+    return {point.step: point.value for point in points}
+
+
+def cppo(*arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "cppo_lab.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_step(folder: Path, step: int) -> dict[str, int]:
+    """Wait until the run in `folder` has passed `step`; return its status."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        for path in folder.glob("*/status.json"):
+            status = json.loads(path.read_text())
+            if status["status"] == "running" and status["step"] >= step:
+                return dict(status)
+        time.sleep(0.1)
+    raise AssertionError("the run did not start in time")
+
+
+def test_local_launch_records_everything_and_repeats_nothing(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *SWEEP]) == 0
+    runs = mlflow_runs()
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    by_rule = {run.data.tags[schema.TAG_RULE]: run for run in runs}
+    cppo_run = by_rule["cppo"]
+    tags = cppo_run.data.tags
+    assert tags[schema.sweep_tag("quickstart")] == "cppo"
+    assert (tags[schema.TAG_STATUS], tags[schema.TAG_T_STOP], tags[schema.TAG_CORE]) == ("done", "4", "mini")
+    assert tags[schema.TAG_CODE_VERSION].startswith("0.")
+    assert cppo_run.data.params["rule.w_min"] == "0.8"
+    assert cppo_run.data.params["batch.prompts"] == "8"
+    assert set(history(cppo_run, "val/mean/avg_at_16")) == {0, 2, 4}
+    assert set(history(cppo_run, "train/reward")) == {1, 2, 3, 4}
+    artifacts = open_client(tracking_uri()).list_artifacts(cppo_run.info.run_id)
+    assert [artifact.path for artifact in artifacts] == ["config.json"]
+    spool = workspace / "runs" / tags[schema.TAG_RUN_ID] / "metrics.jsonl"
+    assert [json.loads(line)["step"] for line in spool.read_text().splitlines()] == [0, 1, 2, 3, 4]
+
+    capsys.readouterr()
+    assert main(["launch", *SWEEP]) == 0
+    assert len(mlflow_runs()) == 2
+    assert "0 to train" in capsys.readouterr().err
+    assert main(["plan", *SWEEP]) == 0
+    assert "2 runs: 2 done" in capsys.readouterr().out
+
+
+def test_inline_and_local_give_the_same_numbers(workspace: Path) -> None:
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    inline = [history(run, "rule/divergence_mean") for run in mlflow_runs()]
+    os.rename("mlflow.db", "inline.db")
+    assert main(["launch", *SWEEP, "launcher.workers=1"]) == 0
+    assert [history(run, "rule/divergence_mean") for run in mlflow_runs()] == inline
+
+
+def test_plan_writes_nothing(workspace: Path) -> None:
+    assert main(["plan", *SWEEP]) == 0
+    assert list(workspace.iterdir()) == []
+
+
+def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A learning rate that no weight survives.
+    code = main(["launch", *SWEEP, "optim.learning_rate=1e300", "optim.clip_grad_norm=1e300", "launcher=inline"])
+    assert code == 1
+    runs = mlflow_runs()
+    assert [run.info.status for run in runs] == ["FAILED", "FAILED"]
+    for run in runs:
+        assert run.data.tags[schema.TAG_STATUS] == "failed"
+        assert run.data.tags[schema.TAG_REASON]
+        client = open_client(tracking_uri())
+        assert "traceback.txt" in [a.path for a in client.list_artifacts(run.info.run_id)]
+    assert "failed:" in capsys.readouterr().out
+
+
+def test_killed_trainer_is_failed_at_once_and_trained_again(workspace: Path) -> None:
+    launcher = cppo("launch", *LONG)
+    status = wait_for_step(workspace / "runs", 1)
+    os.kill(status["pid"], signal.SIGKILL)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1, output
+    [run] = mlflow_runs()
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FAILED", "failed")
+    assert "ended without a word" in run.data.tags[schema.TAG_REASON]
+    short = [text for text in LONG if not text.startswith("training.t_stop")]
+    assert main(["launch", *short]) == 0
+    assert [run.info.status for run in mlflow_runs()] == ["FAILED", "FINISHED"]
+
+
+def test_killed_launcher_leaves_nothing_running_for_ever(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = cppo("launch", *LONG)
+    status = wait_for_step(workspace / "runs", 1)
+    launcher.kill()
+    launcher.wait()  # the run, which holds the other end of the pipe, lives on
+    assert main(["plan", *LONG]) == 0
+    assert "1 running" in capsys.readouterr().out  # the run outlives its launcher
+    os.kill(status["pid"], signal.SIGKILL)
+    folder = next((workspace / "runs").glob("*/status.json")).parent
+    deadline = time.monotonic() + 10
+    while is_held(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert main(["plan", *LONG]) == 0
+    assert "1 failed" in capsys.readouterr().out
+    assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # planning writes nothing
+    other = cppo("launch", *LONG)
+    deadline = time.monotonic() + 60
+    while len(mlflow_runs()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    other.send_signal(signal.SIGINT)
+    other.communicate(timeout=60)
+    assert [run.info.status for run in mlflow_runs()] == ["FAILED", "FAILED"]
+
+
+def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(workspace: Path) -> None:
+    launcher = cppo("launch", *LONG)
+    wait_for_step(workspace / "runs", 1)
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 130
+    assert "the same command continues" in output
+    assert [run.info.status for run in mlflow_runs()] == ["FAILED"]
+
+
+def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
+    launchers = [cppo("launch", *SWEEP), cppo("launch", *SWEEP)]
+    for launcher in launchers:
+        launcher.communicate(timeout=120)
+    runs = mlflow_runs()
+    assert sorted(run.data.tags[schema.TAG_RULE] for run in runs if run.info.status == "FINISHED") == ["cppo", "grpo"]
+    assert main(["launch", *SWEEP]) == 0
+
+
+def test_a_lock_is_held_once(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "run")
+    with held(tmp_path / "run"):
+        assert is_held(tmp_path / "run")
+        with pytest.raises(AlreadyRunning, match="run run is being trained"), held(tmp_path / "run"):
+            pass
+    assert not is_held(tmp_path / "run")
+
+
+def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    mine = workspace / "mine.yaml"
+    mine.write_text(
+        "title: t\nquestion: q\nmodels: [mini_base]\nvariants: {ours: {rule: cppo}}\naxes: {seed: [0]}\n"
+    )
+    assert main(["launch", "mine.yaml", *TINY, "launcher=inline"]) == 0
+    runs = mlflow_runs()
+    assert len(runs) == 2
+    [shared] = [run for run in runs if run.data.tags[schema.TAG_RULE] == "cppo"]
+    assert shared.data.tags[schema.sweep_tag("mine")] == "ours"
+    assert shared.data.tags[schema.sweep_tag("quickstart")] == "cppo"
