@@ -188,7 +188,7 @@ def _run_row(run: Run, sweep: str) -> tuple[object, ...]:
 
 def _read_metrics(client: MlflowClient, runs: list[Run], wanted: Collection[str] | None) -> pd.DataFrame:
     """One value per (run, metric, step): a step logged twice (a resumed run) counts as logged last."""
-    rows = []
+    rows: list[tuple[str, str, int, float]] = []
     for run in runs:
         for name in sorted(run.data.metrics):
             if wanted is not None and name not in wanted:

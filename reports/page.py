@@ -12,22 +12,11 @@ from cppo_lab.analysis.scoring import Scoreboard, describe_gap
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.audit_view import ABSENT, AuditView
 from cppo_lab.reports.figures import curves, diagnostics
-from cppo_lab.reports.figures.files import inline_svg
+from cppo_lab.reports.figures.inline import InlineFigure, inline_curves, inline_diagnostics
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.markup import plain, steps_text
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import FullTable, MainTable
-
-CURVE_INCHES = (4.4, 3.0)  # small, so that the text stays legible when a phone scales the drawing
-DIAGNOSTIC_INCHES = (3.8, 2.4)
-
-
-@dataclass(frozen=True)
-class InlineFigure:
-    """A drawing on the page. `svg` is our own drawing, the only markup that the template does not escape."""
-
-    caption: str
-    svg: Markup
 
 
 @dataclass(frozen=True)
@@ -97,8 +86,8 @@ def page_info(
         main=tables[0],
         full=tables[1],
         legend=curves_shown.legend,
-        curves=_inline_curves(curves_shown),
-        diagnostics=_inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
+        curves=inline_curves(curves_shown),
+        diagnostics=inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
         audit=audit,
         runs=tuple(_run_line(run) for run in board.runs),
         unused=tuple(sorted(board.unused["run_id"])),
@@ -107,46 +96,14 @@ def page_info(
 
 
 def render_page(info: PageInfo) -> str:
-    """The page as HTML. Every text in `info` is escaped; only `InlineFigure.svg` is markup."""
+    """The page as HTML. Every text in `info` is escaped; only the drawings (`InlineFigure.svg`) are
+    markup.
+    """
     folder = resources.files("cppo_lab.reports").joinpath("templates")
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
     style = Markup(folder.joinpath("page.css").read_text(encoding="utf-8"))
-    return template.render(page=info, style=style, plain=plain, steps_text=steps_text)
-
-
-def _inline_curves(info: curves.CurvesInfo) -> tuple[InlineFigure, ...]:
-    figures = []
-    for index, panel in enumerate(info.panels):
-        caption = panel.model + ("" if panel.t_stop is None else f" (T_stop = {panel.t_stop})")
-        svg = inline_svg(
-            lambda fig, panel=panel: curves.draw_panel(panel, fig.subplots(), info.y_label, titled=False),
-            f"curves{index}",
-            *CURVE_INCHES,
-            label=f"Validation curves of {panel.model}",
-        )
-        figures.append(InlineFigure(caption, Markup(svg)))
-    return tuple(figures)
-
-
-def _inline_diagnostics(
-    info: diagnostics.DiagnosticsInfo,
-) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
-    blocks = []
-    for row, model in enumerate(info.models):
-        figures = []
-        for column, panel in enumerate(p for p in info.panels if p.model == model):
-            if not panel.traces:
-                continue
-            svg = inline_svg(
-                lambda fig, panel=panel: diagnostics.draw_panel(panel, fig.subplots(), ""),
-                f"diagnostics{row}-{column}",
-                *DIAGNOSTIC_INCHES,
-                label=f"{panel.label}, {model}",
-            )
-            figures.append(InlineFigure(panel.label, Markup(svg)))
-        blocks.append((model, tuple(figures)))
-    return tuple(blocks)
+    return template.render(page=info, style=style, plain=plain, steps_text=steps_text, drawing=Markup)
 
 
 def _run_line(run: RunScore) -> RunLine:

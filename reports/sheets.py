@@ -97,19 +97,10 @@ def runs_csv(board: Scoreboard) -> str:
     """One row per expected run: what it is, its state, the selected step and score (percent), the last
     score.
     """
-    header = (
-        "model",
-        "method",
-        "seed",
-        "rule",
-        "core",
-        "run_id",
-        "mlflow_run_id",
-        "status",
-        "state",
-        "t_stop",
-    )
-    header += ("step", "tied_steps", "avg", *board.benchmarks, "base", "last_step", "last")
+    header = [
+        *("model", "method", "seed", "rule", "core", "run_id", "mlflow_run_id", "status", "state", "t_stop"),
+        *("step", "tied_steps", "avg", *board.benchmarks, "base", "last_step", "last"),
+    ]
     rows = []
     for run in board.runs:
         choice = run.choice
@@ -124,9 +115,11 @@ def runs_csv(board: Scoreboard) -> str:
 
 def audit_csv(audit: Audit) -> str:
     """One row per printed cell, with what is known of its run."""
-    header = ("model", "method", "column", "printed", "curve", "difference", "printing", "step", "tied_steps")
-    header += ("state", "last_step", "ends_early", "half_grid_values", "values", "late_mean", "late_rank")
-    header += ("printed_rank", "noise")
+    header = [
+        *("model", "method", "column", "printed", "curve", "difference", "printing", "step", "tied_steps"),
+        *("state", "last_step", "ends_early", "half_grid_values", "values", "late_mean", "late_rank"),
+        *("printed_rank", "noise"),
+    ]
     rows = []
     for cell in audit.cells:
         run = audit.run(cell.model, cell.method)

@@ -209,14 +209,7 @@ def _mark_run(ax: Axes, line: Line, seed: SeedLine, front: int) -> None:
 
 def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
     colour = next(line.colour for line in panel.lines if line.variant == top.variant)
-    star = {
-        "markersize": 12,
-        "color": colour,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.7,
-        "zorder": 60,
-    }
-    ax.plot(top.step, top.score, "*", **star)
+    ax.plot(top.step, top.score, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
     ax.annotate(
         top.text,
         (top.step, top.score),

@@ -5,6 +5,7 @@ globally.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import Any
 
 import matplotlib
 
@@ -22,7 +23,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 # For variants that the main figure does not have; distinct from the seven above and from each other.
 _OTHERS = ("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73")
 
-_RC = MappingProxyType(
+_RC: Mapping[str, Any] = MappingProxyType(
     {
         "font.family": ["DejaVu Sans"],
         "font.size": 9.0,
@@ -61,8 +62,12 @@ def figure_style(live_text: bool = False) -> Iterator[None]:
 
     `live_text` keeps text in SVG as text (for a web page) instead of outlines (for a file that travels).
     """
-    defaults = {key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND_KEYS}
-    with matplotlib.rc_context({**defaults, **_RC, "svg.fonttype": "none" if live_text else "path"}):
+    settings: dict[Any, Any] = {
+        key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND_KEYS
+    }
+    settings.update(_RC)
+    settings["svg.fonttype"] = "none" if live_text else "path"
+    with matplotlib.rc_context(settings):
         yield
 
 

@@ -1,13 +1,13 @@
 """A sweep held against its declaration: seeds, gaps, retries, old configurations."""
 
 import pytest
-from made_sweeps import MadeRun, both, expect, make_data
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.analysis.selection import State
 from cppo_lab.errors import UserError
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 GOOD = both({0: 0.1, 10: 0.3, 20: 0.2})
 BETTER = both({0: 0.1, 10: 0.2, 20: 0.5})

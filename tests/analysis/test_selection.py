@@ -4,11 +4,11 @@ import math
 
 import pandas as pd
 import pytest
-from made_sweeps import MadeRun, both, make_data
 
 from cppo_lab import schema
 from cppo_lab.analysis.curves import validation_curves
 from cppo_lab.analysis.selection import Choice, Stat, State, choose, run_state
+from tests.analysis.made_sweeps import MadeRun, both, make_data
 
 NAN = float("nan")
 

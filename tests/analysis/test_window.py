@@ -2,11 +2,11 @@
 
 import pandas as pd
 import pytest
-from made_sweeps import MadeRun, both, expect, make_data
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.analysis.window import ends_early, late_curve, late_means, rank_descending, step_noise
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
 def frame(curve: dict[int, float]) -> pd.DataFrame:

@@ -1,14 +1,11 @@
 """One store with the paper's curves and one with a small sweep of our own, each written once per session."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
-
-sys.path.append(str(Path(__file__).parents[1] / "analysis"))  # made_sweeps
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun

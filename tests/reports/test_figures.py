@@ -8,14 +8,15 @@ import sys
 
 import matplotlib
 import pytest
-from made_sweeps import MadeRun, both, expect, make_data
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports.figures import curves, diagnostics
-from cppo_lab.reports.figures.files import inline_svg, render
+from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.frame import legend_columns
+from cppo_lab.reports.figures.inline import inline_svg
 from cppo_lab.reports.figures.style import COLOURS, colours
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
 def board_of(*runs: MadeRun) -> Scoreboard:
@@ -159,7 +160,9 @@ def test_drawing_leaves_the_users_settings_alone(two_seeds: Scoreboard) -> None:
 def test_inline_figures_share_no_ids_and_point_at_their_own(two_seeds: Scoreboard) -> None:
     panel = curves.curves_info(two_seeds, "Demo").panels[0]
     drawings = [
-        inline_svg(lambda fig: curves.draw_panel(panel, fig.subplots()), name, 4.0, 3.0, 'a "quoted" <label>')
+        inline_svg(
+            lambda fig: curves.draw_panel(panel, fig.subplots()), name, (4.0, 3.0), 'a "quoted" <label>'
+        )
         for name in ("one", "two")
     ]
     ids = [set(re.findall(r'\bid="([^"]+)"', svg)) for svg in drawings]

@@ -5,13 +5,13 @@ import io
 from decimal import Decimal
 
 import pytest
-from made_sweeps import MadeRun, both, expect, make_data
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
 from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, full_table, main_table, mark
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
 def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:

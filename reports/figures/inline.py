@@ -1,0 +1,85 @@
+"""Drawings as `<svg>` elements for a page: one for each panel, so that a narrow page can stack them."""
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from html import escape
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures.files import lay_out_once
+from cppo_lab.reports.figures.style import figure_style
+
+CURVE_INCHES = (4.4, 3.0)  # small, so that the text stays legible when a phone scales the drawing
+DIAGNOSTIC_INCHES = (3.8, 2.4)
+
+
+@dataclass(frozen=True)
+class InlineFigure:
+    """A drawing on the page. `svg` is markup of our own; `caption` is text."""
+
+    caption: str
+    svg: str
+
+
+def inline_curves(info: curves.CurvesInfo) -> tuple[InlineFigure, ...]:
+    """One drawing for each model."""
+    figures = []
+    for index, panel in enumerate(info.panels):
+        caption = panel.model + ("" if panel.t_stop is None else f" (T_stop = {panel.t_stop})")
+        draw = partial(_draw_curves, panel, info.y_label)
+        label = f"Validation curves of {panel.model}"
+        figures.append(InlineFigure(caption, inline_svg(draw, f"curves{index}", CURVE_INCHES, label)))
+    return tuple(figures)
+
+
+def inline_diagnostics(
+    info: diagnostics.DiagnosticsInfo,
+) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
+    """(model, one drawing for each metric that the model has)."""
+    blocks = []
+    for row, model in enumerate(info.models):
+        figures = []
+        for column, panel in enumerate(p for p in info.panels if p.model == model and p.traces):
+            draw, label = partial(_draw_diagnostic, panel), f"{panel.label}, {model}"
+            svg = inline_svg(draw, f"diagnostics{row}-{column}", DIAGNOSTIC_INCHES, label)
+            figures.append(InlineFigure(panel.label, svg))
+        blocks.append((model, tuple(figures)))
+    return tuple(blocks)
+
+
+def _draw_curves(panel: curves.Panel, y_label: str, fig: Figure) -> None:
+    curves.draw_panel(panel, fig.subplots(), y_label, titled=False)
+
+
+def _draw_diagnostic(panel: diagnostics.DiagnosticPanel, fig: Figure) -> None:
+    diagnostics.draw_panel(panel, fig.subplots(), "")
+
+
+def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, float], label: str) -> str:
+    """The drawing as an `<svg>` element for a page: text stays text, and every id starts with `name`.
+
+    Several figures on one page would otherwise share ids (clip paths, markers) and show each other's.
+    `size`: width and height in inches; the page scales the drawing to the width it has. `label`: what it
+    shows, for readers who cannot see it.
+    """
+    with figure_style(live_text=True):
+        fig = Figure(figsize=size, layout="constrained")
+        FigureCanvasAgg(fig)
+        draw(fig)
+        lay_out_once(fig)
+        out = io.StringIO()
+        fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    svg = out.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    svg = re.sub(r'xlink:href="#([^"]+)"', rf'xlink:href="#{name}-\1"', svg)
+    opening, rest = svg.split(">", 1)
+    opening = re.sub(r' (?:width|height)="[^"]*"', "", opening)
+    return f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'
