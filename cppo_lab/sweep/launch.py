@@ -49,8 +49,10 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     ]
     progress = Progress(plan, states)
     if work:
-        load_launcher(plan.launcher.name)(work, plan.launcher, progress.see)
-        repair(run_ids, plan.core, uri, runs)
+        try:
+            load_launcher(plan.launcher.name)(work, plan.launcher, progress.see)
+        finally:  # after an interrupt too: a run may have been ended before it could record its own end
+            repair(run_ids, plan.core, uri, runs)
     return run_states(run_ids, plan.core, uri, runs)
 
 
