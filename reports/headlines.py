@@ -67,6 +67,10 @@ def _overall(ranked: dict[str, list[tuple[str, Stat]]]) -> list[str]:
 def _best(cells: list[tuple[str, Stat]]) -> list[str]:
     if len(cells) < 2:
         return []
+    highest = points(cells[0][1].mean)
+    leaders = [display_name(name) for name, stat in cells if points(stat.mean) == highest]
+    if len(leaders) > 1:
+        return [f"{', '.join(leaders[:-1])} and {leaders[-1]} share the highest score, {highest}."]
     (best, score), (second, runner_up) = cells[:2]
     sentence = (
         f"{display_name(best)} scores {points(score.mean)}, {points(score.mean - runner_up.mean)} points "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
@@ -149,7 +150,7 @@ def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
             competing.append((cell.score.mean, line))
     if not competing:
         return None
-    mean, line = max(competing, key=lambda entry: entry[0])
+    mean, line = max(reversed(competing), key=lambda entry: entry[0])  # of equals the one that lies on top
     score, step = max((seed.best[1], -seed.best[0]) for seed in line.seeds if seed.best is not None)
     number = str(round_half_up(percent(mean)))  # the very number of the table
     return Top(line.variant, -step, score, number if len(line.seeds) == 1 else f"mean {number}")
@@ -177,6 +178,7 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -
         stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
         ax.set_title(panel.model + stop, loc="left", parse_math=False)
     ax.set_xlabel("training step")
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     ax.set_ylabel(y_label)
     ax.set_ylim(bottom=0)
     ax.margins(x=0.02)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.figures.frame import surround
@@ -128,6 +129,7 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
         ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=1.2, zorder=3 + order)
     ax.set_title(heading, loc="left", parse_math=False)
     ax.set_xlabel("training step")
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     ax.margins(x=0.02)
     if not panel.traces:
         ax.set_axis_off()

@@ -9,6 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
+from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
 from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, full_table, main_table, mark
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
@@ -154,3 +155,39 @@ def test_names_and_order() -> None:
     assert display_name("cppo_db0.02_w0.6") == "CPPO, delta_b 0.02, w_min 0.6"
     assert display_name("mine") == "mine"
     assert (benchmark_name("aime24"), benchmark_name("chain24")) == ("AIME24", "chain24")
+
+
+def sentences(*runs: MadeRun, partial: bool = False) -> dict[str, str]:
+    return {entry.about: " ".join(entry.sentences) for entry in headlines(board_of(*runs, partial=partial))}
+
+
+def test_headlines_name_winner_margin_and_what_the_late_window_says() -> None:
+    said = sentences(
+        MadeRun("cppo", model="a", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
+        MadeRun("dppo", model="a", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
+        MadeRun("cppo", model="b", scores=both({10: 0.5})),
+        MadeRun("dppo", model="b", scores=both({10: 0.4})),
+    )
+    assert said["All models"] == (
+        "CPPO has the highest score on 2 of 2 models, 10.00 to 60.00 points above the runner-up."
+    )
+    assert said["a"].startswith("CPPO scores 90.00, 60.00 points above DPPO (30.00).")
+    assert "the best two are DPPO (30.00) and CPPO (20.00), not CPPO and DPPO." in said["a"]
+    assert said["b"] == "CPPO scores 50.00, 10.00 points above DPPO (40.00)."  # nothing was evaluated late
+
+
+def test_headlines_of_equals_and_of_a_single_variant() -> None:
+    runs = [MadeRun(name, scores=both({10: 0.5})) for name in ("grpo", "dppo", "cppo")]
+    assert sentences(*runs) == {"chain": "CPPO, DPPO and GRPO share the highest score, 50.00."}
+    assert sentences(runs[0]) == {}
+
+
+def test_a_provisional_cell_makes_no_headline() -> None:
+    runs = [
+        MadeRun("cppo", scores=both({10: 0.9}), status=schema.RUNNING),
+        MadeRun("dppo", scores=both({10: 0.4})),
+        MadeRun("grpo", scores=both({10: 0.3})),
+    ]
+    said = sentences(*runs, partial=True)
+    assert said["All models"] == "1 of 3 runs are no results yet: everything marked † will change."
+    assert said["chain"].startswith("DPPO scores 40.00, 10.00 points above GRPO (30.00).")
