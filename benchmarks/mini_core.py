@@ -36,7 +36,9 @@ def main() -> None:
         resources = Resources(Path(folder), device="cpu")
         # Speed does not depend on how good the start is.
         short = ["model.warm_start.steps=150"]
-        trainers = {rule: Trainer(compose([f"rule={rule}", *short]).run, resources) for rule in ("grpo", "cppo")}
+        trainers = {
+            rule: Trainer(compose([f"rule={rule}", *short]).run, resources) for rule in ("grpo", "cppo")
+        }
         times: dict[str, list[float]] = {rule: [] for rule in trainers}
         sampled, tokens = 0.0, 0.0
         for repeat in range(repeats + 1):

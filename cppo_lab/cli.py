@@ -56,8 +56,12 @@ def _parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="write the tables, curves and page of a sweep")
     report.add_argument("sweep", help="name of a shipped sweep, or path to a sweep file")
-    report.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the overrides of the launch, if any")
-    report.add_argument("--out", type=Path, metavar="DIR", help="where to write (default: reports/build/SWEEP)")
+    report.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="the overrides of the launch, if any"
+    )
+    report.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: reports/build/SWEEP)"
+    )
     report.add_argument(
         "--from",
         dest="source",
@@ -65,12 +69,16 @@ def _parser() -> argparse.ArgumentParser:
         default="runs",
         help="our own runs, or the paper's curves (main only; see `cppo reference import`)",
     )
-    report.add_argument("--partial", action="store_true", help="report what is there although runs are missing")
+    report.add_argument(
+        "--partial", action="store_true", help="report what is there although runs are missing"
+    )
     report.set_defaults(command=_report)
 
     reference = commands.add_parser("reference", help="the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)
-    load = actions.add_parser("import", help="load the paper's curves as runs of the MLflow experiment `paper`")
+    load = actions.add_parser(
+        "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
+    )
     load.set_defaults(command=_reference_import)
     return parser
 
@@ -97,7 +105,10 @@ def _launch(options: argparse.Namespace) -> int:
     print(table(plan.runs, states))
     undone = [run_id for run_id, state in states.items() if state.state != "done"]
     if undone:
-        print(f"cppo: {len(undone)} of {len(states)} runs are not done: launch again to retry them", file=sys.stderr)
+        print(
+            f"cppo: {len(undone)} of {len(states)} runs are not done: launch again to retry them",
+            file=sys.stderr,
+        )
     return 1 if undone else 0
 
 
@@ -161,7 +172,13 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
 
 
 def _missing_package(name: str) -> str:
-    extra = {"torch": "train", "submitit": "train", "pandas": "report", "matplotlib": "report", "jinja2": "report"}
+    extra = {
+        "torch": "train",
+        "submitit": "train",
+        "pandas": "report",
+        "matplotlib": "report",
+        "jinja2": "report",
+    }
     needed = extra.get(name.split(".")[0], "all")
     return f"package {name!r} is not installed: pip install 'cppo-lab[{needed}]'"
 

@@ -22,7 +22,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("train/reward_smoothed", "fraction", "the paper's own smoothed reward curve (reference only)"),
     MetricInfo("train/response_length", "tokens", "mean response length of the rollout batch"),
     MetricInfo("train/relative_logprob_error", "ratio", "sum |lp_train - lp_rollout| / sum |lp_rollout|"),
-    MetricInfo("train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"),
+    MetricInfo(
+        "train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"
+    ),
     MetricInfo("train/entropy", "nats", "mean entropy of the rollout policy at the visited states"),
     MetricInfo("train/loss", "1", "mean loss over the minibatches of the step"),
     MetricInfo("train/grad_norm", "1", "mean gradient norm before clipping"),

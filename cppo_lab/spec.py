@@ -282,10 +282,14 @@ def _interval(kind: type[Spec], path: list[str]) -> str:
     bounds: dict[str, Any] = {}
     if field is not None:
         parts = [field.annotation, *get_args(field.annotation)]
-        metadata = [item for part in parts for item in getattr(part, "__metadata__", ())] + list(field.metadata)
+        metadata = [item for part in parts for item in getattr(part, "__metadata__", ())] + list(
+            field.metadata
+        )
         for item in metadata:
             for holder in (item, *getattr(item, "metadata", ())):
-                bounds |= {name: getattr(holder, name) for name in ("gt", "ge", "lt", "le") if hasattr(holder, name)}
+                bounds |= {
+                    name: getattr(holder, name) for name in ("gt", "ge", "lt", "le") if hasattr(holder, name)
+                }
     if not bounds:
         return ""
     low = f"({bounds['gt']}" if "gt" in bounds else f"[{bounds['ge']}" if "ge" in bounds else "(-inf"

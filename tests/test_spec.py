@@ -80,7 +80,9 @@ def test_rule_files_give_exactly_the_constants_of_the_rule(name: str) -> None:
     parameters = list(inspect.signature(RULES[name]).parameters.values())[5:]
     given = set(compose([f"rule={name}"]).run.rule.parameters())
     assert given <= {parameter.name for parameter in parameters}
-    assert given >= {parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty}
+    assert given >= {
+        parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty
+    }
 
 
 def test_an_integer_and_its_float_are_the_same_run() -> None:
@@ -103,8 +105,14 @@ def test_specs_are_frozen() -> None:
         ({"rule": {"name": "cppo", "wmin": 0.5}}, "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
         ({"rule": {"name": "cppo", "delta": "0.1"}}, "rule.delta='0.1'"),
         ({"batch": {"prompts": 32, "responses": 8, "minibatch_prompts": 5}}, "must divide prompts=32"),
-        ({"batch": {"prompts": 32, "responses": 1, "minibatch_prompts": 4}}, "batch.responses=1: must be in [2, inf)"),
-        ({"rule": {"name": "trm_max", "delta_max": 0.05}}, "choose divergence=topk_kl, binary_kl or exact_kl"),
+        (
+            {"batch": {"prompts": 32, "responses": 1, "minibatch_prompts": 4}},
+            "batch.responses=1: must be in [2, inf)",
+        ),
+        (
+            {"rule": {"name": "trm_max", "delta_max": 0.05}},
+            "choose divergence=topk_kl, binary_kl or exact_kl",
+        ),
         (
             {"divergence": {"estimator": "binary", "measure": "tv", "k": 20, "convention": "union"}},
             "k and convention belong to estimator 'topk'",

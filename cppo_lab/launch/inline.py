@@ -6,9 +6,7 @@ from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.run import AlreadyRunning, Attempt, describe, execute
 
 
-def launch_inline(
-    attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]
-) -> None:
+def launch_inline(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]) -> None:
     """Run the attempts here; a failure is recorded and the next one starts."""
     for attempt in attempts:
         report(Event("started", attempt))

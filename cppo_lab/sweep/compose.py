@@ -80,7 +80,9 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
 def groups() -> dict[str, list[str]]:
     """Configuration groups and their options."""
     return {
-        folder.name: sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+        folder.name: sorted(
+            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
+        )
         for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
         if folder.is_dir()
     }

@@ -26,7 +26,7 @@ class Sweep(Spec):
     question: str
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     variants: Annotated[dict[str, dict[str, Scalar]], Field(min_length=1)]
-    axes: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = {}
+    axes: dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]] = Field(default_factory=dict)
 
 
 def shipped_sweeps() -> list[str]:
@@ -42,7 +42,9 @@ def load_sweep(name: str) -> Sweep:
     if name.endswith((".yaml", ".yml")) or "/" in name:
         path = Path(name)
         if not path.is_file():
-            raise UserError(f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})")
+            raise UserError(
+                f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
+            )
         text, stem = path.read_text(encoding="utf-8"), path.stem
     elif name in shipped_sweeps():
         text, stem = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name
@@ -58,7 +60,11 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"sweep {source}{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        raise UserError(
+            f"sweep {source}{place}: not valid YAML: {getattr(error, 'problem', error)}"
+        ) from None
     if not isinstance(values, dict):
-        raise UserError(f"sweep {source}: a sweep file is a mapping with title, question, models, variants, axes")
+        raise UserError(
+            f"sweep {source}: a sweep file is a mapping with title, question, models, variants, axes"
+        )
     return values

@@ -143,8 +143,9 @@ def table(runs: Sequence[PlannedRun], states: dict[str, State]) -> str:
         for run in runs
     ]
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]]
-    reasons = [
-        f"  {run.run_id}: {states[run.run_id].reason}" for run in runs if states[run.run_id].reason
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
     ]
+    reasons = [f"  {run.run_id}: {states[run.run_id].reason}" for run in runs if states[run.run_id].reason]
     return "\n".join([*lines, *(["failed:", *reasons] if reasons else [])])

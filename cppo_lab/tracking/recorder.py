@@ -35,7 +35,9 @@ class Recorder:
         self.client = open_client(uri)
         experiment = ensure_experiment(self.client, uri, schema.experiment_name(spec.core))
         run = self.client.create_run(
-            experiment, tags={**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags}, run_name=f"{spec.rule.name} {spec.model.name} s{spec.seed}"
+            experiment,
+            tags={**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags},
+            run_name=f"{spec.rule.name} {spec.model.name} s{spec.seed}",
         )
         self.mlflow_id: str = run.info.run_id
         params = [Param(key, value) for key, value in flatten(spec.model_dump(mode="json")).items()]
@@ -156,7 +158,7 @@ def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace `status.json` in a run's folder."""
     partial = folder / "status.json.partial"
     partial.write_text(json.dumps(values), encoding="utf-8")
-    os.replace(partial, folder / "status.json")
+    partial.replace(folder / "status.json")
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -166,5 +168,3 @@ def read_status(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
     return values if isinstance(values, dict) else {}
-
-

@@ -64,7 +64,9 @@ class TestModel:
         q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
 
         def score(i: int, j: int) -> float:
-            return float((rotate(q, cos[i : i + 1], sin[i : i + 1]) * rotate(k, cos[j : j + 1], sin[j : j + 1])).sum())
+            return float(
+                (rotate(q, cos[i : i + 1], sin[i : i + 1]) * rotate(k, cos[j : j + 1], sin[j : j + 1])).sum()
+            )
 
         assert score(3, 1) == pytest.approx(score(17, 15), abs=1e-5)
         assert abs(score(3, 1) - score(3, 3)) > 1e-4
@@ -93,7 +95,9 @@ class TestSampler:
         assert (logp - rollout.logp)[valid].abs().max() < 2e-5
 
     def test_frequencies_follow_the_truncated_softmax(self, model: Transformer) -> None:
-        prompts = task.encode_prompts(task.sample_problems(1, DATA, torch.Generator().manual_seed(5)), TOKENIZER)
+        prompts = task.encode_prompts(
+            task.sample_problems(1, DATA, torch.Generator().manual_seed(5)), TOKENIZER
+        )
         n = 20_000
         rollout = sample(
             model, prompts.expand(n, -1), TOKENIZER, max_response_length=2, temperature=0.7, top_p=0.9,
@@ -112,7 +116,9 @@ class TestSampler:
         assert kept.tolist() == [pytest.approx([0.0, 0.5, 0.3, 0.0])]
 
     def test_rows_end_at_their_end_token(self, model: Transformer) -> None:
-        prompts = task.encode_prompts(task.sample_problems(64, DATA, torch.Generator().manual_seed(8)), TOKENIZER)
+        prompts = task.encode_prompts(
+            task.sample_problems(64, DATA, torch.Generator().manual_seed(8)), TOKENIZER
+        )
         rollout = sample(
             model, prompts, TOKENIZER, max_response_length=20, temperature=1.0, top_p=1.0,
             generator=torch.Generator().manual_seed(9),
@@ -171,13 +177,13 @@ class TestTask:
 
     def test_validation_sets_are_disjoint_fixed_and_held_out(self) -> None:
         sets, again = task.validation_sets(DATA), task.validation_sets(DATA)
-        keys = [key for problems in sets.values() for key in problems.keys()]
+        keys = [key for problems in sets.values() for key in problems.identities()]
         assert len(keys) == len(set(keys)) == 40
-        assert keys == [key for problems in again.values() for key in problems.keys()]
+        assert keys == [key for problems in again.values() for key in problems.identities()]
         small = DATA.model_copy(update={"operations": 1, "validation_problems": 40})
-        held_out = {key for problems in task.validation_sets(small).values() for key in problems.keys()}
+        held_out = {key for problems in task.validation_sets(small).values() for key in problems.identities()}
         drawn = task.sample_training_problems(2000, small, torch.Generator().manual_seed(0), held_out)
-        assert not held_out & set(drawn.keys())
+        assert not held_out & set(drawn.identities())
 
 
 class ListSink:
@@ -202,11 +208,15 @@ def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float
 class TestTrainer:
     @pytest.mark.parametrize("rule", groups()["rule"])
     @pytest.mark.parametrize("divergence", ["topk_kl", "binary_kl", "exact_kl"])
-    def test_every_rule_trains_and_speaks_the_schema(self, tmp_path: Path, rule: str, divergence: str) -> None:
+    def test_every_rule_trains_and_speaks_the_schema(
+        self, tmp_path: Path, rule: str, divergence: str
+    ) -> None:
         rows = train_tiny(tmp_path, f"rule={rule}", f"divergence={divergence}", "training.t_stop=2")
         assert [step for step, _ in rows] == [0, 1, 2]
         for _, metrics in rows:
-            assert all(schema.is_known_metric(name) and math.isfinite(value) for name, value in metrics.items())
+            assert all(
+                schema.is_known_metric(name) and math.isfinite(value) for name, value in metrics.items()
+            )
         assert {"val/chain24/avg_at_16", "val/mean/avg_at_16"} <= set(rows[2][1]) & set(rows[0][1])
         assert "rule/masked_fraction" in rows[1][1] | rows[2][1]
 

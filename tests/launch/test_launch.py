@@ -88,7 +88,7 @@ def test_local_launch_records_everything_and_repeats_nothing(
 def test_inline_and_local_give_the_same_numbers(workspace: Path) -> None:
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     inline = [history(run, "rule/divergence_mean") for run in mlflow_runs()]
-    os.rename("mlflow.db", "inline.db")
+    Path("mlflow.db").rename("inline.db")
     assert main(["launch", *SWEEP, "launcher.workers=1"]) == 0
     assert [history(run, "rule/divergence_mean") for run in mlflow_runs()] == inline
 
@@ -102,7 +102,9 @@ def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # A learning rate that no weight survives.
-    code = main(["launch", *SWEEP, "optim.learning_rate=1e300", "optim.clip_grad_norm=1e300", "launcher=inline"])
+    code = main(
+        ["launch", *SWEEP, "optim.learning_rate=1e300", "optim.clip_grad_norm=1e300", "launcher=inline"]
+    )
     assert code == 1
     runs = mlflow_runs()
     assert [run.info.status for run in runs] == ["FAILED", "FAILED"]
@@ -169,7 +171,10 @@ def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
     for launcher in launchers:
         launcher.communicate(timeout=120)
     runs = mlflow_runs()
-    assert sorted(run.data.tags[schema.TAG_RULE] for run in runs if run.info.status == "FINISHED") == ["cppo", "grpo"]
+    assert sorted(run.data.tags[schema.TAG_RULE] for run in runs if run.info.status == "FINISHED") == [
+        "cppo",
+        "grpo",
+    ]
     assert main(["launch", *SWEEP]) == 0
 
 

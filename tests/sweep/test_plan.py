@@ -119,7 +119,19 @@ def test_a_sweep_file_in_any_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["plain", "two words", "it's", 'say "no"', "a=b", "[1,2]", "${oc.env:HOME}", "back\\slash", "end\\", "\\'"]
+    "value",
+    [
+        "plain",
+        "two words",
+        "it's",
+        'say "no"',
+        "a=b",
+        "[1,2]",
+        "${oc.env:HOME}",
+        "back\\slash",
+        "end\\",
+        "\\'",
+    ],
 )
 def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
     """Text from a sweep file is data: no list, no dictionary, and no interpolation comes out of it."""

@@ -64,7 +64,7 @@ class Problems:
         """The problems at `index`."""
         return Problems(self.first[index], self.operators[index], self.operands[index])
 
-    def keys(self) -> list[tuple[int, ...]]:
+    def identities(self) -> list[tuple[int, ...]]:
         """One hashable identity per problem, to tell sets apart."""
         rows = torch.cat([self.first[:, None], self.operators, self.operands], dim=1)
         return [tuple(row) for row in rows.tolist()]
@@ -148,8 +148,8 @@ def validation_sets(data: DataSpec) -> dict[str, Problems]:
         rows: list[Problems] = []
         while len(rows) < data.validation_problems:
             candidate = sample_problems(1, data, generator)
-            if candidate.keys()[0] not in seen:
-                seen.add(candidate.keys()[0])
+            if candidate.identities()[0] not in seen:
+                seen.add(candidate.identities()[0])
                 rows.append(candidate)
         sets[benchmark] = Problems(
             torch.cat([p.first for p in rows]),
@@ -164,7 +164,7 @@ def sample_training_problems(
 ) -> Problems:
     """Draw `count` problems, none of which is in `held_out`."""
     problems = sample_problems(count, data, generator)
-    while clashes := [i for i, key in enumerate(problems.keys()) if key in held_out]:
+    while clashes := [i for i, key in enumerate(problems.identities()) if key in held_out]:
         fresh = sample_problems(len(clashes), data, generator)
         index = torch.tensor(clashes)
         problems.first[index] = fresh.first

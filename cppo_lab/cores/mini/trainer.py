@@ -55,11 +55,14 @@ class Trainer:
         self.device = _device(resources.device)
         self.tokenizer = task.Tokenizer(spec.data.modulus)
         prompt_length = 2 * spec.data.operations + 2
-        torch.manual_seed(spec.model.warm_start.seed)  # decides the initial weights of a first warm start only
+        torch.manual_seed(
+            spec.model.warm_start.seed
+        )  # decides the initial weights of a first warm start only
         self.model = Transformer(
             spec.model.architecture,
             self.tokenizer.vocabulary,
-            prompt_length + max(spec.rollout.max_response_length, task.TOKENS_PER_STEP * spec.data.operations + 1),
+            prompt_length
+            + max(spec.rollout.max_response_length, task.TOKENS_PER_STEP * spec.data.operations + 1),
         ).to(self.device)
         load_warm_start(spec, self.model, resources.shared / "warm_starts")
         optim = spec.optim
@@ -71,7 +74,7 @@ class Trainer:
             fused=True,
         )
         self.validation_sets = task.validation_sets(spec.data)
-        self.held_out = {key for problems in self.validation_sets.values() for key in problems.keys()}
+        self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
         self.top_k = min(self._mu_tokens(), self.tokenizer.vocabulary)

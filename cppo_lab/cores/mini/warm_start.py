@@ -5,7 +5,6 @@ lock, by whichever run needs it first.
 """
 
 import fcntl
-import os
 from pathlib import Path
 
 import torch
@@ -13,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.task import Tokenizer, encode_prompts, noisy_traces, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.task import (
+    Tokenizer,
+    encode_prompts,
+    noisy_traces,
+    sample_training_problems,
+    validation_sets,
+)
 from cppo_lab.spec import RunSpec, Spec, fingerprint
 
 
@@ -40,7 +45,7 @@ def load_warm_start(spec: RunSpec, model: Transformer, folder: Path) -> None:
             train_warm_start(spec, model)
             partial = path.with_suffix(".partial")
             torch.save(model.state_dict(), partial)
-            os.replace(partial, path)
+            partial.replace(path)
     device = next(model.parameters()).device
     model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
 
@@ -52,7 +57,7 @@ def train_warm_start(spec: RunSpec, model: Transformer) -> float:
     """
     settings, tokenizer = spec.model.warm_start, Tokenizer(spec.data.modulus)
     generator = torch.Generator().manual_seed(settings.seed)
-    held_out = {key for problems in validation_sets(spec.data).values() for key in problems.keys()}
+    held_out = {key for problems in validation_sets(spec.data).values() for key in problems.identities()}
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
