@@ -27,6 +27,7 @@ from cppo_lab.reports.tables import core_of, full_table, main_table
 
 MARKER = ".cppo-report"  # a folder with this file is ours to replace
 MAIN = "main"
+FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ def build_report(request: ReportRequest) -> Path:
 def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     """Every file of the report by name."""
     of_paper = request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN
-    heads = ("Table 1", "Table 4", "Figure 4") if of_paper else (request.title,) * 3
+    heads = ("Table 1", "Table 4") if of_paper else (request.title,) * 2
     main = main_table(board, f"Mean score by model ({heads[0]})")
     full = full_table(board, f"Score by benchmark ({heads[1]})")
-    shown = curves.curves_info(board, f"Validation curves ({heads[2]})")
+    shown = curves.curves_info(board, f"Validation curves ({request.title})")
     traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})")
     texts = {
         "table_main.md": markup.main_markdown(main),
@@ -106,7 +107,10 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     if of_paper and not board.gaps:
         view, audit_texts = _audit(board)
         texts |= audit_texts
-    pictures = _pictures("figure_4" if of_paper else "figure_curves", partial(curves.draw, shown), shown)
+    pictures = _pictures("figure_curves", partial(curves.draw, shown), shown)
+    if of_paper:
+        figure_4 = curves.curves_info(board, "Validation curves (Figure 4)", FIGURE_4_MODELS)
+        pictures |= _pictures("figure_4", partial(curves.draw, figure_4), figure_4)
     if traces is not None:
         pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
     about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")

@@ -28,7 +28,12 @@ def headlines(board: Scoreboard) -> tuple[Headline, ...]:
     late = late_means(board)
     found = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
     for model, cells in ranked.items():
-        sentences = (*_best(cells), *_collapses(board, model), *_firmness(board, model, cells, late))
+        sentences = (
+            *_best(cells),
+            *_gain(board, model, cells),
+            *_collapses(board, model),
+            *_firmness(board, model, cells, late),
+        )
         found.append(Headline(model, sentences))
     return tuple(entry for entry in found if entry.sentences)
 
@@ -82,6 +87,19 @@ def _best(cells: list[tuple[str, Stat]]) -> list[str]:
             f"{points(score.std)} and {points(runner_up.std)}"
         )
     return [sentence + "."]
+
+
+def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[str]:
+    """How far the best variant has come from the untrained model, where step 0 was evaluated."""
+    if not cells:
+        return []
+    cell = board.cells[model, cells[0][0]]
+    if cell.base is None or cell.gain is None:
+        return []
+    return [
+        f"The model starts at {points(cell.base.mean)} (step 0); {display_name(cell.variant)} gains "
+        f"{points(cell.gain.mean)} points."
+    ]
 
 
 def _collapses(board: Scoreboard, model: str) -> list[str]:

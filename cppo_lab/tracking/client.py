@@ -9,6 +9,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
@@ -37,7 +38,7 @@ def open_client(uri: str) -> MlflowClient:
     try:
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
-    except (MlflowException, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise UserError(f"tracking store {uri} cannot be used: {first_line}") from None
     return client

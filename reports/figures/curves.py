@@ -82,13 +82,14 @@ class CurvesInfo:
     run_ids: tuple[str, ...]
 
 
-def curves_info(board: Scoreboard, title: str) -> CurvesInfo:
-    """The figure of a scored sweep; a variant that has no curve anywhere is not in the legend."""
+def curves_info(board: Scoreboard, title: str, models: Sequence[str] | None = None) -> CurvesInfo:
+    """The figure of a scored sweep, of `models` or of all; a variant without any curve is not in the legend."""
+    shown = [run for run in board.runs if models is None or run.model in models]
     variants = in_order(board.variants)
     palette = colours(variants)
     panels = []
-    for model in board.models:
-        of_model = [run for run in board.runs if run.model == model]
+    for model in dict.fromkeys(run.model for run in shown):
+        of_model = [run for run in shown if run.model == model]
         lines = [
             _line(board, [run for run in of_model if run.variant == name], palette[name]) for name in variants
         ]
@@ -102,7 +103,7 @@ def curves_info(board: Scoreboard, title: str) -> CurvesInfo:
         y_label=f"mean Avg@{board.curves.samples} (%)",
         panels=tuple(panels),
         legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
-        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+        run_ids=tuple(sorted({run.run_id for run in shown if run.run_id is not None})),
     )
 
 

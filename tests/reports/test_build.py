@@ -177,7 +177,9 @@ def test_an_empty_folder_may_be_filled(demo_request: ReportRequest) -> None:
 def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     request = paper_request(reference_uri, tmp_path / "deep" / "main")
     files = contents(build_report(request).parent)
-    figures = {f"figure_{name}.{kind}" for name in ("4", "diagnostics") for kind in ("png", "svg", "pdf")}
+    figures = {
+        f"figure_{name}.{kind}" for name in ("4", "curves", "diagnostics") for kind in ("png", "svg", "pdf")
+    }
     assert set(files) == TABLES | figures | {"audit.md", "audit.csv", "index.html", MARKER}
     html = files["index.html"].decode()
     assert "the paper&#39;s own curves (arXiv 2606.10968), not trained here" in html

@@ -11,6 +11,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports.build import FIGURE_4_MODELS
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.frame import legend_columns
@@ -65,6 +66,13 @@ def test_the_paper_figure_has_its_panels_lines_and_bests(paper_board: Scoreboard
         if line.seeds[0].collapsed
     ]
     assert collapsed == [("Qwen3-30B-A3B-Base", "cispo")]
+
+
+def test_figure_4_shows_the_base_models_and_names_their_runs_alone(paper_board: Scoreboard) -> None:
+    info = curves.curves_info(paper_board, "Figure 4", FIGURE_4_MODELS)
+    assert [panel.model for panel in info.panels] == list(FIGURE_4_MODELS)
+    assert len(info.run_ids) == 21
+    assert not [run_id for run_id in info.run_ids if run_id.startswith("paper-Qwen3-1.7B-cppo")]
 
 
 def test_seeds_become_a_mean_a_band_and_a_mark_each(two_seeds: Scoreboard) -> None:

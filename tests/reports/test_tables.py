@@ -176,6 +176,15 @@ def test_headlines_name_winner_margin_and_what_the_late_window_says() -> None:
     assert said["b"] == "CPPO scores 50.00, 10.00 points above DPPO (40.00)."  # nothing was evaluated late
 
 
+def test_headlines_name_the_start_and_the_gain() -> None:
+    said = sentences(
+        MadeRun("cppo", scores=both({0: 0.2, 10: 0.9})), MadeRun("dppo", scores=both({0: 0.2, 10: 0.5}))
+    )
+    assert "The model starts at 20.00 (step 0); CPPO gains 70.00 points." in said["chain"]
+    alone = sentences(MadeRun("cppo", scores=both({0: 0.2, 10: 0.9})))
+    assert alone == {"chain": "The model starts at 20.00 (step 0); CPPO gains 70.00 points."}
+
+
 def test_headlines_of_equals_and_of_a_single_variant() -> None:
     runs = [MadeRun(name, scores=both({10: 0.5})) for name in ("grpo", "dppo", "cppo")]
     assert sentences(*runs) == {"chain": "CPPO, DPPO and GRPO share the highest score, 50.00."}

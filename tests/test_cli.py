@@ -1,0 +1,153 @@
+"""The command line as a user meets it: help at once, one line per mistake, nothing written by a mistake."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.run import Attempt
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.recorder import Recorder
+from tests.conftest import TINY
+
+SWEEP = ["quickstart", *TINY]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """The promise is half a second; what would break it is an import, so that is what is tested."""
+    code = (
+        "import sys\nfrom cppo_lab.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'mlflow', 'hydra', 'omegaconf', 'pydantic', 'pandas', 'matplotlib', 'submitit', 'yaml'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "heavy: []" in done.stdout
+    assert "plan" in done.stdout
+    assert "reference" in done.stdout
+
+
+MISTAKES = [
+    (["plan", "quikstart"], "unknown sweep 'quikstart': did you mean 'quickstart'?"),
+    (["launch", "quickstart", "rule.name=cpo"], "unknown rule 'cpo': did you mean 'cppo'?"),
+    (
+        ["launch", "quickstart", "variant=ccpo"],
+        "unknown variant of sweep quickstart 'ccpo': did you mean 'cppo'?",
+    ),
+    (["launch", "quickstart", "rule.wmin=0.5"], "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
+    (["launch", "quickstart", "rule.w_min=0"], "rule.w_min=0: must be in (0, 1]"),
+    (["launch", "quickstart", "rule.w_min=1.01"], "rule.w_min=1.01: must be in (0, 1]"),
+    (["launch", "quickstart", "rule.delta=0"], "rule.delta=0: must be in (0, inf)"),
+    (["launch", "quickstart", "rule.delta=-1"], "rule.delta=-1: must be in (0, inf)"),
+    (["launch", "quickstart", "training.t_stop=7"], "make it a multiple of validation.every=5"),
+    (["launch", "nowhere/mine.yaml"], "sweep file nowhere/mine.yaml does not exist"),
+    (["report", "quickstart"], "mlflow.db does not exist: run `cppo launch SWEEP`"),
+    (["report", "main", "--from", "paper"], "mlflow.db does not exist"),
+    (["report", "main"], "unknown sweep 'main': valid: quickstart"),
+    (["report", "quickstart", "--from", "paper"], "cppo report main --from paper"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_costs_one_line_and_writes_nothing(
+    workspace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("cppo: error: ")
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert list(workspace.iterdir()) == []
+
+
+@pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "sqllite:///x.db", "mlflow.db"])
+def test_stores_that_cannot_hold_runs_are_refused(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert main(["launch", *SWEEP]) == 2
+    assert f"tracking URI {uri!r} is not supported: use sqlite:///FILE.db" in capsys.readouterr().err
+    assert list(workspace.iterdir()) == []
+
+
+def test_a_file_that_is_no_database_is_named(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "notes.db").write_text("not a database, but a text long enough to be looked at" * 100)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///notes.db")
+    for command in ("launch", "plan", "report"):
+        assert main([command, *SWEEP]) == 2
+        error = capsys.readouterr().err
+        assert "notes.db" in error
+        assert error.count("\n") == 1
+
+
+def test_report_on_an_empty_store(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uri = tracking_uri()
+    ensure_experiment(open_client(uri), uri, schema.experiment_name("mini"))
+    assert main(["report", *SWEEP]) == 2
+    error = capsys.readouterr().err
+    assert "cppo launch quickstart" in error
+    assert error.count("\n") == 1
+    assert not (workspace / "reports").exists()
+
+
+def test_plan_launch_report(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spine, end to end, on a store named from outside: half a sweep is refused, then marked, then whole."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/store/tracking.db")
+    (workspace / "store").mkdir()
+    assert main(["launch", *SWEEP, "variant=grpo,cppo"]) == 0
+    assert not (workspace / "mlflow.db").exists()
+    capsys.readouterr()
+    assert main(["plan", *SWEEP]) == 0
+    assert "6 runs: 4 done, 2 missing" in capsys.readouterr().out
+
+    assert main(["report", *SWEEP, "--out", "page"]) == 2
+    error = capsys.readouterr().err
+    assert "dppo" in error
+    assert "--partial" in error
+    assert not (workspace / "page").exists()
+    assert main(["report", *SWEEP, "--out", "page", "--partial"]) == 0
+
+    assert main(["launch", *SWEEP]) == 0
+    assert main(["report", *SWEEP, "--out", "page"]) == 0
+    names = {path.name for path in (workspace / "page").iterdir()}
+    tables = {f"table_{table}.{kind}" for table in ("main", "full") for kind in ("md", "tex", "csv")}
+    curves = {f"figure_curves.{kind}" for kind in ("png", "svg", "pdf")}
+    assert names >= {"index.html", *tables, *curves}
+    with (workspace / "page" / "table_main.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["grpo", "dppo", "cppo"]
+    page = (workspace / "page" / "index.html").read_text()
+    assert "core=mini" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_a_running_run_is_not_reported_as_a_result(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose curve is complete but whose process has not finished it is no result yet."""
+    uri = tracking_uri()
+    spec = compose([*TINY, "rule=grpo", "seed=0"]).run
+    attempt = Attempt(spec, workspace / "runs", uri, {schema.sweep_tag("quickstart"): "grpo"})
+    attempt.folder.mkdir(parents=True)
+    recorder = Recorder(spec, attempt.tags, uri, attempt.folder)
+    for step in (0, 2, 4):
+        recorder.log(
+            step, {schema.validation_metric(name): 0.5 for name in (*spec.data.benchmarks, schema.MEAN)}
+        )
+    recorder._drain()
+    assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 2
+    assert "grpo" in capsys.readouterr().err
+    recorder.finish()
+    assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 0
