@@ -21,9 +21,9 @@ quickstart: $(VENV)/.installed
 	$(BIN)/cppo launch quickstart
 	$(BIN)/cppo report quickstart
 	@echo
-	@echo "The page:       file://$(CURDIR)/reports/build/quickstart/index.html"
-	@echo "The MLflow UI:  $(BIN)/mlflow server --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000"
-	@echo "                and open http://127.0.0.1:5000"
+	@echo "The page:   file://$(CURDIR)/reports/build/quickstart/index.html"
+	@echo "In MLflow:  $(BIN)/mlflow server --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000"
+	@echo "            and open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -98,18 +98,24 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    from collections import Counter
+
+    from cppo_lab import schema
     from cppo_lab.sweep.launch import launch, table
+    from cppo_lab.tracking.client import where_to_look
 
     plan, uri = _planned(options)
     states = launch(plan, uri)
     print(table(plan.runs, states))
-    undone = [run_id for run_id, state in states.items() if state.state != "done"]
-    if undone:
+    print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
+    counts = Counter(state.state for state in states.values() if state.state != schema.DONE)
+    if counts:
+        kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         print(
-            f"cppo: {len(undone)} of {len(states)} runs are not done: launch again to retry them",
+            f"cppo: {counts.total()} of {len(states)} runs are not done ({kinds}): the same command goes on",
             file=sys.stderr,
         )
-    return 1 if undone else 0
+    return 1 if counts else 0
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ class Attempt:
     uri: str
     tags: Mapping[str, str] = field(default_factory=dict)
     threads: int = 1
-    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None leaves it as it is
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
 
     @property
     def folder(self) -> Path:
@@ -98,6 +98,8 @@ def _prepare_process(attempt: Attempt) -> None:
     """Threads, devices, and an orderly end on SIGTERM."""
     os.environ["OMP_NUM_THREADS"] = str(attempt.threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
+    # submitit's local executor hides every device from a job that asked it for none.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if attempt.visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = attempt.visible_devices
     with contextlib.suppress(ValueError):  # only the main thread may set handlers

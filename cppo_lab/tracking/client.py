@@ -1,6 +1,7 @@
 """Opening the tracking store, and finding the runs in it. With recorder.py the write-side home of mlflow."""
 
 import logging
+import shlex
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -98,6 +99,17 @@ def _attempt(run: Run) -> Attempt:
         folder=tags.get(schema.TAG_FOLDER, ""),
         sweeps=frozenset(key for key in tags if key.startswith(schema.TAG_SWEEP_PREFIX)),
     )
+
+
+def where_to_look(uri: str, experiment: str) -> str:
+    """How to open the runs of `experiment` in MLflow's page: its address, and before it the server's command."""
+    found = open_client(uri).get_experiment_by_name(experiment)
+    # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
+    page = f"/#/experiments/{found.experiment_id if found else 0}/runs?workflowType=machine_learning"
+    if uri.startswith("http"):
+        return uri.rstrip("/") + page
+    server = f"mlflow server --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1 --port 5000"
+    return f"{server}\n  and open http://127.0.0.1:5000{page}"
 
 
 def folder_tag(folder: Path) -> str:

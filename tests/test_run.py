@@ -1,0 +1,34 @@
+"""What an attempt does to its own process."""
+
+import os
+
+import pytest
+
+from cppo_lab.run import Attempt, _prepare_process, describe
+from cppo_lab.spec import RunSpec
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, None), ("1", "1"), ("", "")])
+def test_a_run_sees_the_devices_it_was_given(
+    tiny_spec: RunSpec,
+    workspace: object,
+    monkeypatch: pytest.MonkeyPatch,
+    given: str | None,
+    seen: str | None,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what submitit's local executor sets
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    attempt = Attempt(tiny_spec, runs=None, uri="", threads=3, visible_devices=given)  # type: ignore[arg-type]
+    _prepare_process(attempt)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [(ValueError("bad\nmore"), "ValueError: bad"), (KeyboardInterrupt(), "KeyboardInterrupt")],
+)
+def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
+    assert describe(error) == line
