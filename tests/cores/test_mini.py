@@ -259,6 +259,20 @@ class TestTrainer:
         after, _, _ = trainer.loss(batch.rollout.select(rows), advantages)
         assert after.item() < loss.item()
 
+    def test_norm_aggregation_divides_by_the_runs_horizon(self, tmp_path: Path) -> None:
+        """Trimming a minibatch to its longest response must not change the loss."""
+        values = {}
+        for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
+            spec = compose([*TINY, f"training.aggregation={mode}"]).run
+            trainer = Trainer(spec, Resources(tmp_path, device="cpu"))
+            batch = trainer.collect()
+            rows = (batch.rollout.lengths < spec.rollout.max_response_length).nonzero()[:4, 0]
+            assert len(rows)
+            loss, _, _ = trainer.loss(batch.rollout.select(rows), torch.linspace(-1, 1, len(rows)))
+            values[mode] = loss.item()
+        horizon = spec.rollout.max_response_length
+        assert values["seq-mean-token-sum-norm"] == pytest.approx(values["seq-mean-token-sum"] / horizon)
+
     def test_warm_start_is_shared_and_depends_on_model_and_task_alone(
         self, tmp_path: Path, tiny_spec: RunSpec
     ) -> None:
