@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test lint bench clean help
+.PHONY: quickstart test lint bench mutations clean help
 
 help:
 	@echo "make quickstart  install, train the study in miniature, write its report page (about 10 minutes)"
 	@echo "make test        install with the development tools and run all tests"
 	@echo "make lint        ruff"
 	@echo "make bench       run every benchmark (QUICK=1: under a minute each)"
+	@echo "make mutations   put deliberate faults into the maths and see the tests catch each (about 4 minutes)"
 	@echo "make clean       remove the virtual environment and the reports; runs and mlflow.db stay"
 
 quickstart: $(VENV)/.installed
@@ -34,6 +35,9 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script $(if $(QUICK),--quick) || exit 1; done
+
+mutations: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutations.py
 
 clean:
 	rm -rf $(VENV) reports/build
