@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: quickstart test lint bench mutations clean help
 
 help:
-	@echo "make quickstart  install, train the study in miniature, write its report page (about 10 minutes)"
+	@echo "make quickstart  install, train the study in miniature, write its report page (about 4 minutes)"
 	@echo "make test        install with the development tools and run all tests"
 	@echo "make lint        ruff"
 	@echo "make bench       run every benchmark (QUICK=1: under a minute each)"
@@ -23,8 +23,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/cppo report quickstart
 	@echo
 	@echo "The page:   file://$(CURDIR)/reports/build/quickstart/index.html"
-	@echo "In MLflow:  $(BIN)/mlflow server --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port 5000"
-	@echo "            and open http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning"
+	@echo "In MLflow:  as \`cppo launch\` said above; the commands are in $(BIN)"
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

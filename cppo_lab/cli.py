@@ -31,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"cppo: error: {_missing_package(error.name or '')}", file=sys.stderr)
         return 2
+    except OSError as error:  # a folder that cannot be written, a full disk
+        print(f"cppo: error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("cppo: interrupted; the same command continues with what is left", file=sys.stderr)
         return 130
@@ -98,6 +101,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    import signal
     from collections import Counter
 
     from cppo_lab import schema
@@ -105,6 +109,8 @@ def _launch(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.client import where_to_look
 
     plan, uri = _planned(options)
+    # An orderly end on SIGTERM as on Ctrl-C: the runs are ended and recorded.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     states = launch(plan, uri)
     print(table(plan.runs, states))
     print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")

@@ -5,11 +5,13 @@ import fcntl
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from cppo_lab import schema
 from cppo_lab.spec import RunSpec
@@ -32,6 +34,9 @@ class Attempt:
         return self.runs / self.spec.run_id
 
 
+LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
+
+
 class AlreadyRunning(RuntimeError):
     """Another process on this machine is training this run."""
 
@@ -44,11 +49,20 @@ def held(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise AlreadyRunning(f"run {folder.name} is being trained by another process") from None
+        deadline = time.monotonic() + LOCK_SECONDS
+        while not _locked(lock):
+            if time.monotonic() > deadline:
+                raise AlreadyRunning(f"run {folder.name} is being trained by another process")
+            time.sleep(0.02)
         yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_held(folder: Path) -> bool:
@@ -79,13 +93,14 @@ def execute(attempt: Attempt) -> None:
         past = attempts(open_client(attempt.uri), schema.experiment_name(spec.core), [spec.run_id])
         if any(one.status == "FINISHED" for one in past[spec.run_id]):
             return
+        (attempt.folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
         recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder)
         try:
             load_core(spec.core)(spec, recorder, Resources(attempt.runs, threads=attempt.threads))
+            recorder.finish()
         except BaseException as error:
             recorder.fail(describe(error), traceback.format_exc())
             raise
-        recorder.finish()
 
 
 def describe(error: BaseException) -> str:

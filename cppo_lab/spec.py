@@ -12,11 +12,15 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cppo_lab.errors import UserError, unknown
+from cppo_lab.schema import MEAN
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+# Names become parts of file names and of metric names.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class Spec(BaseModel):
@@ -55,14 +59,13 @@ class WarmStart(Spec):
     batch: Count
     learning_rate: Positive
     step_noise: Probability
-    seed: int = 0
+    seed: Seed = 0
 
 
 class ModelSpec(Spec):
-    """The model to train: `name` identifies it, `label` is printed."""
+    """The model to train, and the start of its training."""
 
-    name: str
-    label: str
+    name: Name
     architecture: Architecture
     warm_start: WarmStart
 
@@ -70,17 +73,21 @@ class ModelSpec(Spec):
 class DataSpec(Spec):
     """The task: chains of `operations` operations modulo `modulus`, and its held-out problem sets."""
 
-    name: str
-    modulus: Annotated[int, Field(ge=2)]
-    operations: Count
-    benchmarks: tuple[str, ...]
-    validation_problems: Count
-    validation_seed: int
+    name: Name
+    modulus: Annotated[int, Field(ge=2, le=1000)]
+    operations: Annotated[int, Field(ge=1, le=100)]
+    benchmarks: tuple[Name, ...]
+    validation_problems: Annotated[int, Field(ge=1, le=10_000)]
+    validation_seed: Seed
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
             raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
+        if MEAN in self.benchmarks:
+            raise ValueError(
+                f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
+            )
         needed = len(self.benchmarks) * self.validation_problems
         units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
         space = self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
@@ -96,7 +103,7 @@ class RuleSpec(Spec):
     """A trust-region rule and its constants; None where the rule has no such constant (algorithms.md, "Rules")."""
 
     name: str
-    clip_low: NonNegative | None = None
+    clip_low: Probability | None = None
     clip_high: NonNegative | None = None
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     delta: Positive | None = None
@@ -180,8 +187,8 @@ class OptimSpec(Spec):
     """AdamW, constant learning rate, gradient clipping by global norm."""
 
     learning_rate: Positive
-    beta1: Probability
-    beta2: Probability
+    beta1: Annotated[float, Field(ge=0, lt=1)]
+    beta2: Annotated[float, Field(ge=0, lt=1)]
     weight_decay: NonNegative
     clip_grad_norm: Positive
 
@@ -197,7 +204,7 @@ class RunSpec(Spec):
     """Everything that decides the numbers of one training run."""
 
     core: Literal["mini"]
-    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    seed: Seed
     model: ModelSpec
     data: DataSpec
     rule: RuleSpec
@@ -244,7 +251,13 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     Raises UserError for the first fault, naming key, value and what is valid.
     """
     try:
-        return kind.model_validate_json(json.dumps(values))
+        text = json.dumps(values)
+    except (TypeError, ValueError, RecursionError) as error:  # a date, bytes, a set, an alias to itself
+        raise UserError(
+            f"{where}: only text, numbers, true, false, lists and mappings are values: {error}"
+        ) from None
+    try:
+        return kind.model_validate_json(text)
     except ValidationError as error:
         fault = error.errors()[0]
         raise _explain(kind, fault, where, len(error.errors()) - 1) from None

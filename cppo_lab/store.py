@@ -6,7 +6,7 @@ from pathlib import Path
 from cppo_lab.errors import UserError
 
 DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, where `mlflow server` looks as well
-_SCHEMES = ("sqlite", "http", "https", "postgresql", "mysql", "mssql")
+_DATABASES = ("postgresql", "mysql", "mssql")
 
 
 def tracking_uri(configured: str | None = None) -> str:
@@ -16,8 +16,9 @@ def tracking_uri(configured: str | None = None) -> str:
     Raises UserError for a scheme that cannot hold runs of several writers (a plain folder) or that is unknown.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or configured or DEFAULT_URI
-    scheme = uri.split(":", 1)[0].split("+", 1)[0] if ":" in uri else ""
-    if scheme not in _SCHEMES:
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    named = not uri.startswith("sqlite:") or (uri.startswith("sqlite:///") and _path(uri) not in ("", "/"))
+    if not named or (scheme not in ("sqlite", "http", "https") and scheme.split("+")[0] not in _DATABASES):
         raise UserError(
             f"tracking URI {uri!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             "postgresql:// URI (set MLFLOW_TRACKING_URI, or tracking.uri in the configuration)"
@@ -28,14 +29,20 @@ def tracking_uri(configured: str | None = None) -> str:
 def absolute_uri(uri: str) -> str:
     """The same store named independently of the working folder."""
     path = sqlite_file(uri)
-    return uri if path is None else f"sqlite:///{path.resolve()}"
+    if path is None:
+        return uri
+    _, question, query = uri.partition("?")
+    return f"sqlite:///{path.resolve()}{question}{query}"
 
 
 def sqlite_file(uri: str) -> Path | None:
     """The database file of a SQLite URI; None for every other store."""
-    if not uri.startswith("sqlite:"):
-        return None
-    return Path(uri.split("://", 1)[-1].removeprefix("/"))
+    return Path(_path(uri)) if uri.startswith("sqlite:") else None
+
+
+def _path(uri: str) -> str:
+    """What stands between `sqlite:///` and a query."""
+    return uri.partition("?")[0].removeprefix("sqlite:///")
 
 
 def require_store(uri: str) -> None:

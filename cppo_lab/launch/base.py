@@ -8,7 +8,7 @@ from pydantic import Field
 
 from cppo_lab.errors import unknown
 from cppo_lab.run import Attempt
-from cppo_lab.spec import Count, Positive, Spec
+from cppo_lab.spec import Count, Spec
 
 
 class LauncherSpec(Spec):
@@ -17,7 +17,7 @@ class LauncherSpec(Spec):
     name: Literal["inline", "local"]
     workers: Annotated[int, Field(ge=1)] | None
     threads: Count
-    timeout_hours: Positive
+    timeout_hours: Annotated[float, Field(gt=0, le=10_000)]
 
 
 @dataclass(frozen=True)

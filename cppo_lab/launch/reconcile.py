@@ -26,8 +26,10 @@ def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[
     database = store.sqlite_file(uri)
     if database is not None and not database.is_file():
         return {run_id: State(MISSING) for run_id in run_ids}
+    # Locks first: a run that ends between the two looks is then seen as running, not as dead.
+    held = {run_id: is_held(runs / run_id) for run_id in run_ids}
     found = attempts(open_client(uri), schema.experiment_name(core), run_ids)
-    return {run_id: _state(found[run_id], is_held(runs / run_id)) for run_id in run_ids}
+    return {run_id: _state(found[run_id], held[run_id]) for run_id in run_ids}
 
 
 def _state(past: Sequence[Attempt], held: bool) -> State:
@@ -52,7 +54,10 @@ def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]
     for run_id, past in found.items():
         ours = folder_tag(runs / run_id)
         for one in past:
-            if one.status == "RUNNING" and one.folder == ours and not is_held(runs / run_id):
+            if one.status != "RUNNING" or one.folder != ours or is_held(runs / run_id):
+                continue
+            # Nobody trains it now, so its status is final; the one read above may be older than its end.
+            if client.get_run(one.mlflow_id).info.status == "RUNNING":
                 mark_failed(client, one.mlflow_id, DIED)
                 repaired.append(run_id)
     return repaired

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -50,11 +51,10 @@ def compose(overrides: Sequence[str]) -> Composed:
     """
     values = resolve(overrides)
     values.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
-    launcher = parse(LauncherSpec, values.pop("launcher"), "launcher")
-    tracking = parse(TrackingSpec, values.pop("tracking"), "tracking")
+    launcher = parse(LauncherSpec, values.pop("launcher", {}), "launcher")
+    tracking = parse(TrackingSpec, values.pop("tracking", {}), "tracking")
     run = parse(RunSpec, values, "configuration")
-    if run.rule.name not in groups()["rule"]:
-        raise unknown("rule", run.rule.name, groups()["rule"])
+    _check_constants(run)
     return Composed(run, launcher, tracking)
 
 
@@ -70,11 +70,35 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
         raise _unknown_option(error) from None
     except ConfigCompositionException as error:
         raise _unknown_key(error, overrides) from None
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise UserError(f"overrides {' '.join(overrides)!r}: {first_line}") from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def _check_constants(run: RunSpec) -> None:
+    """A rule has exactly the constants that its file in conf/rule names; those that are null there may stay null."""
+    name = run.rule.name
+    if name not in groups()["rule"]:
+        raise unknown("rule", name, groups()["rule"])
+    declared, given = _declared_constants(name), run.rule.parameters()
+    for key, needed in declared.items():
+        if needed and key not in given:
+            raise UserError(f"configuration: rule.{key}=null: rule {name!r} needs a value")
+    for key in given:
+        if key not in declared:
+            raise UserError(
+                f"configuration: rule {name!r} has no constant {key!r} (valid: {', '.join(declared)})"
+            )
+
+
+@cache
+def _declared_constants(name: str) -> dict[str, bool]:
+    """Constants of a rule's file, and whether each must have a value."""
+    return {
+        key: value is not None for key, value in resolve([f"rule={name}"])["rule"].items() if key != "name"
+    }
 
 
 def groups() -> dict[str, list[str]]:

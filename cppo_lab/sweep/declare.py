@@ -45,7 +45,10 @@ def load_sweep(name: str) -> Sweep:
             raise UserError(
                 f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
             )
-        text, stem = path.read_text(encoding="utf-8"), path.stem
+        try:
+            text, stem = path.read_text(encoding="utf-8"), path.stem
+        except UnicodeDecodeError:
+            raise UserError(f"sweep file {name} is not UTF-8 text: save it as UTF-8") from None
     elif name in shipped_sweeps():
         text, stem = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name
     else:
@@ -57,7 +60,7 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
     """The top-level mapping of a YAML text."""
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UserError(

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema
+from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.reconcile import State, repair, run_states
-from cppo_lab.run import Attempt
+from cppo_lab.run import Attempt, is_held
 from cppo_lab.sweep.plan import Plan, PlannedRun
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
@@ -28,6 +29,10 @@ def plan_states(plan: Plan, uri: str) -> dict[str, State]:
 def launch(plan: Plan, uri: str) -> dict[str, State]:
     """Train the runs of `plan` that are neither done nor running; return the state of every run afterwards."""
     runs, run_ids = RUNS.resolve(), [run.run_id for run in plan.runs]
+    if runs.exists() and not runs.is_dir():
+        raise UserError(
+            f"{runs} is a file, but runs keep their folders there: move it away, or work in another folder"
+        )
     # The launcher makes the tables and the experiment: several runs doing so at once would collide.
     client = open_client(uri)
     ensure_experiment(client, uri, schema.experiment_name(plan.core))
@@ -95,10 +100,12 @@ class Progress:
         elif event.kind == "ended":
             self.running.remove(event.attempt)
             self.ended += 1
-            if status.get("status") == schema.DONE:
+            if is_held(event.attempt.folder):
+                self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
+            elif status.get("status") == schema.DONE:
                 self.say(f"{name}: done{_score(status)}  [{self.ended}/{self.todo}]")
             else:
-                reason = status.get("reason") or f"see {event.attempt.folder / 'attempts'}"
+                reason = status.get("reason") or f"see the logs in {event.attempt.folder}"
                 self.say(f"{name}: FAILED: {reason}  [{self.ended}/{self.todo}]")
         elif time.monotonic() - self.said >= self.every:
             self.say(self.overview())

@@ -44,7 +44,9 @@ def make_plan(sweep: Sweep, overrides: Sequence[str] = ()) -> Plan:
     Raises UserError for a bad override or configuration, before anything else happens.
     """
     sweep, rest = _narrow(sweep, overrides)
+    _check_keys(sweep)
     runs: dict[str, PlannedRun] = {}
+    places: dict[tuple[str, str, int], str] = {}
     applied: set[str] = set()
     composed = None
     for variant, fixed in _combinations(sweep):
@@ -58,11 +60,30 @@ def make_plan(sweep: Sweep, overrides: Sequence[str] = ()) -> Plan:
                 f"sweep {sweep.name}: variants {twin.variant!r} and {variant!r} compose to the same run "
                 f"{run.run_id}: remove one, or the override that makes them equal"
             )
+        place = (run.spec.model.name, variant, run.spec.seed)
+        if places.setdefault(place, run.run_id) != run.run_id:
+            raise UserError(
+                f"sweep {sweep.name}: variant {variant!r} on {place[0]} with seed {place[2]} stands for two different "
+                "runs: give each setting a variant of its own; only models and seeds make runs of one variant"
+            )
     for text in rest:
         if text not in applied:
             _fits(text, (), must=True)
     assert composed is not None
     return Plan(sweep, tuple(runs.values()), composed.launcher, composed.tracking)
+
+
+def _check_keys(sweep: Sweep) -> None:
+    """A key has one source, and a sweep says nothing of how runs are started or tracked."""
+    for variant, keys in sweep.variants.items():
+        for key in keys:
+            if key in sweep.axes or key == "model":
+                raise UserError(
+                    f"sweep {sweep.name}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them"
+                )
+    for key in [*sweep.axes, *(key for keys in sweep.variants.values() for key in keys)]:
+        if key.partition(".")[0] in ("launcher", "tracking"):
+            raise UserError(f"sweep {sweep.name}: {key!r} belongs on the command line, not in a sweep file")
 
 
 def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:

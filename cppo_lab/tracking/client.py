@@ -1,9 +1,14 @@
 """Opening the tracking store, and finding the runs in it. With recorder.py the write-side home of mlflow."""
 
+import contextlib
+import fcntl
+import hashlib
 import logging
+import os
 import shlex
 import socket
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +19,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
+
+# A server that is away must cost training seconds, not the minutes of MLflow's default; points wait and are sent later.
+SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,12 @@ def open_client(uri: str) -> MlflowClient:
     """
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name, value in SERVER_PATIENCE.items():
+        os.environ.setdefault(name, value)
     try:
-        client = MlflowClient(uri)
-        client.search_experiments(max_results=1)
+        with _alone(uri):
+            client = MlflowClient(uri)
+            client.search_experiments(max_results=1)
     except (MlflowException, SQLAlchemyError, OSError) as error:
         first_line = str(error).strip().splitlines()[0]
         raise UserError(f"tracking store {uri} cannot be used: {first_line}") from None
@@ -51,6 +62,11 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
     With SQLite the artifacts lie beside the database; a server decides for itself.
     Raises UserError if somebody deleted the experiment.
     """
+    with _alone(uri):
+        return _ensure_experiment(client, uri, name, description)
+
+
+def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: str) -> str:
     found: Experiment | None = client.get_experiment_by_name(name)
     if found is not None:
         if found.lifecycle_stage != "active":
@@ -63,6 +79,22 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
     location = None if database is None else (database.resolve().parent / "mlartifacts" / name).as_uri()
     tags = {"mlflow.note.content": description} if description else {}
     return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+@contextlib.contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """Let one process at a time make tables or an experiment in a SQLite store; a server sees to that itself."""
+    database = store.sqlite_file(uri)
+    if database is None or not database.parent.is_dir():
+        yield
+        return
+    lock = (
+        Path(tempfile.gettempdir())
+        / f"cppo-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
+    )
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[Attempt]]:

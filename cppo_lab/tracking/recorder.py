@@ -1,9 +1,10 @@
 """The write side of tracking: what a run logs goes to a local file first, then to MLflow in batches.
 
-Training neither waits for the store nor dies of it: while the store is away, points wait in memory, and they
-stay in `metrics.jsonl` in the run's folder whatever happens.
+Training does not die of a store that is away: points wait in memory (each try costs at most some seconds, see
+`client.SERVER_PATIENCE`), and they stay in `metrics.jsonl` in the run's folder whatever happens.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -76,20 +77,28 @@ class Recorder:
         Raises UserError if the store stayed away; the points are in the run's folder then.
         """
         self._drain()
+        self._spool.close()
         self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, schema.DONE)
         self.client.set_terminated(self.mlflow_id, "FINISHED")
-        self._status(schema.DONE, self.spec.training.t_stop)
-        self._spool.close()
+        with contextlib.suppress(OSError):  # the store has it; a full disk makes no failed run of it
+            self._status(schema.DONE, self.spec.training.t_stop)
 
     def fail(self, reason: str, traceback: str) -> None:
         """The run ended otherwise; `reason` is one line, `traceback` becomes an artifact."""
-        self._spool.close()
+        # Each step by itself: what broke the run (a full disk, a store that went away) may break some of them,
+        # and must not hide the reason.
         report = self.folder / "traceback.txt"
-        report.write_text(traceback, encoding="utf-8")
-        self._status(schema.FAILED, None, reason)
-        self._drain()
-        self.client.log_artifact(self.mlflow_id, str(report))
-        mark_failed(self.client, self.mlflow_id, reason)
+        with contextlib.suppress(OSError):
+            self._spool.close()
+        with contextlib.suppress(OSError):
+            self._status(schema.FAILED, None, reason)
+        with contextlib.suppress(UserError):
+            self._drain()
+        with contextlib.suppress(*_STORE_FAULTS):
+            report.write_text(traceback, encoding="utf-8")
+            self.client.log_artifact(self.mlflow_id, str(report))
+        with contextlib.suppress(*_STORE_FAULTS):
+            mark_failed(self.client, self.mlflow_id, reason)
 
     def _ship(self) -> bool:
         """Send what waits; False if the store did not take it (it is tried again later)."""

@@ -246,18 +246,30 @@ class TestTrainer:
         assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
     def test_advantage_sign(self, tmp_path: Path, tiny_spec: RunSpec) -> None:
-        """One update makes rewarded responses more likely and unrewarded ones less."""
+        """One update makes rewarded responses more likely and the others less."""
         trainer = Trainer(tiny_spec, Resources(tmp_path, device="cpu"))
         batch = trainer.collect()
         rows = torch.arange(8)
         advantages = torch.tensor([1.0, -1.0] * 4)
-        loss, _, _ = trainer.loss(batch.rollout.select(rows), advantages)
+        rollout = batch.rollout.select(rows)
+
+        def likelihood() -> torch.Tensor:
+            """Summed log pi of each response [8]."""
+            with torch.no_grad():
+                logits = trainer.model(*rollout.sequences(trainer.tokenizer.pad))[
+                    :, rollout.prompts.shape[1] - 1 :
+                ]
+                logp = logits.log_softmax(-1).gather(-1, rollout.responses[..., None])[..., 0]
+            return (logp * rollout.valid()).sum(1)
+
+        before = likelihood()
+        loss, _, _ = trainer.loss(rollout, advantages)
         loss.backward()
         with torch.no_grad():
             for parameter in trainer.model.parameters():
                 parameter -= 1e-2 * parameter.grad
-        after, _, _ = trainer.loss(batch.rollout.select(rows), advantages)
-        assert after.item() < loss.item()
+        change = likelihood() - before
+        assert change[advantages > 0].mean() > 0 > change[advantages < 0].mean()
 
     def test_norm_aggregation_divides_by_the_runs_horizon(self, tmp_path: Path) -> None:
         """Trimming a minibatch to its longest response must not change the loss."""

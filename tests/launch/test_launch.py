@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,13 +14,17 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
+from cppo_lab.launch.reconcile import repair
 from cppo_lab.run import AlreadyRunning, held, is_held
+from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import TINY
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 LONG = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=4000"]
+MIDDLE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=400"]  # long enough to be killed
 
 
 def mlflow_runs() -> list[Run]:
@@ -117,7 +122,7 @@ def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
 
 
 def test_killed_trainer_is_failed_at_once_and_trained_again(workspace: Path) -> None:
-    launcher = cppo("launch", *LONG)
+    launcher = cppo("launch", *MIDDLE)
     status = wait_for_step(workspace / "runs", 1)
     os.kill(status["pid"], signal.SIGKILL)
     output, _ = launcher.communicate(timeout=60)
@@ -125,9 +130,10 @@ def test_killed_trainer_is_failed_at_once_and_trained_again(workspace: Path) -> 
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FAILED", "failed")
     assert "ended without a word" in run.data.tags[schema.TAG_REASON]
-    short = [text for text in LONG if not text.startswith("training.t_stop")]
-    assert main(["launch", *short]) == 0
-    assert [run.info.status for run in mlflow_runs()] == ["FAILED", "FINISHED"]
+    assert main(["launch", *MIDDLE]) == 0
+    runs = mlflow_runs()
+    assert [run.info.status for run in runs] == ["FAILED", "FINISHED"]
+    assert len({run.data.tags[schema.TAG_RUN_ID] for run in runs}) == 1
 
 
 def test_killed_launcher_leaves_nothing_running_for_ever(
@@ -156,10 +162,13 @@ def test_killed_launcher_leaves_nothing_running_for_ever(
     assert [run.info.status for run in mlflow_runs()] == ["FAILED", "FAILED"]
 
 
-def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(workspace: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
+    workspace: Path, number: signal.Signals
+) -> None:
     launcher = cppo("launch", *LONG)
     wait_for_step(workspace / "runs", 1)
-    launcher.send_signal(signal.SIGINT)
+    launcher.send_signal(number)
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
     assert "the same command continues" in output
@@ -167,15 +176,51 @@ def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(workspace: Path)
 
 
 def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
-    launchers = [cppo("launch", *SWEEP), cppo("launch", *SWEEP)]
-    for launcher in launchers:
-        launcher.communicate(timeout=120)
+    """On a new store, whose tables and experiment both want to make."""
+    launchers = [cppo("launch", *SWEEP) for _ in range(3)]
+    outputs = [launcher.communicate(timeout=180)[0] for launcher in launchers]
+    assert not any("error" in output or "FAILED" in output for output in outputs), outputs
+    assert {launcher.returncode for launcher in launchers} <= {0, 1}  # 1: the other one was still training
     runs = mlflow_runs()
     assert sorted(run.data.tags[schema.TAG_RULE] for run in runs if run.info.status == "FINISHED") == [
         "cppo",
         "grpo",
     ]
     assert main(["launch", *SWEEP]) == 0
+
+
+def test_repair_spares_a_run_that_ended_while_it_looked(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, tracking_uri(), folder)
+
+    def ends_now(path: Path) -> bool:
+        recorder.finish()
+        return False
+
+    monkeypatch.setattr("cppo_lab.launch.reconcile.is_held", ends_now)
+    assert repair([tiny_spec.run_id], "mini", tracking_uri(), workspace / "runs") == []
+    assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
+
+
+def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            is_held(tmp_path / "run")
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(200):
+            with held(tmp_path / "run"):
+                pass
+    finally:
+        stop.set()
+        looker.join()
 
 
 def test_a_lock_is_held_once(tmp_path: Path) -> None:

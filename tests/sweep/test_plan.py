@@ -64,6 +64,20 @@ def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
         (["batch.minibatch_prompts=5"], "must divide prompts=32 (valid: [1, 2, 4, 8, 16, 32])"),
         (["seed"], "override 'seed' is not of the form key=value"),
         (["seed=x"], "seed='x'"),
+        (["rule.w_min=null", "variant=cppo"], "rule.w_min=null: rule 'cppo' needs a value"),
+        (["rule.name=dppo", "variant=cppo"], "rule 'dppo' has no constant 'delta_b' (valid: delta)"),
+        (["+rule.dual_clip=3", "variant=cppo"], "rule 'cppo' has no constant 'dual_clip'"),
+        (["rule.clip_low=2", "variant=grpo"], "rule.clip_low=2: must be in [0, 1]"),
+        (["optim.beta1=1"], "optim.beta1=1: must be in [0, 1)"),
+        (["data.benchmarks=[a/b]"], "data.benchmarks.0='a/b'"),
+        (["data.benchmarks=[mean,x]"], "'mean' names the mean over them"),
+        (["data.operations=100000000"], "data.operations=100000000: must be in [1, 100]"),
+        (["data.modulus=1000000000000"], "data.modulus=1000000000000: must be in [2, 1000]"),
+        (["model.name=../x"], "model.name='../x'"),
+        (["model.warm_start.seed=99999999999999999999999"], "model.warm_start.seed"),
+        (["launcher.timeout_hours=1e308"], "timeout_hours=1e+308: must be in (0, 10000"),
+        (["launcher=null"], "launcher"),
+        (["divergence=null"], "divergence"),
         (["rule.clip_low=0.1", "variant=cppo"], "unknown key 'rule.clip_low'"),
         (["rule.delta=[1"], "no viable alternative"),
     ],
@@ -97,6 +111,15 @@ GOOD = {
         ({"axes": "{seed: 0}"}, "axes.seed=0"),
         ({"models": "[]"}, "models=[]"),
         ({"models": "[mini_baze]"}, "unknown model 'mini_baze'"),
+        (
+            {"axes": "{rule.w_min: [0.6, 0.8], seed: [0]}"},
+            "stands for two different runs: give each setting a variant",
+        ),
+        ({"variants": "{a: {rule: cppo, seed: 3}}"}, "variant 'a' sets 'seed', which is an axis too"),
+        ({"axes": "{launcher.threads: [1, 2]}"}, "belongs on the command line, not in a sweep file"),
+        ({"title": "2020-01-01"}, "only text, numbers"),
+        ({"title": "!!binary aGVsbG8="}, "only text, numbers"),
+        ({"title": "&a [*a]"}, "only text, numbers"),
         ({"title": "[1"}, "not valid YAML"),
         ({"title": "!!python/object/apply:os.system [echo]"}, "not valid YAML"),
     ],
@@ -109,6 +132,12 @@ def test_bad_sweep_files(tmp_path: Path, change: dict[str, str], message: str) -
         make_plan(load_sweep(str(path)))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_sweep_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_bytes(b"title: \xff\xfe")
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        load_sweep(str(tmp_path / "mine.yaml"))
 
 
 def test_a_sweep_file_in_any_folder(tmp_path: Path) -> None:
@@ -139,4 +168,4 @@ def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
         with pytest.raises(UserError, match="holds plain values"):
             quote(value)
     else:
-        assert compose([f"model.label={quote(value)}"]).run.model.label == value
+        assert compose([f"tracking.uri={quote(value)}"]).tracking.uri == value

@@ -82,6 +82,17 @@ def test_failure_leaves_status_reason_and_traceback(recorder: Recorder) -> None:
     assert read_status(recorder.folder)["reason"] == "ValueError: bad"
 
 
+def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
+    run = recorder.client.get_run(recorder.mlflow_id)
+    assert run.info.status == "FAILED"
+    assert "No space left" in run.data.tags[schema.TAG_REASON]
+
+
 def test_half_written_status_reads_as_none(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"status": "runn')
     assert read_status(tmp_path) == {}

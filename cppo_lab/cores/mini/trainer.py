@@ -142,6 +142,8 @@ class Trainer:
         stats, losses, norms, error = [], [], [], [0.0, 0.0]
         for start in range(0, len(batch.keep), rows_per_update):
             rows = torch.arange(start, start + rows_per_update, device=self.device)
+            # PAPER: what a dropped group leaves behind is not stated. Here it leaves the denominators too, as if it
+            # had not been sampled; the same for every rule.
             rows = rows[batch.keep[rows]]
             if len(rows) == 0:
                 continue
