@@ -181,7 +181,9 @@ class Trainer:
             self.divergence(pi_logp, logp, rollout),
             **self.rule_parameters,
         )
-        loss = -aggregate(output.objective, valid, self.spec.training.aggregation)
+        mode = self.spec.training.aggregation
+        horizon = self.spec.rollout.max_response_length if mode == "seq-mean-token-sum-norm" else None
+        loss = -aggregate(output.objective, valid, mode, horizon=horizon)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         return loss, output.stats, [float(difference), float(scale)]
 
