@@ -17,7 +17,7 @@ host reads `cu_lengths` once per call. Divergences take [N] as they are; `relati
 
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def rule(
     advantages: Tensor,
     cu_lengths: Tensor,
     divergence: Tensor | None = None,
-    **constants: object,
+    **constants: Any,
 ) -> RuleOutput:
     """`get_rule(name)` on packed tokens [N]; objective and keep are [N], statistics those of the whole batch.
 
