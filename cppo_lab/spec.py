@@ -113,6 +113,10 @@ class RuleSpec(Spec):
     delta_max: Positive | None = None
     delta_avg: Positive | None = None
     gate: Literal["inverse", "sapo_admissible"] | None = None
+    log_clip_low: NonNegative | None = None
+    log_clip_high: NonNegative | None = None
+    tau_positive: Positive | None = None
+    tau_negative: Positive | None = None
 
     def parameters(self) -> dict[str, Any]:
         """The constants that are set, as keyword arguments of the rule's function."""

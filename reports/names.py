@@ -11,6 +11,10 @@ OURS = "cppo"  # the row that the paper shades
 _NAMES = {
     "grpo": "GRPO",
     "ppo": "PPO",
+    "dr_grpo": "Dr. GRPO",
+    "gspo": "GSPO",
+    "geo_mean": "GMPO",
+    "sapo": "SAPO",
     "minpro": "MinPRO",
     "cispo": "CISPO",
     "dppo": "DPPO",

@@ -16,14 +16,17 @@ from cppo_lab.maths.masks import (
 )
 from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.sequence_masks import trm_avg, trm_max, trm_max_avg
+from cppo_lab.maths.sequence_ratio import geo_mean, gspo
 from cppo_lab.maths.soft import cppo_soft
-from cppo_lab.maths.surrogates import grpo, ppo
+from cppo_lab.maths.soft_clip import sapo
+from cppo_lab.maths.surrogates import dr_grpo, grpo, ppo
 
 __all__ = ["RULES", "RuleOutput", "get_rule"]
 
 RULES: dict[str, Callable[..., RuleOutput]] = {
     "grpo": grpo,
     "ppo": ppo,
+    "dr_grpo": dr_grpo,
     "dppo": dppo,
     "cppo": cppo,
     "cppo_no_position_weight": cppo_no_position_weight,
@@ -35,6 +38,9 @@ RULES: dict[str, Callable[..., RuleOutput]] = {
     "trm_max_avg": trm_max_avg,
     "cispo": cispo,
     "minpro": minpro,
+    "gspo": gspo,
+    "geo_mean": geo_mean,
+    "sapo": sapo,
 }
 
 

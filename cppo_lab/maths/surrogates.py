@@ -53,3 +53,6 @@ def grpo(
 
 
 ppo = grpo  # one function: PPO is the symmetric choice clip_low = clip_high
+# Dr. GRPO (arXiv 2503.20783) keeps PPO's clip. What it removes lies outside the rule: the division of advantages by
+# the group's standard deviation (`advantages.group_advantages`) and of each response by its length (`aggregation`).
+dr_grpo = grpo

@@ -20,6 +20,7 @@ class TokenBatch(NamedTuple):
 CONSTANTS = {
     "grpo": {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0},
     "ppo": {"clip_low": 0.2, "clip_high": 0.2},
+    "dr_grpo": {"clip_low": 0.2, "clip_high": 0.2},
     "dppo": {"delta": 0.1},
     "cppo": {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"},
     "cppo_no_position_weight": {"delta": 0.15, "delta_b": 0.03, "delta_b_mode": "fixed"},
@@ -31,7 +32,13 @@ CONSTANTS = {
     "trm_max_avg": {"delta_max": 0.195, "delta_avg": 0.11},
     "cispo": {"clip_high": 0.5},
     "minpro": {"clip_high": 0.5, "clip_low": 0.5},
+    "gspo": {"clip_low": 0.05, "clip_high": 0.08},
+    "geo_mean": {"log_clip_low": 0.3, "log_clip_high": 0.4},
+    "sapo": {"tau_positive": 1.0, "tau_negative": 1.5},
 }
+
+# Rules that decide without a divergence; one that is given enters their statistics.
+WITHOUT_DIVERGENCE = ("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "sapo")
 
 
 def random_batch(seed: int, rows: int = 5, width: int = 12, dtype: torch.dtype = torch.float64) -> TokenBatch:

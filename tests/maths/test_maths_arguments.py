@@ -13,7 +13,7 @@ from cppo_lab.maths.metrics import merge
 from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.maths.soft import sapo
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
-from tests.maths.maths_batches import CONSTANTS, random_batch
+from tests.maths.maths_batches import CONSTANTS, WITHOUT_DIVERGENCE, random_batch
 
 NAN, INF = math.nan, math.inf
 
@@ -46,6 +46,13 @@ CONSTANT_ERRORS = [
     ("cispo", {"clip_high": INF}, r"clip_high=inf must be a finite number >= 0"),
     ("cispo", {"clip_low": -0.5}, r"clip_low=-0.5 must lie in \[0, 1\], or be None"),
     ("minpro", {"clip_low": NAN}, r"clip_low=nan must lie in"),
+    ("dr_grpo", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
+    ("gspo", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
+    ("gspo", {"clip_high": NAN}, r"clip_high=nan must be a finite number >= 0"),
+    ("geo_mean", {"log_clip_low": -0.4}, r"log_clip_low=-0.4 must be a finite number >= 0"),
+    ("geo_mean", {"log_clip_high": INF}, r"log_clip_high=inf must be a finite number >= 0"),
+    ("sapo", {"tau_positive": 0.0}, r"tau_positive=0.0 must be a positive number"),
+    ("sapo", {"tau_negative": NAN}, r"tau_negative=nan must be a positive number"),
     ("trm_max", {"delta_max": 0.0}, r"delta_max=0.0 must be a positive number"),
     ("trm_avg", {"delta_avg": NAN}, r"delta_avg=nan must be a positive number"),
     ("trm_max_avg", {"delta_avg": -1.0}, r"delta_avg=-1.0 must be a positive number"),
@@ -95,7 +102,7 @@ def test_tensor_is_refused(name: str, change: dict, message: str) -> None:
         get_rule(name)(*BATCH._replace(**change), **parameters)
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if n not in ("grpo", "ppo", "cispo", "minpro")])
+@pytest.mark.parametrize("name", [n for n in RULES if n not in WITHOUT_DIVERGENCE])
 def test_a_missing_divergence_is_refused(name: str) -> None:
     parameters = dict(CONSTANTS[name])
     if name == "cppo_no_prefix_budget_shuffled":

@@ -10,6 +10,8 @@ from cppo_lab.maths.rules import RULES, get_rule
 from tests.maths.maths_batches import constants, random_batch
 
 DETACHED_COEFFICIENT = ("cispo", "minpro")  # their gradient is not the derivative of their value
+TOKEN_FORM = ("gspo", "geo_mean")  # nor is it here: the response's value, the token's own gradient
+DIFFERENTIATED = [name for name in RULES if name not in DETACHED_COEFFICIENT + TOKEN_FORM]
 
 
 def gradient(name: str, batch, **changes: torch.Tensor) -> torch.Tensor:
@@ -21,7 +23,7 @@ def gradient(name: str, batch, **changes: torch.Tensor) -> torch.Tensor:
     return grad
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name not in DETACHED_COEFFICIENT])
+@pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_gradcheck_off_policy(name: str) -> None:
     batch = random_batch(1)
     parameters = constants(name, batch)
@@ -35,7 +37,7 @@ def test_gradcheck_off_policy(name: str) -> None:
     assert torch.autograd.gradcheck(objective, logp, eps=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name not in DETACHED_COEFFICIENT])
+@pytest.mark.parametrize("name", DIFFERENTIATED)
 def test_gradient_is_keep_times_ratio_times_advantage(name: str) -> None:
     batch = random_batch(2)
     keep = get_rule(name)(*batch, **constants(name, batch)).keep
@@ -90,7 +92,7 @@ def test_only_logp_carries_a_gradient(name: str) -> None:
     assert not any(value.requires_grad for value in result.stats.values())
 
 
-@pytest.mark.parametrize("name", ["dppo", "cppo", "cppo_no_prefix_budget", "grpo"])
+@pytest.mark.parametrize("name", ["dppo", "cppo", "cppo_no_prefix_budget", "grpo", "gspo", "geo_mean"])
 def test_a_dropped_token_may_overflow(name: str) -> None:
     batch = random_batch(7, dtype=torch.float32)
     batch.advantages[:] = 1.0

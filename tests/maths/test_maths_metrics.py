@@ -7,14 +7,18 @@ from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES, get_rule
-from tests.maths.maths_batches import constants, random_batch
+from tests.maths.maths_batches import WITHOUT_DIVERGENCE, constants, random_batch
 
 EVERY_RULE = {"masked_fraction", "ratio_mean"}
 WITH_DIVERGENCE = {"divergence_mean", "divergence_max"}
 OWN = {
     "grpo": {"clip_fraction"},
     "ppo": {"clip_fraction"},
+    "dr_grpo": {"clip_fraction"},
     "cispo": {"clip_fraction"},
+    "gspo": {"clip_fraction"},
+    "geo_mean": {"clip_fraction"},
+    "sapo": set(),
     "minpro": {"clip_fraction"},
     "dppo": {"token_threshold_share"},
     "cppo": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
@@ -36,7 +40,7 @@ def test_a_rule_reports_the_names_that_apply_to_it(name: str) -> None:
     assert all(value.ndim == 0 for value in result.stats.values())
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo", "cispo", "minpro"])
+@pytest.mark.parametrize("name", WITHOUT_DIVERGENCE)
 def test_the_divergence_is_optional_where_it_decides_nothing(name: str) -> None:
     batch = random_batch(0)
     parameters = constants(name, batch)

@@ -14,6 +14,7 @@ from tests.maths.maths_batches import TokenBatch, constants, distributions, rand
 from tests.oracles import loops
 
 SEEDS = st.integers(0, 2**32 - 1)
+ROUNDING = 1e-14  # vectorised exp and row sums may round by where a row lies in memory
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 MANY = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -85,9 +86,8 @@ def test_padding_does_not_matter(name: str, seed: int, extra: int) -> None:
         )
     plain, result = get_rule(name)(*batch, **parameters), get_rule(name)(*wide, **wide_parameters)
     width = batch.valid.shape[1]
-    assert torch.equal(result.keep[:, :width], plain.keep) and torch.equal(
-        result.objective[:, :width], plain.objective
-    )
+    torch.testing.assert_close(result.keep[:, :width], plain.keep, rtol=ROUNDING, atol=0)
+    torch.testing.assert_close(result.objective[:, :width], plain.objective, rtol=ROUNDING, atol=0)
     assert not result.keep[:, width:].any() and not result.objective[:, width:].any()
     assert result.stats.keys() == plain.stats.keys()
     for key, value in plain.stats.items():
@@ -116,8 +116,8 @@ def test_responses_are_independent_of_their_order_and_company(name: str, seed: i
         return get_rule(name)(*(tensor[index] for tensor in batch), **chosen)
 
     permuted = rows(order)
-    assert torch.equal(permuted.keep, whole.keep[order])
-    assert torch.equal(permuted.objective, whole.objective[order])
+    torch.testing.assert_close(permuted.keep, whole.keep[order], rtol=ROUNDING, atol=0)
+    torch.testing.assert_close(permuted.objective, whole.objective[order], rtol=ROUNDING, atol=0)
     parts = [rows(order[:2]), rows(order[2:])]
     merged, expected = summarise(merge([part.stats for part in parts])), summarise(whole.stats)
     assert merged == pytest.approx(expected, rel=1e-12, abs=1e-12)
