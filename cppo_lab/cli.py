@@ -89,6 +89,12 @@ def _parser() -> argparse.ArgumentParser:
     bounds.add_argument("--horizon", default="8192", help="response length in tokens (default: 8192)")
     bounds.add_argument("--xi", default="1", help="largest absolute reward (default: 1)")
     bounds.set_defaults(command=_bounds)
+
+    vectors = commands.add_parser("check-vectors", help="check every array of a file of golden vectors")
+    vectors.add_argument(
+        "file", type=Path, metavar="FILE.npz", help="a file laid out as tests/oracles/vectors.npz"
+    )
+    vectors.set_defaults(command=_check_vectors)
     return parser
 
 
@@ -202,6 +208,14 @@ def _number(name: str, text: str) -> float:
         ) from None
 
 
+def _check_vectors(options: argparse.Namespace) -> int:
+    from cppo_lab.vectors.check import check_file
+
+    report = check_file(options.file)
+    print("\n".join(report.lines()))
+    return 1 if report.mismatches else 0
+
+
 def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
     from cppo_lab import store
@@ -215,6 +229,7 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
 def _missing_package(name: str) -> str:
     extra = {
         "torch": "train",
+        "numpy": "train",
         "submitit": "train",
         "pandas": "report",
         "matplotlib": "report",
