@@ -83,6 +83,21 @@ def _parser() -> argparse.ArgumentParser:
         "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
     )
     load.set_defaults(command=_reference_import)
+
+    bounds = commands.add_parser("bounds", help="the constants of CPPO's bounds beside DPPO's")
+    # Read as text: argparse would answer a misspelt number with its usage as well.
+    bounds.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
+    bounds.add_argument("--delta-b", default="0.02", help="prefix-budget rate (default: 0.02)")
+    bounds.add_argument("--w-min", default="0.8", help="last position weight (default: 0.8)")
+    bounds.add_argument("--horizon", default="8192", help="response length in tokens (default: 8192)")
+    bounds.add_argument("--xi", default="1", help="largest absolute reward (default: 1)")
+    bounds.set_defaults(command=_bounds)
+
+    vectors = commands.add_parser("check-vectors", help="check every array of a file of golden vectors")
+    vectors.add_argument(
+        "file", type=Path, metavar="FILE.npz", help="a file laid out as tests/oracles/vectors.npz"
+    )
+    vectors.set_defaults(command=_check_vectors)
     return parser
 
 
@@ -173,6 +188,40 @@ def _reference_import(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bounds(options: argparse.Namespace) -> int:
+    from cppo_lab.calculator import bounds_table
+
+    names = ("delta", "delta_b", "w_min", "xi")
+    values = {name: _number(name, getattr(options, name)) for name in names}
+    try:
+        horizon = int(options.horizon)
+    except ValueError:
+        horizon = _number("horizon", options.horizon)  # type: ignore[assignment]  # refused below, by its value
+    try:
+        table = bounds_table(**values, horizon=horizon)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print(table)
+    return 0
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(
+            f"{name}={text!r} is not a number: pass one such as --{name.replace('_', '-')} 0.5"
+        ) from None
+
+
+def _check_vectors(options: argparse.Namespace) -> int:
+    from cppo_lab.vectors.check import check_file
+
+    report = check_file(options.file)
+    print("\n".join(report.lines()))
+    return 1 if report.mismatches else 0
+
+
 def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
     from cppo_lab import store
@@ -186,6 +235,7 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
 def _missing_package(name: str) -> str:
     extra = {
         "torch": "train",
+        "numpy": "train",
         "submitit": "train",
         "pandas": "report",
         "matplotlib": "report",

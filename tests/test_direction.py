@@ -18,7 +18,9 @@ ALLOWED = {
     "sweep": {"spec", "tracking", "run", "launch"},
     "analysis": set(),
     "reports": {"analysis"},
-    "cli": {"spec", "sweep", "tracking", "analysis", "reports"},
+    "calculator": {"maths"},
+    "vectors": {"maths"},
+    "cli": {"spec", "sweep", "tracking", "analysis", "reports", "calculator", "vectors"},
 }
 # Library -> path prefixes below the root where it may be imported.
 HOMES = {
@@ -27,7 +29,7 @@ HOMES = {
     "submitit": ["cppo_lab/launch/"],
     "matplotlib": ["reports/figures/"],
     "mlflow": ["cppo_lab/tracking/", "analysis/reader.py"],
-    "torch": ["cppo_lab/maths/", "cppo_lab/cores/"],
+    "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/"],
     "pandas": ["analysis/", "reports/"],
 }
 SOURCES = sorted(

@@ -1,0 +1,173 @@
+"""Constants of the policy-improvement bounds, in plain floats. No torch is needed.
+
+Setting: an autoregressive process of T steps, reward |R(y)| <= xi at its end, rollout policy mu, current policy
+pi, D_t(s_t) = TV(mu, pi) at state s_t. With the surrogate L' = E_mu[R sum_t (rho_t - 1)],
+
+    J(pi) - J(mu) = L' - Delta,
+    Delta = sum_t E_{s_t ~ mu} sum_a (pi - mu)(a | s_t) (Q_mu - Q_pi)(s_t, a)                 (exact identity)
+
+Let u_t = E_mu[D_t], l_t = max over states of D_t, and l >= l_t for every t. A policy pair moves the mean reward
+of a suffix by at most 2 xi times the suffix' own total variation, hence
+
+    TV(suffix after t) <= 1 - prod_{j>t} (1 - l_j) <= sum_{j>t} l_j                           (suffix bound)
+    |Delta| <= 4 xi sum_t u_t sum_{j>t} l_j <= 4 xi l sum_t (T - t) u_t                       (Proposition 4)
+
+A prefix budget S_t = sum_{j<=t} w_j D_j <= delta_b W_t for t < T turns the last sum into a constant (Theorem 1):
+with g_t = (T - t) / w_t, which falls with t for the linear weights (g_t - g_{t+1} = w_min / (w_t w_{t+1})),
+
+    sum_t (T - t) u_t = sum_t (g_t - g_{t+1}) E[S_t] <= delta_b sum_t (T - t) = delta_b T (T - 1) / 2
+
+and S_t <= delta_b W_t + eta adds g_1 eta = (T - 1) eta (Proposition 6). The last token needs no budget: no later
+token depends on it. The bounds speak of TV; for other divergences they do not hold as they stand.
+
+PAPER: the propositions are numbered as in the paper; the statements above are the ones that its printed
+constants follow from, and the tests check each of them by enumeration.
+
+Every function raises ValueError for a value out of range, naming the value, the range and the remedy.
+"""
+
+import math
+
+LONGEST = 10**9  # far beyond any response; keeps every constant finite
+
+
+def dppo_constant(horizon: int, delta: float, xi: float = 1.0) -> float:
+    """C_uniform = 2 xi T (T - 1) delta^2: D_t <= delta at every state, nothing else (DPPO)."""
+    _within("delta", delta, 1)
+    return 2 * _pairs(horizon, xi) * delta**2
+
+
+def cppo_constant(horizon: int, delta_b: float, largest: float, xi: float = 1.0) -> float:
+    """C_cppo = 2 xi T (T - 1) delta_b l: Theorem 1 for any weights, l = `largest` the bound on every D_t.
+
+    l = delta without position weights (D_t <= delta).
+    """
+    _within("delta_b", delta_b, 1)
+    _positive("largest", largest)
+    return 2 * _pairs(horizon, xi) * delta_b * largest
+
+
+def weighted_constant(horizon: int, delta: float, delta_b: float, w_min: float, xi: float = 1.0) -> float:
+    """C_impl = 2 xi T (T - 1) delta_b delta / w_min: C_cppo where only w_t D_t <= delta is known.
+
+    The weakest of these limits on D_t is that of the last token, l = delta / w_min.
+    """
+    return cppo_constant(horizon, delta_b, largest_divergence(delta, w_min), xi)
+
+
+def largest_divergence(delta: float, w_min: float) -> float:
+    """l = delta / w_min, what w_t D_t <= delta allows at the last token. Not cut at 1, as in the paper."""
+    _within("delta", delta, 1)
+    _within("w_min", w_min, 1)
+    return delta / w_min
+
+
+def slack_term(horizon: int, largest: float, eta: float, xi: float = 1.0) -> float:
+    """4 xi (T - 1) eta l: what the bound gains where S_t <= delta_b W_t + eta (Proposition 6).
+
+    CPPO's mask lets S_t reach delta + delta_b W_{t-1}, so eta = delta covers it.
+    """
+    _positive("largest", largest)
+    if not (eta >= 0 and math.isfinite(eta)):
+        raise ValueError(
+            f"eta={eta!r} must be a finite number >= 0: pass 0 for no slack, delta for the mask's"
+        )
+    return 4 * _steps(horizon, xi) * eta * largest
+
+
+def terminal_constant(horizon: int, delta_b: float, largest: float, xi: float = 1.0) -> float:
+    """C_terminal = 4 xi (T - 1)^2 delta_b l: w = 1 and the budget checked once, S_{T-1} <= delta_b (T - 1).
+
+    The whole budget may then be spent on the first token, the one that moves the most later states.
+    """
+    _within("delta_b", delta_b, 1)
+    _positive("largest", largest)
+    return 4 * _steps(horizon, xi) * (horizon - 1) * delta_b * largest
+
+
+def terminal_ratio(horizon: int) -> float:
+    """C_terminal / C_cppo = 2 - 2 / T: what checking the budget at every prefix saves."""
+    _check_horizon(horizon)
+    return 2 - 2 / horizon
+
+
+def product_bound(horizon: int, delta_b: float, largest: float, xi: float = 1.0) -> float:
+    """4 xi delta_b sum_{k=1}^{T-1} (1 - (1 - l)^k): Theorem 1 for w = 1 with the suffix bound's product form.
+
+    Grows with T where C_cppo grows with T^2: a suffix cannot move by more than 1. Needs l <= 1.
+    """
+    _within("delta_b", delta_b, 1)
+    _within("largest", largest, 1)
+    _check_horizon(horizon)
+    _positive("xi", xi)
+    later = horizon - 1
+    scale = 4 * xi * delta_b
+    if horizon * largest < 0.5:  # the closed form below would cancel; sum_j (-1)^(j+1) C(T, j+1) l^j
+        terms = (-((-largest) ** j) * math.comb(horizon, j + 1) for j in range(1, 17))
+        return scale * math.fsum(terms)
+    stay = 1 - largest
+    return scale * (later - stay * (1 - stay**later) / largest)
+
+
+def uniform_ratio(delta: float, delta_b: float) -> float:
+    """C_cppo / C_uniform = delta_b / delta without position weights; below 1: tighter than DPPO."""
+    _within("delta", delta, 1)
+    _within("delta_b", delta_b, 1)
+    return delta_b / delta
+
+
+def weighted_ratio(delta: float, delta_b: float, w_min: float) -> float:
+    """C_impl / C_uniform = delta_b / (delta w_min) with position weights; below 1: tighter than DPPO."""
+    _within("w_min", w_min, 1)
+    return uniform_ratio(delta, delta_b) / w_min
+
+
+def linear_weight(t: int, horizon: int, w_min: float) -> float:
+    """w_t = 1 - (1 - w_min) (t - 1) / (T - 1) for t = 1..T; w_1 = 1 when T = 1."""
+    _check_horizon(horizon)
+    _within("w_min", w_min, 1)
+    if not 1 <= t <= horizon:
+        raise ValueError(f"t={t!r} must lie in 1..{horizon}: positions count from 1")
+    return 1.0 if horizon == 1 else 1 - (1 - w_min) * (t - 1) / (horizon - 1)
+
+
+def schedule(t: int, horizon: int, w_min: float) -> float:
+    """g_t = (T - t) / w_t, the later tokens per unit of weighted divergence spent at t. Falls with t."""
+    return (horizon - t) / linear_weight(t, horizon, w_min)
+
+
+def schedule_drop(t: int, horizon: int, w_min: float) -> float:
+    """g_t - g_{t+1} = w_min / (w_t w_{t+1}) > 0 for t = 1..T-1, without the cancellation of the difference."""
+    return w_min / (linear_weight(t, horizon, w_min) * linear_weight(t + 1, horizon, w_min))
+
+
+def _pairs(horizon: int, xi: float) -> float:
+    """xi T (T - 1), checked."""
+    return _steps(horizon, xi) * horizon
+
+
+def _steps(horizon: int, xi: float) -> float:
+    """xi (T - 1), checked."""
+    _check_horizon(horizon)
+    _positive("xi", xi)
+    return xi * (horizon - 1)
+
+
+def _check_horizon(horizon: int) -> None:
+    if isinstance(horizon, bool) or not isinstance(horizon, int) or not 1 <= horizon <= LONGEST:
+        raise ValueError(
+            f"horizon={horizon!r} must be an integer in 1..{LONGEST}: pass the response length in tokens"
+        )
+
+
+def _positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name}={value!r} must lie in (0, inf): pass a finite number above 0")
+
+
+def _within(name: str, value: float, top: float) -> None:
+    if not 0 < value <= top:
+        remedy = (
+            "w_min=1 means no position weights" if name == "w_min" else "a total variation never exceeds 1"
+        )
+        raise ValueError(f"{name}={value!r} must lie in (0, {top}]: {remedy}")

@@ -1,0 +1,82 @@
+"""`cppo bounds` and `cppo check-vectors` as a user meets them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.calculator import bound_rows
+from cppo_lab.cli import main
+
+PAPER = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "horizon": 8192, "xi": 1.0}
+
+
+def test_bounds_of_the_paper_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "--delta .15 --delta-b .02 --w-min .8 --horizon 8192"
+    assert main(["bounds", *arguments.split()]) == 0
+    text = capsys.readouterr().out
+    lines = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert lines["DPPO"].split()[1:] == ["3.0195e+06", "1"]
+    uniform = "4.026e+05 0.1333 yes delta_b < 0.15"
+    assert lines["CPPO, uniform weights"].split()[3:] == uniform.split()
+    weighted = "5.0326e+05 0.1667 yes delta_b < 0.12"
+    assert lines["CPPO, position weights"].split()[3:] == weighted.split()
+    assert main(["bounds"]) == 0
+    assert capsys.readouterr().out == text  # the defaults are the paper's
+
+
+@pytest.mark.parametrize("change", [{}, {"horizon": 4}, {"delta": 0.3, "w_min": 0.5}, {"xi": 0.5}])
+def test_the_limit_of_delta_b_is_where_the_bounds_meet(change: dict) -> None:
+    setting = {**PAPER, **change}
+    for position, row in enumerate(bound_rows(**setting)):
+        if row.limit is not None and row.limit > 0:
+            rows = bound_rows(**{**setting, "delta_b": row.limit})
+            assert rows[position].constant == pytest.approx(rows[0].constant, rel=1e-12)
+            below, above = (
+                bound_rows(**{**setting, "delta_b": factor * row.limit})[position] for factor in (0.99, 1.01)
+            )
+            assert below.ratio < 1 < above.ratio
+
+
+def test_bounds_says_when_it_is_not_tighter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bounds", "--delta-b", "0.13"]) == 0
+    out = capsys.readouterr().out
+    answers = [line.split("delta_b <")[0].split()[-1] for line in out.splitlines() if "delta_b <" in line]
+    assert answers == ["yes", "no", "yes", "no", "no"]
+    assert main(["bounds", "--horizon", "2"]) == 0
+    assert "never, for any delta_b" in capsys.readouterr().out
+    assert main(["bounds", "--horizon", "1"]) == 0
+    assert "every constant is 0" in capsys.readouterr().out
+
+
+MISTAKES = [
+    ("--delta 0", "delta=0.0 must lie in (0, 1]"),
+    ("--delta nan", "delta=nan must lie in (0, 1]"),
+    ("--delta-b inf", "delta_b=inf must lie in (0, 1]"),
+    ("--w-min 1.5", "w_min=1.5 must lie in (0, 1]"),
+    ("--xi=-1", "xi=-1.0 must lie in (0, inf)"),
+    ("--horizon 2.5", "horizon=2.5 must be an integer in 1..1000000000"),
+    ("--horizon 1e300", "horizon=1e+300 must be an integer in 1..1000000000"),
+    ("--horizon inf", "horizon=inf must be an integer"),
+    ("--w-min high", "w_min='high' is not a number: pass one such as --w-min 0.5"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
+def test_bounds_refuses_in_one_line(capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:
+    assert main(["bounds", *arguments.split()]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("cppo: error: ")
+    assert message in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_bounds_needs_no_heavy_library(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom cppo_lab.cli import main\nmain(['bounds'])\n"
+        "print('heavy:', sorted({'torch', 'numpy', 'mlflow', 'hydra', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "heavy: []" in done.stdout

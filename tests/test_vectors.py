@@ -1,0 +1,230 @@
+"""`check-vectors`: what it finds in the golden file, in damaged ones, and in files of other sizes."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from cppo_lab.cli import main
+from cppo_lab.maths.rules import RULES
+from cppo_lab.vectors.archive import Vectors
+from cppo_lab.vectors.check import check, check_file, compare, is_exact
+from cppo_lab.vectors.methods import find_method
+from cppo_lab.vectors.parts import is_input
+from tests.maths.maths_golden import ARRAYS, MANIFEST, PATH
+
+SAPO = set() if "sapo" in RULES else {key for key in ARRAYS if key.split("/")[2:3] == ["sapo"]}
+
+
+def write(path: Path, arrays: dict[str, numpy.ndarray], manifest: object) -> Path:
+    numpy.savez(path, manifest=numpy.array(json.dumps(manifest)), **arrays)
+    return path
+
+
+def test_the_golden_file_agrees_to_the_last_array(capsys: pytest.CaptureFixture[str]) -> None:
+    report = check_file(PATH)
+    assert report.mismatches == []
+    assert set(report.unknown) == SAPO
+    inputs = 8 * 7 + 5 * 2 + 4 * 5 + 3 + 5  # common; mu, tokens; pi, top-k and groups; extreme; process
+    assert report.checked == len(ARRAYS) - inputs - len(SAPO)
+    assert main(["check-vectors", str(PATH)]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"{report.checked} arrays checked, 0 mismatches, {len(SAPO)} unknown keys"
+
+
+def kinds() -> list[str]:
+    """One computed array of every kind: of every part and name over the cases, and the blocks without cases."""
+    found = {}
+    for key in ARRAYS:
+        if not is_input(Vectors(ARRAYS, MANIFEST), key) and key not in SAPO:
+            case, _, rest = key.partition("/")
+            found[rest if case in MANIFEST["cases"] else key] = key
+    return list(found.values())
+
+
+def test_a_change_of_any_computed_array_is_found() -> None:
+    """One array of every kind, in one go: exactly these are reported, each at the place of the change."""
+    arrays, places = dict(ARRAYS), {}
+    for key in kinds():
+        array = ARRAYS[key].astype(numpy.float64)
+        place = tuple(size // 2 for size in array.shape)
+        if key == "theory/constants":
+            place = (5, 7)  # not one of its arguments
+        array[place] = 1 - array[place] if is_exact(key) else array[place] * 1.001 + 1e-4
+        arrays[key], places[key] = array, str(list(place)) if place else ""
+    report = check(Vectors(arrays, MANIFEST))
+    assert {mismatch.key: mismatch.place for mismatch in report.mismatches} == places
+    assert len(places) > 250
+
+
+def test_the_line_of_a_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mask = ARRAYS["main_topk/mask/cppo"].copy()
+    mask[0, 3] = 1 - mask[0, 3]
+    path = write(
+        tmp_path / "v.npz", {**ARRAYS, "main_topk/mask/cppo": mask, "main_topk/D/js": mask}, MANIFEST
+    )
+    assert main(["check-vectors", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    expected, got = f"{mask[0, 3]:g}", f"{1 - mask[0, 3]:g}"
+    assert lines[0] == f"MISMATCH main_topk/mask/cppo[0, 3]: expected {expected}, got {got} (float64)"
+    assert "UNKNOWN  main_topk/D/js: not checked" in lines
+    assert lines[-1].endswith(f"1 mismatches, {1 + len(SAPO)} unknown keys")
+
+
+def test_a_missing_array_is_a_mismatch() -> None:
+    left = {
+        key: array
+        for key, array in ARRAYS.items()
+        if key not in ("binary/loss/cppo/token-mean", "binary/in/D")
+    }
+    lines = check(Vectors(left, MANIFEST)).lines()
+    assert (
+        lines[0]
+        == "MISMATCH binary/loss/cppo/token-mean: expected an array, got none (listed in the manifest)"
+    )
+    assert (
+        "MISMATCH binary/mask/cppo: expected inputs to compute it from, got none "
+        "(float64: the file has no array 'binary/in/D')"
+    ) in lines
+    assert all("binary/" in line for line in lines[:-1] if line.startswith("MISMATCH"))
+    without = {key: array for key, array in ARRAYS.items() if key != "extreme/D/tv"}
+    [mismatch] = check(Vectors(without, MANIFEST)).mismatches
+    assert str(mismatch) == "manifest/keys: expected 2124 arrays, got 2123 (with itself)"
+
+
+def test_inputs_that_make_no_sense_are_mismatches() -> None:
+    broken = ARRAYS["binary/in/logp"].copy()
+    broken[0, 0] = numpy.nan
+    mismatches = check(Vectors({**ARRAYS, "binary/in/logp": broken}, MANIFEST)).mismatches
+    assert {mismatch.key.split("/")[0] for mismatch in mismatches} == {"binary"}
+    [mask] = [mismatch for mismatch in mismatches if mismatch.key == "binary/mask/cppo"]
+    assert "logp is NaN or infinite at 1 valid places" in mask.where
+
+
+def other_sizes() -> Vectors:
+    """Responses 1..4 of a golden case, cut to 17 tokens, under another name; the process of two tokens."""
+    arrays = {}
+    for key, array in ARRAYS.items():
+        case, part, name = (*key.split("/"), "")[:3]
+        if (
+            case == "main_topk"
+            and part not in ("loss", "dloss")
+            and not name.startswith(("rel_", "advantage_seq"))
+        ):
+            cut = array[1:5, :17] if array.ndim > 1 and array.shape[1] == 24 else array[1:5]
+            arrays[f"mine/{part}/{name}"] = cut
+    row = ARRAYS["theory/constants"][7].copy()
+    columns = MANIFEST["theory_columns"]
+    order = numpy.random.default_rng(0).permutation(len(columns))
+    arrays["theory/constants"] = row[None, order]
+    del arrays["mine/in/group_keep"]
+    manifest = {
+        "cases": {"mine": {"hp": MANIFEST["cases"]["main_topk"]["hp"], "K": 20}},
+        "theory_columns": [columns[position] for position in order],
+    }
+    return Vectors(arrays, manifest)
+
+
+def test_files_of_other_sizes() -> None:
+    vectors = other_sizes()
+    report = check(vectors)
+    assert report.mismatches == []
+    assert {key.split("/")[2] for key in report.unknown} == ({"sapo"} if SAPO else set())
+    assert report.checked > 70
+    case = vectors.manifest["cases"]["mine"]
+    for name, factor in (("delta", 0.3), ("w_min", 0.5), ("delta_b_min", 0.2), ("trm_max", 30), ("span", 2)):
+        hp = {**case["hp"], name: case["hp"][name] * factor}
+        manifest = {**vectors.manifest, "cases": {"mine": {**case, "hp": hp}}}
+        assert check(Vectors(vectors.arrays, manifest)).mismatches, f"{name} of the manifest is not used"
+    manifest = {**vectors.manifest, "cases": {"mine": {**case, "K": 3}}}
+    assert {m.key.split("_")[1] for m in check(Vectors(vectors.arrays, manifest)).mismatches} == {"topk"}
+
+
+def test_methods_carry_their_constants_in_their_names() -> None:
+    def constants(name: str) -> dict:
+        found = find_method(name)
+        assert found is not None
+        return found[2](lambda name: None)
+
+    assert constants("cispo_hi.5") == {"clip_high": 0.5}
+    assert constants("minpro_.1_.3") == {"clip_low": 0.1, "clip_high": 0.3}
+    assert constants("grpo_dual3")["dual_clip"] == 3.0
+    assert find_method("cispo_high") is None
+    assert find_method("gspo_9") is None
+
+
+def test_comparison_is_exact_for_masks_and_never_passes_nan() -> None:
+    one = torch.ones(2)
+    almost = torch.tensor([1.0, 1.0 + 1e-6])
+    assert compare("c/mask/cppo", "float32", one, almost, 0.0) is not None
+    assert compare("c/val/cppo", "float32", one, almost, 2e-5) is None
+    assert compare("c/val/cppo", "float32", one, one * torch.nan, 2e-5) is not None
+    assert compare("c/val/cppo", "float32", one * torch.nan, one, 2e-5) is not None
+    shape = compare("c/val/cppo", "float32", one, one[None], 2e-5)
+    assert str(shape) == "c/val/cppo: expected shape [2], got shape [1, 2] (float32)"
+    assert is_exact("a/mask/cppo") and is_exact("a/metric/prefix_counts")
+    assert not is_exact("a/mask/cppo_soft_inv") and not is_exact("a/val/cppo")
+
+
+def damaged(folder: Path, kind: str) -> Path:
+    path = folder / "file.npz"
+    whole = PATH.read_bytes()
+    if kind == "pickled":
+        numpy.savez(path, manifest=numpy.array("{}"), evil=numpy.array([print], dtype=object))
+    elif kind == "npy":
+        with path.open("wb") as file:
+            numpy.save(file, numpy.zeros(3))
+    elif kind == "member":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("manifest", "{}")
+    elif kind == "no manifest":
+        numpy.savez(path, a=numpy.zeros(3))
+    elif kind.startswith("{") or kind.startswith("["):
+        numpy.savez(path, manifest=numpy.array(kind))
+    elif kind != "missing":
+        middle = whole[:400_000] + b"damage" + whole[400_006:]
+        contents = {"text": b"no archive", "empty": b"", "cut": whole[:500_000], "flipped": middle}
+        path.write_bytes(contents[kind])
+    return path
+
+
+DAMAGES = [
+    ("missing", "does not exist"),
+    ("text", "is not an .npz archive"),
+    ("empty", "is not an .npz archive"),
+    ("cut", "is not an .npz archive, or cut short"),
+    ("npy", "is not an .npz archive"),
+    ("flipped", "cannot be read"),
+    ("pickled", "cannot be read (Object arrays cannot be loaded when allow_pickle=False"),
+    ("member", "holds 'manifest', which is no array"),
+    ("no manifest", "has no array 'manifest'"),
+    ("{", "is not usable (Expecting"),
+    ("[1]", "is not usable (a JSON object was expected)"),
+    ("{}", "is not usable ('cases' is missing)"),
+    ('{"cases": {"a": {}}}', "is not usable (case 'a' has no 'hp')"),
+    ('{"cases": {"a": {"hp": {}, "methods": 3}}}', "is not usable ('methods' must be a list of names)"),
+    ('{"cases": {}}', "holds no array that can be checked"),
+]
+
+
+@pytest.mark.parametrize(("kind", "message"), DAMAGES)
+def test_a_file_that_cannot_be_checked_costs_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, message: str
+) -> None:
+    path = damaged(tmp_path, kind)
+    assert main(["check-vectors", str(path)]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("cppo: error: ")
+    assert output.err.count("\n") == 1
+    assert str(path) in output.err
+    assert message in output.err
+    assert "check-vectors" in output.err or "pass a vectors file" in output.err
+
+
+def test_a_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check-vectors", str(tmp_path)]) == 2
+    assert "is no file" in capsys.readouterr().err
