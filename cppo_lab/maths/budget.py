@@ -53,7 +53,7 @@ def masked_quantile(values: Tensor, valid: Tensor, q: float) -> Tensor:
     # Ranks from the top: no row needs more of its largest values than a full one, and a sort takes 3 times
     # as long as finding a tenth of them.
     width = values.shape[1] - 1
-    largest = values.masked_fill(~valid, -torch.inf).topk(width - math.floor(q * width) + 1, 1).values
+    largest = torch.where(valid, values, -torch.inf).topk(width - math.floor(q * width) + 1, 1).values
     count = row_counts(valid)
     last = (count - 1).clamp_min(0)
     position = q * last.to(torch.float64)

@@ -67,10 +67,9 @@ def tokens(
         given["divergence"] = divergence
     same_shape(mask.shape, **given)
     current = torch.where(mask, compute_dtype(logp), 0.0)
-    rollout = torch.where(mask, rollout_logp.detach().to(current.dtype), 0.0)
     advantage = torch.where(mask, advantages.detach().to(current.dtype), 0.0)
     cleared = None if divergence is None else torch.where(mask, divergence.detach().to(current.dtype), 0.0)
-    log_ratio = current - rollout
+    log_ratio = torch.where(mask, current - rollout_logp.detach().to(current.dtype), 0.0)
     _check_values(mask, log_ratio.detach(), advantage, cleared, given)
     return Tokens(current, log_ratio, advantage, cleared, mask, advantage != 0)
 
@@ -121,8 +120,9 @@ def common_stats(batch: Tokens, keep: Tensor) -> dict[str, Tensor]:
         "tokens": lengths.sum().to(counts),
         "responses": (lengths > 0).sum().to(counts),
         "active_tokens": row_counts(batch.active).sum().to(counts),
-        "masked": torch.where(batch.active, 1 - keep, 0.0).sum(),
-        "ratio": torch.where(batch.valid, batch.log_ratio.detach().exp(), 0.0).sum(),
+        "masked": torch.where(batch.active, keep, 1.0).neg_().add_(1).sum(),
+        # rho - 1 is 0 at padding and loses no digits near rho = 1.
+        "ratio": batch.log_ratio.detach().expm1().sum() + lengths.sum(),
     }
     if batch.divergence is not None:
         stats["divergence"] = batch.divergence.sum()

@@ -34,9 +34,9 @@ def position_weights(
     length = row_counts(mask)[:, None]
     if span is not None:
         length = torch.full_like(length, span)
-    index = torch.arange(mask.shape[1], device=mask.device)
-    fraction = index / (length - 1).clamp_min(1).to(torch.float64)
-    return fraction.mul_(w_min - 1).add_(1).to(dtype).masked_fill_(~mask, 0.0)
+    index = torch.arange(mask.shape[1], device=mask.device, dtype=torch.float64)
+    slope = (w_min - 1) / (length - 1).clamp_min(1).to(torch.float64)
+    return torch.addcmul(torch.ones_like(slope), slope, index).to(dtype).masked_fill_(~mask, 0.0)
 
 
 def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Tensor:
