@@ -15,7 +15,7 @@ then add up to the value of the whole. Masked tokens and rejected responses stay
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import compute_dtype, one_of, positive, same_shape, token_mask
+from cppo_lab.maths.checks import compute_dtype, one_of, positive, row_counts, same_shape, token_mask
 
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -55,7 +55,7 @@ def aggregate(
         positive("horizon", horizon)
         if mode != "seq-mean-token-sum-norm":
             raise ValueError(f"horizon={horizon!r} belongs to seq-mean-token-sum-norm, not {mode!r}: drop it")
-    lengths = mask.sum(1)
+    lengths = row_counts(mask)
     sums = torch.where(mask, compute_dtype(values), 0.0).sum(1)  # where, not *: padding may be inf * 0
     if mode == "seq-mean-token-mean":
         sums = sums / lengths.clamp_min(1)

@@ -73,18 +73,52 @@ def topk(
     Raises:
         ValueError: unknown measure or convention, or shapes that do not fit together.
     """
-    one_of("measure", measure, MEASURES)
-    one_of("convention", convention, CONVENTIONS)
-    same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
-    same_shape(rollout_topk_ids.shape[:-1], tokens=tokens, rollout_logp=rollout_logp)
+    _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
     same_shape((*tokens.shape, pi_logits_or_logp.shape[-1]), pi_logits_or_logp=pi_logits_or_logp)
     pi = compute_dtype(pi_logits_or_logp)
     normaliser = pi.logsumexp(-1, keepdim=True)  # only K + 1 of the V log-probabilities are needed
+    return topk_from_logp(
+        rollout_topk_ids,
+        rollout_topk_logp,
+        pi.gather(-1, rollout_topk_ids.clamp_min(0)) - normaliser,
+        tokens,
+        rollout_logp,
+        (pi.gather(-1, tokens.unsqueeze(-1).clamp_min(0)) - normaliser).squeeze(-1),
+        measure=measure,
+        convention=convention,
+    )
+
+
+@torch.no_grad()
+def topk_from_logp(
+    rollout_topk_ids: Tensor,
+    rollout_topk_logp: Tensor,
+    pi_topk_logp: Tensor,
+    tokens: Tensor,
+    rollout_logp: Tensor,
+    logp: Tensor,
+    *,
+    measure: str,
+    convention: str = "union",
+) -> Tensor:
+    """`topk` where pi's log-probabilities at the K ids and at the sampled token are known already.
+
+    Args:
+        pi_topk_logp: [..., K] log pi of `rollout_topk_ids`; ignored at an empty place.
+        logp: [...] log pi(token).
+        (the others as in `topk`)
+
+    Raises:
+        ValueError: as `topk`.
+    """
+    same_shape(rollout_topk_ids.shape, pi_topk_logp=pi_topk_logp)
+    same_shape(tokens.shape, logp=logp)
+    _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
+    pi_cells, pi_sampled = compute_dtype(pi_topk_logp), compute_dtype(logp).unsqueeze(-1)
     empty = rollout_topk_ids < 0
-    mu_cells = rollout_topk_logp.to(pi.dtype).masked_fill(empty, -torch.inf)
-    pi_cells = (pi.gather(-1, rollout_topk_ids.clamp_min(0)) - normaliser).masked_fill(empty, -torch.inf)
-    sampled = tokens.unsqueeze(-1).clamp_min(0)
-    absent = (rollout_topk_ids != sampled).all(-1, keepdim=True)
+    mu_cells = rollout_topk_logp.to(pi_cells.dtype).masked_fill(empty, -torch.inf)
+    pi_cells = pi_cells.masked_fill(empty, -torch.inf)
+    absent = (rollout_topk_ids != tokens.unsqueeze(-1).clamp_min(0)).all(-1, keepdim=True)
     if convention == "replace_kth":
         kth = torch.zeros_like(empty).scatter(
             -1, mu_cells.masked_fill(empty, torch.inf).argmin(-1, keepdim=True), True
@@ -93,8 +127,8 @@ def topk(
         mu_cells = mu_cells.masked_fill(dropped, -torch.inf)
         pi_cells = pi_cells.masked_fill(dropped, -torch.inf)
     # An absent token adds a cell; a present one adds an empty cell, which contributes nothing.
-    extra_mu = rollout_logp.to(pi.dtype).unsqueeze(-1).where(absent, -torch.inf)
-    extra_pi = (pi.gather(-1, sampled) - normaliser).where(absent, -torch.inf)
+    extra_mu = rollout_logp.to(pi_cells.dtype).unsqueeze(-1).where(absent, -torch.inf)
+    extra_pi = pi_sampled.to(pi_cells.dtype).where(absent, -torch.inf)
     mu_cells = torch.cat([mu_cells, extra_mu], -1)
     pi_cells = torch.cat([pi_cells, extra_pi], -1)
     return _measure(_with_other(mu_cells), _with_other(pi_cells), measure)
@@ -131,6 +165,20 @@ def k3(logp: Tensor, rollout_logp: Tensor) -> Tensor:
     same_shape(logp.shape, rollout_logp=rollout_logp)
     log_ratio = _log_ratio(logp, rollout_logp)
     return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)  # expm1: rho - 1 loses all digits near rho = 1
+
+
+def _check_partition(
+    rollout_topk_ids: Tensor,
+    rollout_topk_logp: Tensor,
+    tokens: Tensor,
+    rollout_logp: Tensor,
+    measure: str,
+    convention: str,
+) -> None:
+    one_of("measure", measure, MEASURES)
+    one_of("convention", convention, CONVENTIONS)
+    same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
+    same_shape(rollout_topk_ids.shape[:-1], tokens=tokens, rollout_logp=rollout_logp)
 
 
 def _measure(mu_logp: Tensor, pi_logp: Tensor, measure: str) -> Tensor:

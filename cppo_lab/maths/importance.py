@@ -11,7 +11,7 @@ PAPER: the clips are not disclosed. Ours, for both: a cap of 5.0 (clip_high = 4)
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import non_negative
+from cppo_lab.maths.checks import non_negative, row_counts
 from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, tokens
 
 
@@ -65,7 +65,7 @@ def _weighted_logp(
     clipped = coefficient.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
     keep = batch.valid.to(batch.logp.dtype)
     stats = common_stats(batch, keep)
-    stats["clipped"] = ((clipped != coefficient) & batch.active).sum().to(keep.dtype)
+    stats["clipped"] = row_counts((clipped != coefficient) & batch.active).sum().to(keep.dtype)
     return RuleOutput(clipped * batch.advantages * batch.logp, keep, stats)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.maths.budget import effective_delta_b
-from cppo_lab.maths.checks import positive
+from cppo_lab.maths.checks import positive, row_counts
 from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
 
@@ -156,9 +156,9 @@ def masked(batch: Tokens, *, token_fails: Tensor, prefix_fails: Tensor | None = 
     """Drop the tokens that fail (both [B, T] bool, of tokens that move away); objective keep * rho * A."""
     dropped = token_fails if prefix_fails is None else token_fails | prefix_fails
     keep = (batch.valid & ~dropped).to(batch.logp.dtype)
-    stats = common_stats(batch, keep) | {"masked_by_token": token_fails.sum().to(keep.dtype)}
+    stats = common_stats(batch, keep) | {"masked_by_token": row_counts(token_fails).sum().to(keep.dtype)}
     if prefix_fails is not None:
-        stats["masked_by_prefix"] = (prefix_fails & ~token_fails).sum().to(keep.dtype)
+        stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(keep.dtype)
     return RuleOutput(importance_objective(batch, keep), keep, stats)
 
 
@@ -192,4 +192,4 @@ def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tenso
     """Sum of the effective delta_b [B] over non-empty responses; nothing where the budget is off."""
     if math.isinf(delta_b):
         return {}
-    return {"delta_b": torch.where(batch.valid.any(1), rate, 0.0).sum()}
+    return {"delta_b": torch.where(row_counts(batch.valid) > 0, rate, 0.0).sum()}

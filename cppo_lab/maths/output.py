@@ -3,12 +3,13 @@
 Shapes: B = responses, T = padded length; tensors are [B, T], right-padded. Values at padding are ignored.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from cppo_lab.maths.checks import compute_dtype, finite, same_shape, token_mask
+from cppo_lab.maths.checks import compute_dtype, finite, row_counts, same_shape, token_mask
 
 
 class RuleOutput(NamedTuple):
@@ -65,33 +66,63 @@ def tokens(
     if divergence is not None:
         given["divergence"] = divergence
     same_shape(mask.shape, **given)
-    finite(mask, **given)
-    if divergence is not None and bool((mask & (divergence < 0)).any()):
-        least = float(divergence[mask].min())
-        raise ValueError(f"divergence has negative values, the least {least}: TV and KL are >= 0, clamp at 0")
     current = torch.where(mask, compute_dtype(logp), 0.0)
-    rollout = torch.where(mask, rollout_logp.detach().to(current.dtype), 0.0)
     advantage = torch.where(mask, advantages.detach().to(current.dtype), 0.0)
     cleared = None if divergence is None else torch.where(mask, divergence.detach().to(current.dtype), 0.0)
-    return Tokens(current, current - rollout, advantage, cleared, mask, advantage != 0)
+    log_ratio = torch.where(mask, current - rollout_logp.detach().to(current.dtype), 0.0)
+    _check_values(mask, log_ratio.detach(), advantage, cleared, given)
+    return Tokens(current, log_ratio, advantage, cleared, mask, advantage != 0)
+
+
+def _check_values(
+    mask: Tensor, log_ratio: Tensor, advantage: Tensor, cleared: Tensor | None, given: dict[str, Tensor]
+) -> None:
+    """Raise ValueError for NaN, infinite or negative values; one short pass each while there are none."""
+    # A NaN or an infinity always reaches the sum. So may the overflow of finite values: `finite` then decides.
+    suspect = [log_ratio.sum(), advantage.sum()]
+    if cleared is not None and cleared.numel():
+        suspect.append(torch.where(cleared.amin() < 0, torch.nan, cleared.amax()))
+    if bool(torch.stack(suspect).isfinite().all()):
+        return
+    finite(mask, **given)
+    if cleared is not None and bool((cleared < 0).any()):
+        least = float(cleared.min())
+        raise ValueError(f"divergence has negative values, the least {least}: TV and KL are >= 0, clamp at 0")
 
 
 def importance_objective(batch: Tokens, keep: Tensor) -> Tensor:
     """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A."""
-    # rho of a dropped token may overflow: inf * 0 would be NaN, in the value and in the gradient.
-    ratio = torch.where(keep > 0, batch.log_ratio, 0.0).exp()
-    return keep * ratio * batch.advantages
+    return _ImportanceObjective.apply(batch.log_ratio, keep, batch.advantages)
+
+
+class _ImportanceObjective(torch.autograd.Function):
+    """keep * exp(log_ratio) * A is its own derivative in log_ratio: the value is all that the graph holds."""
+
+    @staticmethod
+    def forward(ctx: Any, log_ratio: Tensor, keep: Tensor, advantages: Tensor) -> Tensor:
+        # rho of a dropped token may overflow: inf * 0 would be NaN, in the value and in the gradient.
+        value = torch.where(keep > 0, log_ratio, 0.0).exp_().mul_(keep).mul_(advantages)
+        ctx.save_for_backward(value)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (value,) = ctx.saved_tensors
+        return grad * value, None, None
 
 
 def common_stats(batch: Tokens, keep: Tensor) -> dict[str, Tensor]:
     """Sums that every rule reports: tokens, responses, masked, ratio and, where given, divergence."""
     counts = keep.dtype
+    lengths = row_counts(batch.valid)
     stats = {
-        "tokens": batch.valid.sum().to(counts),
-        "responses": batch.valid.any(1).sum().to(counts),
-        "active_tokens": batch.active.sum().to(counts),
-        "masked": ((1 - keep) * batch.active).sum(),
-        "ratio": (batch.log_ratio.detach().exp() * batch.valid).sum(),
+        "tokens": lengths.sum().to(counts),
+        "responses": (lengths > 0).sum().to(counts),
+        "active_tokens": row_counts(batch.active).sum().to(counts),
+        "masked": torch.where(batch.active, keep, 1.0).neg_().add_(1).sum(),
+        # rho - 1 is 0 at padding and loses no digits near rho = 1.
+        "ratio": batch.log_ratio.detach().expm1().sum() + lengths.sum(),
     }
     if batch.divergence is not None:
         stats["divergence"] = batch.divergence.sum()

@@ -10,7 +10,7 @@ has objective 0 and stays in the denominators of `aggregate`. A tie keeps the re
 
 from torch import Tensor
 
-from cppo_lab.maths.checks import positive
+from cppo_lab.maths.checks import positive, row_counts
 from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
 
 
@@ -81,7 +81,7 @@ def _largest(divergence: Tensor) -> Tensor:
 
 def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
     """[B, T] -> [B] over valid tokens; 0 for an empty response."""
-    return divergence.sum(1) / valid.sum(1).clamp_min(1)
+    return divergence.sum(1) / row_counts(valid).clamp_min(1)
 
 
 def _responses(batch: Tokens, kept: Tensor) -> RuleOutput:

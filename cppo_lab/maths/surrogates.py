@@ -6,7 +6,7 @@ They need no divergence; one that is passed only enters the statistics.
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import non_negative
+from cppo_lab.maths.checks import non_negative, row_counts
 from cppo_lab.maths.output import RuleOutput, common_stats, importance_objective, tokens
 
 
@@ -49,7 +49,9 @@ def grpo(
     keep = (batch.valid & ~clipped).to(batch.logp.dtype)
     # One branch by selection: torch.minimum would halve the gradient at a tie.
     objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
-    return RuleOutput(objective, keep, common_stats(batch, keep) | {"clipped": clipped.sum().to(keep.dtype)})
+    return RuleOutput(
+        objective, keep, common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
+    )
 
 
 ppo = grpo  # one function: PPO is the symmetric choice clip_low = clip_high

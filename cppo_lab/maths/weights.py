@@ -9,7 +9,7 @@ its divergence counts in full. T is the response's own length unless `span` fixe
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import compute_dtype, in_unit_interval, same_shape, token_mask
+from cppo_lab.maths.checks import compute_dtype, in_unit_interval, row_counts, same_shape, token_mask
 
 
 def position_weights(
@@ -31,12 +31,12 @@ def position_weights(
     if span is not None and span < mask.shape[1]:
         raise ValueError(f"span={span!r} is shorter than T={mask.shape[1]}: pass T or more, or None")
     # PAPER: T is the response's own length; releases that use the padded width correspond to `span`.
-    length = mask.sum(1, keepdim=True)
+    length = row_counts(mask)[:, None]
     if span is not None:
         length = torch.full_like(length, span)
-    index = torch.arange(mask.shape[1], device=mask.device)
-    fraction = index / (length - 1).clamp_min(1).to(torch.float64)
-    return ((1 - (1 - w_min) * fraction) * mask).to(dtype)
+    index = torch.arange(mask.shape[1], device=mask.device, dtype=torch.float64)
+    slope = (w_min - 1) / (length - 1).clamp_min(1).to(torch.float64)
+    return torch.addcmul(torch.ones_like(slope), slope, index).to(dtype).masked_fill_(~mask, 0.0)
 
 
 def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Ten
             f"permutation of response {int(bad.nonzero()[0])} is not one of its own positions 0..length-1: "
             "draw it with torch.randperm(length)"
         )
-    return weights.gather(1, index) * mask
+    return weights.gather(1, index).masked_fill_(~mask, 0.0)
 
 
 def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: Tensor) -> Tensor:
@@ -84,8 +84,8 @@ def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: T
     same_shape(mask.shape[:1], delta_b=delta_b)
     unlimited = torch.isinf(delta_b)[:, None]
     rate = torch.where(unlimited, 0.0, delta_b[:, None])
-    terms = torch.where(mask, weights * (compute_dtype(divergence) - rate), 0.0)
-    return _exclusive_sum(terms).masked_fill(unlimited, 0.0)
+    terms = (compute_dtype(divergence) - rate).mul_(weights)
+    return _exclusive_sum(terms.masked_fill_(~mask | unlimited, 0.0))
 
 
 def prefix_weight(weights: Tensor) -> Tensor:
@@ -96,4 +96,6 @@ def prefix_weight(weights: Tensor) -> Tensor:
 def _exclusive_sum(terms: Tensor) -> Tensor:
     """Running sum along T without the token itself: 0, x_1, x_1 + x_2, ..."""
     # Shifted, not sum - terms: the subtraction would round the empty prefix away from 0.
-    return torch.nn.functional.pad(terms[:, :-1].cumsum(1), (1, 0))[:, : terms.shape[1]]
+    result = torch.zeros_like(terms)
+    torch.cumsum(terms[:, :-1], 1, out=result[:, 1:])
+    return result
