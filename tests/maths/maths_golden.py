@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from cppo_lab.maths.rules import RULES
 from cppo_lab.vectors.archive import load
 from cppo_lab.vectors.check import DTYPES, TOLERANCE
 from cppo_lab.vectors.parts import value
@@ -49,6 +48,5 @@ def keys(*parts: str, of: tuple[str, ...] | None = None) -> list[str]:
     for key in KEYS:
         case, part, name = (*key.split("/"), "")[:3]
         if case in VECTORS.cases and part in parts and (of is None or name in of):
-            # SAPO's own objective is compared where the registry has its rule.
-            found += [key] if name != "sapo" or "sapo" in RULES else []
+            found.append(key)
     return found
