@@ -34,8 +34,8 @@ FAULTS = (
     Fault(
         "the prefix sum includes the token itself (missing right shift)",
         "weights.py",
-        "terms[:, :-1].cumsum(1), (1, 0))[:, : terms.shape[1]]",
-        "terms[:, :-1].cumsum(1), (0, 1))[:, : terms.shape[1]]",
+        "torch.cumsum(terms[:, :-1], 1, out=result[:, 1:])",
+        "torch.cumsum(terms, 1, out=result)",
     ),
     Fault(
         "a tie drops the token (token threshold, CPPO)",
@@ -82,26 +82,26 @@ FAULTS = (
     Fault(
         "T of the weights is the padded width",
         "weights.py",
-        "length = mask.sum(1, keepdim=True)",
-        "length = torch.full_like(mask.sum(1, keepdim=True), mask.shape[1])",
+        "length = row_counts(mask)[:, None]",
+        "length = torch.full_like(row_counts(mask), mask.shape[1])[:, None]",
     ),
     Fault(
         "weights rise instead of falling (reversed)",
         "weights.py",
-        "fraction = index / (length - 1)",
-        "fraction = (length - 1 - index) / (length - 1)",
+        "torch.addcmul(torch.ones_like(slope), slope, index)",
+        "torch.addcmul(torch.full_like(slope, w_min), slope, -index)",
     ),
     Fault(
         "weights are off by one position",
         "weights.py",
-        "index = torch.arange(mask.shape[1], device=mask.device)\n",
-        "index = torch.arange(mask.shape[1], device=mask.device) + 1\n",
+        "device=mask.device, dtype=torch.float64)\n",
+        "device=mask.device, dtype=torch.float64) + 1\n",
     ),
     Fault(
         "the budget allowance ignores the weights",
         "weights.py",
-        "weights * (compute_dtype(divergence) - rate)",
-        "weights * compute_dtype(divergence) - rate",
+        "(compute_dtype(divergence) - rate).mul_(weights)",
+        "compute_dtype(divergence) * weights - rate",
     ),
     Fault(
         "adaptive delta_b is capped at 5 times its floor", "budget.py", "cap: float = 2.0", "cap: float = 5.0"
@@ -122,8 +122,8 @@ FAULTS = (
     Fault(
         "the ratio is a constant (no gradient)",
         "output.py",
-        "torch.where(keep > 0, batch.log_ratio, 0.0).exp()",
-        "torch.where(keep > 0, batch.log_ratio.detach(), 0.0).exp()",
+        "_ImportanceObjective.apply(batch.log_ratio, keep",
+        "_ImportanceObjective.apply(batch.log_ratio.detach(), keep",
     ),
     Fault(
         "CISPO's weight carries a gradient",
