@@ -196,7 +196,7 @@ def _bounds(options: argparse.Namespace) -> int:
     try:
         horizon = int(options.horizon)
     except ValueError:
-        horizon = _number("horizon", options.horizon)  # type: ignore[assignment]  # refused below, by its value
+        horizon = _number("horizon", options.horizon)  # no whole number: refused below, by its value
     try:
         table = bounds_table(**values, horizon=horizon)
     except ValueError as error:

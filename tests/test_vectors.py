@@ -74,6 +74,25 @@ def test_the_line_of_a_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert lines[-1].endswith(f"1 mismatches, {1 + len(SAPO)} unknown keys")
 
 
+@pytest.mark.parametrize(
+    ("key", "change"), [("binary/grad/cppo", 1e-6), ("binary/mask/cppo", 1e-12), ("theory/mdp/L", 1e-8)]
+)
+def test_a_small_change_is_found(key: str, change: float) -> None:
+    [mismatch] = check(Vectors({**ARRAYS, key: numpy.asarray(ARRAYS[key] + change)}, MANIFEST)).mismatches
+    assert mismatch.key == key
+    assert mismatch.where.startswith("float64") and mismatch.got != "none"
+
+
+def test_a_file_in_float32_is_compared_as_such() -> None:
+    narrow = {
+        key: array.astype(numpy.float32) if array.dtype == float else array for key, array in ARRAYS.items()
+    }
+    narrow["theory/constants"] = ARRAYS["theory/constants"]
+    # The extreme positions have masses of 1e-12, which float32 rounds away.
+    wrong = {m.key for m in check(Vectors(narrow, MANIFEST)).mismatches if not m.key.startswith("extreme/")}
+    assert wrong == set()
+
+
 def test_a_missing_array_is_a_mismatch() -> None:
     left = {
         key: array
@@ -174,6 +193,9 @@ def damaged(folder: Path, kind: str) -> Path:
     whole = PATH.read_bytes()
     if kind == "pickled":
         numpy.savez(path, manifest=numpy.array("{}"), evil=numpy.array([print], dtype=object))
+    elif kind == "crc":
+        numpy.savez(path, manifest=numpy.array("{}"), a=numpy.full(99, 7, numpy.uint8))
+        path.write_bytes(path.read_bytes().replace(bytes([7] * 99), bytes([7] * 98 + [8])))
     elif kind == "npy":
         with path.open("wb") as file:
             numpy.save(file, numpy.zeros(3))
@@ -198,6 +220,7 @@ DAMAGES = [
     ("cut", "is not an .npz archive, or cut short"),
     ("npy", "is not an .npz archive"),
     ("flipped", "cannot be read"),
+    ("crc", "cannot be read (Bad CRC-32"),
     ("pickled", "cannot be read (Object arrays cannot be loaded when allow_pickle=False"),
     ("member", "holds 'manifest', which is no array"),
     ("no manifest", "has no array 'manifest'"),
@@ -206,6 +229,7 @@ DAMAGES = [
     ("{}", "is not usable ('cases' is missing)"),
     ('{"cases": {"a": {}}}', "is not usable (case 'a' has no 'hp')"),
     ('{"cases": {"a": {"hp": {}, "methods": 3}}}', "is not usable ('methods' must be a list of names)"),
+    ('{"cases": {}, "theory_columns": 3}', "is not usable ('theory_columns' must be a list of names)"),
     ('{"cases": {}}', "holds no array that can be checked"),
 ]
 

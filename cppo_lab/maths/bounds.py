@@ -20,8 +20,8 @@ with g_t = (T - t) / w_t, which falls with t for the linear weights (g_t - g_{t+
 and S_t <= delta_b W_t + eta adds g_1 eta = (T - 1) eta (Proposition 6). The last token needs no budget: no later
 token depends on it. The bounds speak of TV; for other divergences they do not hold as they stand.
 
-PAPER: the propositions are numbered as in the paper; the statements above are the ones that its printed
-constants follow from, and the tests check each of them by enumeration.
+PAPER: the statements attached to the propositions' numbers are reconstructed from the golden constants, not copied
+from the text; the tests check each of them by enumeration.
 
 Every function raises ValueError for a value out of range, naming the value, the range and the remedy.
 """

@@ -19,7 +19,7 @@ from cppo_lab.errors import UserError
 
 # What numpy and zipfile raise on files that are cut short, damaged, encrypted, or hold pickled objects.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
-NOT_VECTORS = "pass a vectors file (.npz, see README) as `cppo check-vectors FILE.npz`"
+NOT_VECTORS = "pass a vectors file, an .npz of arrays CASE/PART/NAME with a manifest"
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,15 @@ def _checked(manifest: Any) -> dict[str, Any]:
     for name, case in manifest["cases"].items():
         if not isinstance(case, dict) or not isinstance(case.get("hp"), dict):
             raise ValueError(f"case {name!r} has no 'hp'")
-    for where, entries in [(manifest, ("modes",)), *((case, LISTS) for case in manifest["cases"].values())]:
+    for where, entries in [
+        (manifest, ("modes", "theory_columns")),
+        *((case, ("methods", "objectives")) for case in manifest["cases"].values()),
+    ]:
         for entry in entries:
             names = where.get(entry, [])
             if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
                 raise ValueError(f"{entry!r} must be a list of names")
     return manifest
-
-
-LISTS = ("methods", "objectives")
 
 
 def _first_line(error: BaseException) -> str:

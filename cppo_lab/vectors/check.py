@@ -20,7 +20,7 @@ from cppo_lab.vectors.recompute import Recomputation
 
 DTYPES = (torch.float64, torch.float32)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
-UNCOMPUTABLE = (LookupError, ValueError, RuntimeError, TypeError)
+UNCOMPUTABLE = (LookupError, ValueError, RuntimeError, TypeError, ArithmeticError)
 
 
 class Mismatch(NamedTuple):

@@ -79,11 +79,13 @@ def test_ratios(horizon: int, delta: float, delta_b: float, w_min: float) -> Non
     assert bounds.product_bound(horizon, delta_b, delta) <= uniform * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("largest", [1e-12, 1e-6, 0.01, 0.0499, 0.0501, 0.3, 1.0])
-def test_product_bound_does_not_cancel(largest: float) -> None:
-    """On both sides of the switch between the series and the closed form."""
-    expected = math.fsum(-math.expm1(k * math.log1p(-largest)) if largest < 1 else 1.0 for k in range(1, 10))
-    assert bounds.product_bound(10, 0.25, largest) == pytest.approx(expected, rel=1e-12)
+@pytest.mark.parametrize("horizon", [10, 200])
+@pytest.mark.parametrize("scaled", [1e-12, 1e-6, 0.01, 0.499, 0.501, 3, 4.9, 10])
+def test_product_bound_does_not_cancel(horizon: int, scaled: float) -> None:
+    """On both sides of the switch between the series and the closed form, at horizon * largest = 0.5."""
+    stay = math.log1p(-scaled / horizon) if scaled < horizon else -math.inf
+    expected = math.fsum(-math.expm1(k * stay) for k in range(1, horizon))
+    assert bounds.product_bound(horizon, 0.25, scaled / horizon) == pytest.approx(expected, rel=1e-12)
 
 
 @SOME
