@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from cppo_lab.cli import main
-from cppo_lab.maths.rules import RULES
 from cppo_lab.vectors.archive import Vectors
 from cppo_lab.vectors.check import check, check_file, compare, is_exact
 from cppo_lab.vectors.methods import find_method
 from cppo_lab.vectors.parts import is_input
 from tests.maths.maths_golden import ARRAYS, MANIFEST, PATH
-
-SAPO = set() if "sapo" in RULES else {key for key in ARRAYS if key.split("/")[2:3] == ["sapo"]}
 
 
 def write(path: Path, arrays: dict[str, numpy.ndarray], manifest: object) -> Path:
@@ -27,19 +24,19 @@ def write(path: Path, arrays: dict[str, numpy.ndarray], manifest: object) -> Pat
 def test_the_golden_file_agrees_to_the_last_array(capsys: pytest.CaptureFixture[str]) -> None:
     report = check_file(PATH)
     assert report.mismatches == []
-    assert set(report.unknown) == SAPO
+    assert report.unknown == []
     inputs = 8 * 7 + 5 * 2 + 4 * 5 + 3 + 5  # common; mu, tokens; pi, top-k and groups; extreme; process
-    assert report.checked == len(ARRAYS) - inputs - len(SAPO)
+    assert report.checked == len(ARRAYS) - inputs
     assert main(["check-vectors", str(PATH)]) == 0
     *_, last = capsys.readouterr().out.splitlines()
-    assert last == f"{report.checked} arrays checked, 0 mismatches, {len(SAPO)} unknown keys"
+    assert last == f"{report.checked} arrays checked, 0 mismatches, 0 unknown keys"
 
 
 def kinds() -> list[str]:
     """One computed array of every kind: of every part and name over the cases, and the blocks without cases."""
     found = {}
     for key in ARRAYS:
-        if not is_input(Vectors(ARRAYS, MANIFEST), key) and key not in SAPO:
+        if not is_input(Vectors(ARRAYS, MANIFEST), key):
             case, _, rest = key.partition("/")
             found[rest if case in MANIFEST["cases"] else key] = key
     return list(found.values())
@@ -71,7 +68,7 @@ def test_the_line_of_a_mismatch(tmp_path: Path, capsys: pytest.CaptureFixture[st
     expected, got = f"{mask[0, 3]:g}", f"{1 - mask[0, 3]:g}"
     assert lines[0] == f"MISMATCH main_topk/mask/cppo[0, 3]: expected {expected}, got {got} (float64)"
     assert "UNKNOWN  main_topk/D/js: not checked" in lines
-    assert lines[-1].endswith(f"1 mismatches, {1 + len(SAPO)} unknown keys")
+    assert lines[-1].endswith("1 mismatches, 1 unknown keys")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +148,7 @@ def test_files_of_other_sizes() -> None:
     vectors = other_sizes()
     report = check(vectors)
     assert report.mismatches == []
-    assert {key.split("/")[2] for key in report.unknown} == ({"sapo"} if SAPO else set())
+    assert report.unknown == []
     assert report.checked > 70
     case = vectors.manifest["cases"]["mine"]
     for name, factor in (("delta", 0.3), ("w_min", 0.5), ("delta_b_min", 0.2), ("trm_max", 30), ("span", 2)):

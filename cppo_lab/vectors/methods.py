@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor
 
 from cppo_lab.maths.output import RuleOutput, common_stats, importance_objective, tokens
-from cppo_lab.maths.rules import RULES
 
 Constants = Callable[[str], Any]  # name of a hyper-parameter -> its value
 UNMASKED = "unmasked"
@@ -76,7 +75,7 @@ NUMBER = r"(\d+\.?\d*|\.\d+)"
 
 
 def find_method(name: str) -> tuple[str, str, Callable[[Constants], dict[str, Any]]] | None:
-    """(rule, divergence array, constants) of a method, or None if no rule of the registry computes it."""
+    """(rule, divergence array, constants) of a method, or None for a name that is not known."""
     found = METHODS.get(name)
     if match := re.fullmatch(rf"grpo_dual{NUMBER}", name):
         dual = float(match[1])
@@ -85,8 +84,6 @@ def find_method(name: str) -> tuple[str, str, Callable[[Constants], dict[str, An
         rule, low, high = match[1], match[2], float(match[3])
         clips = {"clip_high": high} | ({} if low is None else {"clip_low": float(low)})
         found = rule, "D", lambda hp: clips
-    if found and found[0] != UNMASKED and found[0] not in RULES:
-        return None
     return found
 
 
