@@ -129,7 +129,7 @@ def _launch(options: argparse.Namespace) -> int:
     states = launch(plan, uri)
     print(table(plan.runs, states))
     print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
-    counts = Counter(state.state for state in states.values() if state.state != schema.DONE)
+    counts = Counter(state.state for state in states.values() if state.state not in schema.ENDED)
     if counts:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         print(

@@ -78,13 +78,13 @@ def is_held(folder: Path) -> bool:
 
 
 def execute(attempt: Attempt) -> None:
-    """Train one run and record it. A run that is done already is left alone.
+    """Train one run, from its checkpoint if it has one, and record it. A run that is done already is left alone.
 
     Whatever ends the run before its last step is recorded as FAILED with its traceback, and raised again.
     """
     _prepare_process(attempt)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
-    from cppo_lab.cores.base import Resources, load_core
+    from cppo_lab.cores.base import CHECKPOINT, Resources, load_core
     from cppo_lab.tracking.client import attempts, open_client
     from cppo_lab.tracking.recorder import Recorder
 
@@ -96,8 +96,9 @@ def execute(attempt: Attempt) -> None:
         (attempt.folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
         recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder)
         try:
-            load_core(spec.core)(spec, recorder, Resources(attempt.runs, threads=attempt.threads))
-            recorder.finish()
+            resources = Resources(attempt.runs, attempt.folder, threads=attempt.threads)
+            recorder.finish(load_core(spec.core)(spec, recorder, resources))
+            (attempt.folder / CHECKPOINT).unlink(missing_ok=True)
         except BaseException as error:
             recorder.fail(describe(error), traceback.format_exc())
             raise

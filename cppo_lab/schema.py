@@ -80,8 +80,10 @@ TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant
 # Values of TAG_STATUS.
 RUNNING = "running"
 DONE = "done"
+COLLAPSED = "collapsed"  # ended early because the policy broke down: a result, not a failure
 FAILED = "failed"
-STATUSES = (RUNNING, DONE, FAILED)
+STATUSES = (RUNNING, DONE, COLLAPSED, FAILED)
+ENDED = (DONE, COLLAPSED)  # nothing is left to train
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"

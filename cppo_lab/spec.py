@@ -171,11 +171,17 @@ class BatchSpec(Spec):
 
 
 class SamplingSpec(Spec):
-    """How training rollouts are sampled. The paper's setting is the untruncated softmax (1, 1)."""
+    """How training rollouts are sampled. The paper's setting is the untruncated softmax (1, 1).
+
+    `staleness` (rollout batches by which mu is older than pi) and `precision` (of mu's weights and arithmetic)
+    make mu differ from the policy in training, as asynchronous trainers and inference engines do.
+    """
 
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
     max_response_length: Annotated[int, Field(ge=2)]
+    staleness: Annotated[int, Field(ge=0, le=100)]
+    precision: Literal["float32", "bfloat16"]
 
 
 class ValidationSpec(Spec):
@@ -198,9 +204,15 @@ class OptimSpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """`t_stop` training steps; how per-token objectives become one loss."""
+    """`t_stop` training steps; how per-token objectives become one loss.
+
+    A run whose validation score stays below `collapse_share` x its best for `collapse_patience` validations in a
+    row ends as collapsed (cores/collapse.py).
+    """
 
     t_stop: Count
+    collapse_share: Probability
+    collapse_patience: Count
     aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 

@@ -8,6 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+from cppo_lab import schema
+from cppo_lab.cores.base import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 
@@ -26,6 +28,9 @@ TINY = [
     "validation.every=2",
     "training.t_stop=4",
 ]
+
+
+FINISHED = Outcome(schema.DONE, 4)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cppo_lab.store import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder
-from tests.conftest import TINY
+from tests.conftest import FINISHED, TINY
 
 SWEEP = ["quickstart", *TINY]
 
@@ -173,5 +173,5 @@ def test_a_running_run_is_not_reported_as_a_result(
     recorder._drain()
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 2
     assert "grpo" in capsys.readouterr().err
-    recorder.finish()
+    recorder.finish(FINISHED)
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 0

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cppo_lab.errors import unknown
 from cppo_lab.spec import RunSpec
@@ -16,12 +16,28 @@ class MetricSink(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` (names of schema.py) of training step `step`. Never blocks training on a server."""
 
+    def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+        """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
+
+
+CHECKPOINT = "checkpoint.pt"  # in the run's folder; removed when the run is recorded
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: `status` schema.DONE or schema.COLLAPSED, after step `step`; why, if it collapsed."""
+
+    status: str
+    step: int
+    reason: str = ""
+
 
 @dataclass(frozen=True)
 class Resources:
-    """What this machine gives one run: `shared` is a folder for files that runs have in common."""
+    """What this machine gives one run: a folder of its own, and `shared` for files that runs have in common."""
 
     shared: Path
+    folder: Path
     device: str = "auto"  # "auto" takes CUDA when there is one
     threads: int = 1
 
@@ -29,11 +45,11 @@ class Resources:
 class Core(Protocol):
     """Train one run to its end, or raise."""
 
-    def __call__(self, spec: RunSpec, sink: MetricSink, resources: Resources) -> None: ...
+    def __call__(self, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome: ...
 
 
 CORES: dict[str, str] = {
-    "mini": "cppo_lab.cores.mini.trainer:train",
+    "mini": "cppo_lab.cores.mini.loop:train",
 }
 
 

@@ -14,7 +14,7 @@ DIED = "its process ended without a word (killed, out of memory, or the machine 
 
 @dataclass(frozen=True)
 class State:
-    """`state` is done, running, failed or missing; `reason` says why a run failed."""
+    """`state` is done, collapsed, running, failed or missing; `reason` says why a run failed or collapsed."""
 
     state: str
     reason: str = ""
@@ -35,7 +35,8 @@ def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[
 def _state(past: Sequence[Attempt], held: bool) -> State:
     for one in past:
         if one.status == "FINISHED":
-            return State(schema.DONE, code_version=one.code_version)
+            ended = schema.COLLAPSED if one.outcome == schema.COLLAPSED else schema.DONE
+            return State(ended, one.reason, one.code_version)
     if held:
         return State(schema.RUNNING)
     if past:

@@ -39,7 +39,7 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     repair(run_ids, plan.core, uri, runs)
     states = run_states(run_ids, plan.core, uri, runs)
     _claim_done(plan, uri)
-    todo = [run for run in plan.runs if states[run.run_id].state not in (schema.DONE, schema.RUNNING)]
+    todo = [run for run in plan.runs if states[run.run_id].state not in (*schema.ENDED, schema.RUNNING)]
     version = code_version()
     work = [
         Attempt(
@@ -86,7 +86,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         counts = Counter(state.state for state in self.states.values())
-        self.todo = sum(n for state, n in counts.items() if state not in (schema.DONE, schema.RUNNING))
+        self.todo = sum(n for state, n in counts.items() if state not in (*schema.ENDED, schema.RUNNING))
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         self.say(f"{self.plan.sweep.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
         self.started = time.monotonic()
@@ -104,6 +104,8 @@ class Progress:
                 self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
             elif status.get("status") == schema.DONE:
                 self.say(f"{name}: done{_score(status)}  [{self.ended}/{self.todo}]")
+            elif status.get("status") == schema.COLLAPSED:
+                self.say(f"{name}: collapsed: {status.get('reason')}  [{self.ended}/{self.todo}]")
             else:
                 reason = status.get("reason") or f"see the logs in {event.attempt.folder}"
                 self.say(f"{name}: FAILED: {reason}  [{self.ended}/{self.todo}]")
@@ -154,5 +156,7 @@ def table(runs: Sequence[PlannedRun], states: dict[str, State]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     ]
-    reasons = [f"  {run.run_id}: {states[run.run_id].reason}" for run in runs if states[run.run_id].reason]
-    return "\n".join([*lines, *(["failed:", *reasons] if reasons else [])])
+    for run in runs:
+        if states[run.run_id].reason:
+            lines.append(f"{run.run_id} {states[run.run_id].state}: {states[run.run_id].reason}")
+    return "\n".join(lines)

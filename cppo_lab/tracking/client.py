@@ -31,6 +31,7 @@ class Attempt:
     mlflow_id: str
     run_id: str
     status: str  # MLflow's: RUNNING, FINISHED, FAILED, KILLED
+    outcome: str  # ours, see schema.STATUSES
     code_version: str
     reason: str
     folder: str
@@ -126,6 +127,7 @@ def _attempt(run: Run) -> Attempt:
         mlflow_id=run.info.run_id,
         run_id=tags.get(schema.TAG_RUN_ID, ""),
         status=run.info.status,
+        outcome=tags.get(schema.TAG_STATUS, ""),
         code_version=tags.get(schema.TAG_CODE_VERSION, ""),
         reason=tags.get(schema.TAG_REASON, ""),
         folder=tags.get(schema.TAG_FOLDER, ""),

@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
+from cppo_lab.cores.base import Outcome
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import ensure_experiment, folder_tag, mark_failed, open_client
@@ -48,6 +49,7 @@ class Recorder:
         self.client.log_artifact(self.mlflow_id, str(config))
         self._spool = (folder / "metrics.jsonl").open("w", encoding="utf-8")
         self._waiting: list[Metric] = []
+        self._artifacts: list[Path] = []
         self._shipped_at = time.monotonic()
         self._score: float | None = None
         self._status(schema.RUNNING, 0)
@@ -71,17 +73,33 @@ class Recorder:
             self._ship()
             self._status(schema.RUNNING, step)
 
-    def finish(self) -> None:
-        """The run reached its last step.
+    def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+        """Keep `values` as the JSON file `name` (a relative path) of the run, here and in the store.
+
+        `finish` sends it to the store.
+        """
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values), encoding="utf-8")
+        if path not in self._artifacts:
+            self._artifacts.append(path)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Training ended as `outcome` says: at its last step, or in a collapse.
 
         Raises UserError if the store stayed away; the points are in the run's folder then.
         """
         self._drain()
         self._spool.close()
-        self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, schema.DONE)
+        for path in self._artifacts:
+            place = path.parent.relative_to(self.folder).as_posix()
+            self.client.log_artifact(self.mlflow_id, str(path), None if place == "." else place)
+        self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, outcome.status)
+        if outcome.reason:
+            self.client.set_tag(self.mlflow_id, schema.TAG_REASON, outcome.reason[:500])
         self.client.set_terminated(self.mlflow_id, "FINISHED")
         with contextlib.suppress(OSError):  # the store has it; a full disk makes no failed run of it
-            self._status(schema.DONE, self.spec.training.t_stop)
+            self._status(outcome.status, outcome.step, outcome.reason)
 
     def fail(self, reason: str, traceback: str) -> None:
         """The run ended otherwise; `reason` is one line, `traceback` becomes an artifact."""

@@ -1,7 +1,11 @@
 """The embedded core: the model against itself without a cache, the task against a slow checker, learning."""
 
 import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +13,10 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini import task
-from cppo_lab.cores.mini.model import KVCache, Transformer, rope_tables, rotate
-from cppo_lab.cores.mini.sampler import nucleus, sample
-from cppo_lab.cores.mini.trainer import Trainer, train
+from cppo_lab.cores.mini.loop import train
+from cppo_lab.cores.mini.model import Transformer, rope_tables, rotate
+from cppo_lab.cores.mini.sampler import Rollout, draw, draw_nucleus, sample
+from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
 from cppo_lab.spec import Architecture, DataSpec, RunSpec
 from cppo_lab.sweep.compose import compose, groups
@@ -33,13 +38,50 @@ def model() -> Transformer:
     return model
 
 
+def joined_logits(model: Transformer, rollout: Rollout) -> torch.Tensor:
+    """Logits at every response token [B, T, V], from whole sequences, prompt and response in one row."""
+    prompts = rollout.prompts[rollout.group]
+    tokens = torch.cat([prompts, rollout.responses], dim=1)[:, :-1]
+    present = torch.cat([prompts != TOKENIZER.pad, torch.ones_like(rollout.responses).bool()], dim=1)[:, :-1]
+    return model(tokens, present)[:, prompts.shape[1] - 1 :]
+
+
 class TestModel:
+    @pytest.mark.parametrize("padded", [False, True])
+    def test_shared_prompts_equal_whole_sequences(self, model: Transformer, padded: bool) -> None:
+        """Values and gradients; responses in any order, prompts of different lengths."""
+        generator = torch.Generator().manual_seed(4)
+        prompts = torch.randint(0, 10, (3, 7), generator=generator)
+        if padded:
+            prompts[1, :4] = TOKENIZER.pad
+        rollout = sample(
+            model, prompts, TOKENIZER, copies=4, max_response_length=9, temperature=1.0, top_p=1.0,
+            generator=generator,
+        )  # fmt: skip
+        rollout = rollout.select(torch.tensor([11, 0, 5, 2, 9]))
+        model.double()
+        weight = torch.randn(
+            5, rollout.responses.shape[1], TOKENIZER.vocabulary, generator=generator
+        ).double()
+        found = []
+        for logits in (rollout.logits(model, TOKENIZER.pad), joined_logits(model, rollout)):
+            model.zero_grad()
+            (logits * weight).sum().backward()
+            found.append([logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+        for shared, joined in zip(*found, strict=True):
+            torch.testing.assert_close(shared, joined, atol=1e-9, rtol=1e-9)
+
+    def test_a_response_of_one_token(self, model: Transformer) -> None:
+        prompts = torch.randint(0, 10, (2, 4), generator=torch.Generator().manual_seed(4))
+        one = model.continuations(prompts, torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.long))
+        torch.testing.assert_close(one[:, 0], model(prompts)[:, -1].flip(0))
+
     def test_cached_decoding_equals_the_full_forward(self, model: Transformer) -> None:
         tokens = torch.randint(0, 10, (3, 12), generator=torch.Generator().manual_seed(1))
         present = torch.ones_like(tokens, dtype=torch.bool)
         full = model(tokens, present)
-        cache = KVCache(ARCH, 3, 12, torch.device("cpu"))
-        parts = [model(tokens[:, :5], present[:, :5], cache)]
+        cache = model.new_cache(3, 12)
+        parts = [model(tokens[:, :5], None, cache)]
         parts += [model(tokens[:, i : i + 1], present[:, : i + 1], cache) for i in range(5, 12)]
         torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=1e-5)
 
@@ -61,12 +103,10 @@ class TestModel:
 
     def test_rotary_scores_depend_on_distance_only(self) -> None:
         cos, sin = rope_tables(20, 8, 100.0)
-        q, k = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
+        q, k = torch.randn(2, 1, 1, 8, generator=torch.Generator().manual_seed(0)).unbind(0)
 
         def score(i: int, j: int) -> float:
-            return float(
-                (rotate(q, cos[i : i + 1], sin[i : i + 1]) * rotate(k, cos[j : j + 1], sin[j : j + 1])).sum()
-            )
+            return float((rotate(q, cos[i], sin[i]) * rotate(k, cos[j], sin[j])).sum())
 
         assert score(3, 1) == pytest.approx(score(17, 15), abs=1e-5)
         assert abs(score(3, 1) - score(3, 3)) > 1e-4
@@ -75,6 +115,25 @@ class TestModel:
         tokens = torch.zeros(1, 65, dtype=torch.long)
         with pytest.raises(ValueError, match="65 tokens exceeds the context of 64"):
             model(tokens, tokens == 0)
+
+
+def nucleus(probabilities: list[float], top_p: float) -> list[float]:
+    """The truncated distribution by its definition: most likely tokens until their mass reaches `top_p`."""
+    kept, mass = [0.0] * len(probabilities), 0.0
+    for token in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):
+        if mass >= top_p:
+            break
+        kept[token] = probabilities[token]
+        mass += probabilities[token]
+    return [p / mass for p in kept]
+
+
+def check_frequencies(tokens: torch.Tensor, expected: list[float]) -> None:
+    """Draws against probabilities: within 5 standard errors each, and nothing that cannot be."""
+    n, law = len(tokens), torch.tensor(expected)
+    seen = torch.bincount(tokens, minlength=len(law)) / n
+    assert (seen[law == 0] == 0).all()
+    assert ((seen - law).abs() <= 5 * (law * (1 - law) / n).sqrt() + 2 / n).all()
 
 
 class TestSampler:
@@ -87,12 +146,12 @@ class TestSampler:
             generator=torch.Generator().manual_seed(4), top_k=TOKENIZER.vocabulary,
         )  # fmt: skip
         assert (rollout.responses[rollout.valid()] == TOKENIZER.pad).any()  # a real token like any other
-        logits = model(*rollout.sequences(TOKENIZER.pad))[:, prompts.shape[1] - 1 :] / 0.8
+        logits = joined_logits(model, rollout) / 0.8
         logp = logits.log_softmax(-1).gather(-1, rollout.responses[..., None])[..., 0]
         valid = rollout.valid()
         assert rollout.logp is not None
         assert valid.sum() > 16
-        assert (logp - rollout.logp)[valid].abs().max() < 2e-5
+        assert (logp - rollout.logp)[valid].abs().max() < 5e-5
 
     def test_frequencies_follow_the_truncated_softmax(self, model: Transformer) -> None:
         prompts = task.encode_prompts(
@@ -100,20 +159,40 @@ class TestSampler:
         )
         n = 20_000
         rollout = sample(
-            model, prompts.expand(n, -1), TOKENIZER, max_response_length=2, temperature=0.7, top_p=0.9,
+            model, prompts, TOKENIZER, copies=n, max_response_length=2, temperature=0.7, top_p=0.9,
             generator=torch.Generator().manual_seed(6),
         )  # fmt: skip
-        logits = model(prompts, prompts != TOKENIZER.pad)[:, -1] / 0.7
-        expected = nucleus(logits.softmax(-1), 0.9)[0]
-        expected = expected / expected.sum()
-        seen = torch.bincount(rollout.responses[:, 0], minlength=TOKENIZER.vocabulary) / n
-        tolerance = 5 * (expected * (1 - expected) / n).sqrt() + 1e-9
-        assert ((seen - expected).abs() <= tolerance).all()
-        assert (expected == 0).any()
+        logits = model(prompts)[:, -1] / 0.7
+        expected = nucleus(logits.softmax(-1)[0].tolist(), 0.9)
+        check_frequencies(rollout.responses[:, 0], expected)
+        assert 0 in expected
+
+    @pytest.mark.parametrize("top_p", [1.0, 0.95, 0.7, 0.05])
+    def test_draws_over_a_large_vocabulary(self, top_p: float) -> None:
+        generator = torch.Generator().manual_seed(1)
+        probabilities = (3 * torch.randn(1006, generator=generator)).softmax(-1)
+        probabilities[::7] = 0  # never drawn
+        probabilities /= probabilities.sum()
+        many = probabilities.expand(40_000, -1)
+        tokens = draw(many, generator) if top_p == 1 else draw_nucleus(many, top_p, generator)
+        check_frequencies(tokens, nucleus(probabilities.tolist(), top_p))
 
     def test_nucleus_keeps_the_token_that_crosses_the_mass(self) -> None:
-        kept = nucleus(torch.tensor([[0.1, 0.5, 0.3, 0.1]]), 0.7)
-        assert kept.tolist() == [pytest.approx([0.0, 0.5, 0.3, 0.0])]
+        tokens = draw_nucleus(
+            torch.tensor([[0.1, 0.5, 0.3, 0.1]]).expand(500, -1), 0.7, torch.Generator().manual_seed(0)
+        )
+        assert set(tokens.tolist()) == {1, 2}
+
+    def test_copies_of_a_prompt_are_neighbours_and_differ(self, model: Transformer) -> None:
+        prompts = task.encode_prompts(
+            task.sample_problems(3, DATA, torch.Generator().manual_seed(5)), TOKENIZER
+        )
+        rollout = sample(
+            model, prompts, TOKENIZER, copies=4, max_response_length=12, temperature=1.0, top_p=1.0,
+            generator=torch.Generator().manual_seed(6), top_k=3,
+        )  # fmt: skip
+        assert torch.equal(rollout.group, torch.arange(3).repeat_interleave(4))
+        assert len({tuple(row) for row in rollout.responses[:4].tolist()}) > 1
 
     def test_rows_end_at_their_end_token(self, model: Transformer) -> None:
         prompts = task.encode_prompts(
@@ -191,18 +270,28 @@ class ListSink:
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self.artifacts: dict[str, Mapping[str, Any]] = {}
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append((step, dict(metrics)))
+
+    def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+        self.artifacts[name] = values
+
+    def numbers(self) -> list[tuple[int, dict[str, float]]]:
+        """All that must not differ between two runs with one seed."""
+        return [
+            (step, {name: value for name, value in row.items() if not name.startswith("perf/")})
+            for step, row in self.rows
+        ]
 
 
 def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float]]]:
+    """The metrics of a fresh run; `folder` holds the warm start that runs share."""
     sink = ListSink()
-    train(compose([*TINY, *overrides]).run, sink, Resources(folder, device="cpu"))
-    return [
-        (step, {name: value for name, value in row.items() if not name.startswith("perf/")})
-        for step, row in sink.rows
-    ]
+    resources = Resources(folder, Path(tempfile.mkdtemp(dir=folder)), device="cpu")
+    train(compose([*TINY, *overrides]).run, sink, resources)
+    return sink.numbers()
 
 
 class TestTrainer:
@@ -238,16 +327,16 @@ class TestTrainer:
         assert max(metrics["rule/divergence_max"] for _, metrics in rows[1:]) > 1e-3
 
     def test_batch_of_equal_rewards_is_skipped(self, tmp_path: Path, tiny_spec: RunSpec) -> None:
-        trainer = Trainer(tiny_spec, Resources(tmp_path, device="cpu"))
+        trainer = Trainer(tiny_spec, Resources(tmp_path, tmp_path, device="cpu"))
         batch = trainer.collect()
-        dropped = type(batch)(batch.rollout, batch.advantages, torch.zeros_like(batch.keep), 0.0, 1.0)
+        dropped = replace(batch, keep=torch.zeros_like(batch.keep))
         before = [parameter.clone() for parameter in trainer.model.parameters()]
         assert trainer.update(dropped) == {}
         assert all(torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
 
     def test_advantage_sign(self, tmp_path: Path, tiny_spec: RunSpec) -> None:
         """One update makes rewarded responses more likely and the others less."""
-        trainer = Trainer(tiny_spec, Resources(tmp_path, device="cpu"))
+        trainer = Trainer(tiny_spec, Resources(tmp_path, tmp_path, device="cpu"))
         batch = trainer.collect()
         rows = torch.arange(8)
         advantages = torch.tensor([1.0, -1.0] * 4)
@@ -256,14 +345,12 @@ class TestTrainer:
         def likelihood() -> torch.Tensor:
             """Summed log pi of each response [8]."""
             with torch.no_grad():
-                logits = trainer.model(*rollout.sequences(trainer.tokenizer.pad))[
-                    :, rollout.prompts.shape[1] - 1 :
-                ]
+                logits = joined_logits(trainer.model, rollout)
                 logp = logits.log_softmax(-1).gather(-1, rollout.responses[..., None])[..., 0]
             return (logp * rollout.valid()).sum(1)
 
         before = likelihood()
-        loss, _, _ = trainer.loss(rollout, advantages)
+        loss = trainer.objective(rollout, advantages).loss
         loss.backward()
         with torch.no_grad():
             for parameter in trainer.model.parameters():
@@ -276,11 +363,11 @@ class TestTrainer:
         values = {}
         for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
             spec = compose([*TINY, f"training.aggregation={mode}"]).run
-            trainer = Trainer(spec, Resources(tmp_path, device="cpu"))
+            trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
             batch = trainer.collect()
             rows = (batch.rollout.lengths < spec.rollout.max_response_length).nonzero()[:4, 0]
             assert len(rows)
-            loss, _, _ = trainer.loss(batch.rollout.select(rows), torch.linspace(-1, 1, len(rows)))
+            loss = trainer.objective(batch.rollout.select(rows), torch.linspace(-1, 1, len(rows))).loss
             values[mode] = loss.item()
         horizon = spec.rollout.max_response_length
         assert values["seq-mean-token-sum-norm"] == pytest.approx(values["seq-mean-token-sum"] / horizon)

@@ -20,7 +20,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
-from tests.conftest import TINY
+from tests.conftest import FINISHED, TINY
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 LONG = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=4000"]
@@ -197,7 +197,7 @@ def test_repair_spares_a_run_that_ended_while_it_looked(
     recorder = Recorder(tiny_spec, {}, tracking_uri(), folder)
 
     def ends_now(path: Path) -> bool:
-        recorder.finish()
+        recorder.finish(FINISHED)
         return False
 
     monkeypatch.setattr("cppo_lab.launch.reconcile.is_held", ends_now)

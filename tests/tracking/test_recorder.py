@@ -7,12 +7,14 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
+from cppo_lab.cores.base import Outcome
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder, flatten, read_status
+from tests.conftest import FINISHED
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_points_wait_while_the_store_is_away(recorder: Recorder, monkeypatch: py
     monkeypatch.setattr(recorder.client, "log_batch", flaky)
     for step in range(1, 7):
         recorder.log(step, {"train/reward": step / 10})
-    recorder.finish()
+    recorder.finish(FINISHED)
     assert logged(recorder, "train/reward") == [(step, step / 10) for step in range(1, 7)]
     assert recorder.client.get_run(recorder.mlflow_id).info.status == "FINISHED"
 
@@ -52,7 +54,7 @@ def test_store_that_never_returns_costs_no_point(recorder: Recorder, monkeypatch
     monkeypatch.setattr(recorder_module, "LAST_CHANCE_SECONDS", 0.0)
     recorder.log(1, {"train/reward": 0.5})
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        recorder.finish()
+        recorder.finish(FINISHED)
     lines = (recorder.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["metrics"] for line in lines] == [{"train/reward": 0.5}]
 
@@ -62,9 +64,27 @@ def test_more_points_than_one_request_takes(recorder: Recorder, monkeypatch: pyt
     names = [metric.name for metric in schema.METRICS]
     for step in range(120):
         recorder.log(step, dict.fromkeys(names, float(step)))
-    recorder.finish()
+    recorder.finish(FINISHED)
     for name in names:
         assert logged(recorder, name) == [(step, float(step)) for step in range(120)]
+
+
+def test_a_collapse_is_a_result_with_its_reason(recorder: Recorder) -> None:
+    recorder.log(3, {"train/reward": 0.0})
+    recorder.finish(Outcome(schema.COLLAPSED, 3, "score fell"))
+    run = recorder.client.get_run(recorder.mlflow_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags[schema.TAG_STATUS] == schema.COLLAPSED
+    assert run.data.tags[schema.TAG_REASON] == "score fell"
+    assert read_status(recorder.folder)["status"] == schema.COLLAPSED
+
+
+def test_artifacts_reach_the_store(recorder: Recorder) -> None:
+    recorder.artifact("diagnostics/positions.json", {"position": [1, 2]})
+    recorder.artifact("diagnostics/positions.json", {"position": [1, 2, 3]})
+    recorder.finish(FINISHED)
+    path = recorder.client.download_artifacts(recorder.mlflow_id, "diagnostics/positions.json")
+    assert json.loads(Path(path).read_text()) == {"position": [1, 2, 3]}
 
 
 def test_unknown_metric_is_a_programming_error(recorder: Recorder) -> None:

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cppo_lab.cores.mini.attention import KVCache, Layout, Rows, SharedPrompts
 from cppo_lab.spec import Architecture
 
 
@@ -28,20 +29,10 @@ def rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tenso
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary embedding to x [B, H, S, head_dim] with tables [S, head_dim]."""
+    """Apply rotary embedding to x [N, H, head_dim] with tables [N, 1, head_dim]."""
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
     return x * cos + turned * sin
-
-
-class KVCache:
-    """Keys and values of every layer, preallocated: [layers, B, kv_heads, capacity, head_dim]."""
-
-    def __init__(self, arch: Architecture, batch: int, capacity: int, device: torch.device) -> None:
-        shape = (arch.layers, batch, arch.kv_heads, capacity, arch.head_dim)
-        self.keys = torch.empty(shape, device=device)
-        self.values = torch.empty(shape, device=device)
-        self.length = 0
 
 
 class Attention(nn.Module):
@@ -54,26 +45,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(arch.heads * arch.head_dim, arch.width, bias=False)
         self.q_norm, self.k_norm = RMSNorm(arch.head_dim), RMSNorm(arch.head_dim)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: KVCache | None, layer: int
-    ) -> Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (
-            self.qkv(x)
-            .view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
-            .transpose(1, 2)
-            .split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout, layer: int) -> Tensor:
+        qkv = self.qkv(x).view(len(x), -1, self.head_dim)
+        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
+        # Queries and keys take the same path but for their gains: half the calls of two separate ones.
+        gain = torch.cat(
+            [self.q_norm.gain.expand(self.heads, -1), self.k_norm.gain.expand(self.kv_heads, -1)]
         )
-        q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
-        if cache is not None:
-            end = cache.length + length
-            cache.keys[layer, :, :, cache.length : end] = k
-            cache.values[layer, :, :, cache.length : end] = v
-            k, v = cache.keys[layer, :, :, :end], cache.values[layer, :, :, :end]
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, enable_gqa=self.heads != self.kv_heads
-        )
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+        qk = rotate(F.rms_norm(qk, (self.head_dim,), eps=self.q_norm.eps) * gain, *rope)
+        q, k = qk.split([self.heads, self.kv_heads], dim=1)
+        return self.out(layout.attend(layer, q, k, v))
 
 
 class Block(nn.Module):
@@ -86,16 +67,14 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(arch.width, 2 * arch.mlp_width, bias=False)
         self.down = nn.Linear(arch.mlp_width, arch.width, bias=False)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: KVCache | None, layer: int
-    ) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin, mask, cache, layer)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout, layer: int) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), rope, layout, layer)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
 
 
 class Transformer(nn.Module):
-    """Token ids [B, S] to logits [B, S, V]; input and output embeddings are tied, as in the small Qwen3 models.
+    """Token ids to logits; input and output embeddings are tied, as in the small Qwen3 models.
 
     Prompts are left-padded. RoPE sees only distances, so a row's own offset needs no correction; padded
     positions are kept out of attention by `present`.
@@ -108,8 +87,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(arch) for _ in range(arch.layers))
         self.norm = RMSNorm(arch.width)
         cos, sin = rope_tables(context, arch.head_dim, arch.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("cos", cos[:, None], persistent=False)
+        self.register_buffer("sin", sin[:, None], persistent=False)
         self.apply(self._initialise)
 
     @staticmethod
@@ -117,27 +96,60 @@ class Transformer(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.05)
 
-    def forward(self, tokens: Tensor, present: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, present: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """Logits [B, S, V] for tokens [B, S].
 
-        `present` [B, past + S] is True where a position (cached ones first) holds a real token. With a cache
-        the new keys and values are appended to it.
+        `present` [B, past + S] is True where a position (cached ones first) holds a real token; None where all
+        do. With a cache the new keys and values are appended to it.
         Raises ValueError if the sequence is longer than the context.
         """
-        past = cache.length if cache is not None else 0
-        length = tokens.shape[1]
-        if past + length > self.context:
-            raise ValueError(f"sequence of {past + length} tokens exceeds the context of {self.context}")
-        mask = present[:, None, None, :]
-        if length > 1:
-            query = torch.arange(past, past + length, device=tokens.device)
-            key = torch.arange(past + length, device=tokens.device)
-            # A padded query may attend to itself: an empty softmax row would be NaN and poison gradients.
-            mask = (mask & (key <= query[:, None])) | (key == query[:, None])
-        cos, sin = self.cos[past : past + length], self.sin[past : past + length]
-        x = self.embedding(tokens)
-        for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, mask, cache, layer)
+        x = self._states(tokens, present, cache)
+        return F.linear(x, self.embedding.weight)
+
+    def next_token(self, tokens: Tensor, present: Tensor | None, cache: KVCache) -> Tensor:
+        """Logits [B, V] of the token after tokens [B, S]; arguments and errors as `forward`."""
+        return F.linear(self._states(tokens, present, cache)[:, -1], self.embedding.weight)
+
+    def continuations(
+        self, prompts: Tensor, group: Tensor, responses: Tensor, present: Tensor | None = None
+    ) -> Tensor:
+        """Logits [B, T, V] for each token of `responses` [B, T], which continue `prompts` [G, P].
+
+        `group` [B] is the prompt of each response; `present` [G, P] marks real tokens of prompts. Equal to
+        `forward` on the joined sequences, but a prompt is read once for all its responses.
+        """
+        inputs = responses[:, :-1]
+        self._check_length(prompts.shape[1] + inputs.shape[1])
+        layout = SharedPrompts((len(prompts), prompts.shape[1]), group, inputs.shape[1], present)
+        x = self._run(torch.cat([prompts.flatten(), inputs.flatten()]), layout)
+        before, after = x.split(layout.split)
+        first = before.view(*prompts.shape, -1)[:, -1][group]
+        states = torch.cat([first[:, None], after.view(*inputs.shape, first.shape[-1])], dim=1)
+        return F.linear(states, self.embedding.weight)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        """An empty cache for `batch` rows of at most `capacity` tokens."""
+        arch = self.arch
+        return KVCache(
+            (arch.layers, batch, arch.kv_heads, capacity, arch.head_dim), self.embedding.weight.detach()
+        )
+
+    def _states(self, tokens: Tensor, present: Tensor | None, cache: KVCache | None) -> Tensor:
+        batch, length = tokens.shape
+        self._check_length(length + (0 if cache is None else cache.length))
+        x = self._run(tokens.flatten(), Rows((batch, length), present, cache, tokens.device))
         if cache is not None:
             cache.length += length
-        return F.linear(self.norm(x), self.embedding.weight)
+        return x.view(batch, length, -1)
+
+    def _run(self, tokens: Tensor, layout: Layout) -> Tensor:
+        """Last hidden states [N, width] of flat tokens [N]."""
+        rope = (self.cos[layout.positions], self.sin[layout.positions])
+        x = self.embedding(tokens)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, rope, layout, layer)
+        return self.norm(x)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.context:
+            raise ValueError(f"sequence of {length} tokens exceeds the context of {self.context}")

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.mini.model import KVCache, Transformer
+from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.task import Tokenizer
+
+COMPACT_BELOW = 0.75  # share of rows still running below which the finished ones are dropped from the batch
 
 
 @dataclass(frozen=True)
 class Rollout:
     """B responses of at most T tokens, right-padded; `topk_*` hold the policy's K most likely tokens."""
 
-    prompts: Tensor  # [B, P] token ids
+    prompts: Tensor  # [G, P] token ids
+    group: Tensor  # [B] the prompt of each response
     responses: Tensor  # [B, T] token ids
     lengths: Tensor  # [B] tokens, the end token included
     logp: Tensor | None  # [B, T] log mu(y_t), of the untruncated softmax at the sampling temperature
@@ -26,27 +29,56 @@ class Rollout:
         position = torch.arange(self.responses.shape[1], device=self.responses.device)
         return position < self.lengths[:, None]
 
-    def sequences(self, pad: int) -> tuple[Tensor, Tensor]:
-        """Inputs of a training forward: tokens [B, P + T - 1], and where they are real [B, P + T - 1].
+    def logits(self, model: Transformer, pad: int) -> Tensor:
+        """What `model` says at every response token [B, T, V].
 
-        A sampled token is real whatever its id: an unskilled policy may well sample the padding symbol.
+        Only prompts are padded on the left. What follows a response's end is not masked: no real token sees it,
+        and a sampled token is real whatever its id (an unskilled policy may well sample the padding symbol).
         """
-        tokens = torch.cat([self.prompts, self.responses], dim=1)[:, :-1]
-        present = torch.cat([self.prompts != pad, self.valid()], dim=1)[:, :-1]
-        return tokens, present
+        real = self.prompts != pad
+        return model.continuations(self.prompts, self.group, self.responses, None if real.all() else real)
 
     def select(self, index: Tensor) -> "Rollout":
-        """The responses at `index`."""
-        fields = (getattr(self, name) for name in self.__dataclass_fields__)
-        return Rollout(*(None if field is None else field[index] for field in fields))
+        """The responses at `index`, with their prompts, cut to the longest of them."""
+        used, group = self.group[index].unique(return_inverse=True)
+        width = int(self.lengths[index].max())
+        parts = (getattr(self, name) for name in _PER_TOKEN)
+        cut = (None if part is None else part[index, :width] for part in parts)
+        responses, *recorded = cut
+        assert responses is not None
+        return Rollout(self.prompts[used], group, responses, self.lengths[index], *recorded)
 
 
-def nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Keep the smallest set of most likely tokens whose mass reaches `top_p`; the rest get probability 0 [B, V]."""
-    ordered, order = probabilities.sort(dim=-1, descending=True)
-    before = ordered.cumsum(-1) - ordered
-    ordered = ordered.masked_fill(before >= top_p, 0.0)
-    return torch.zeros_like(probabilities).scatter(-1, order, ordered)
+_PER_TOKEN = ("responses", "logp", "topk_ids", "topk_logp", "entropy")
+
+
+def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row of `probabilities` [B, V] -> [B], by inversion of the cumulative distribution.
+
+    Many times faster than `multinomial` or exponential races on a CPU. Tokens of probability 0 are never drawn;
+    those under 1e-7 may be drawn less often than that, because the running sum is float32.
+    """
+    cumulative = probabilities.cumsum(-1)
+    point = torch.rand(len(probabilities), 1, generator=generator, device=probabilities.device)
+    place = torch.searchsorted(cumulative, point * cumulative[:, -1:], right=True)
+    return place[:, 0].clamp_(max=probabilities.shape[1] - 1)
+
+
+def draw_nucleus(probabilities: Tensor, top_p: float, generator: torch.Generator) -> Tensor:
+    """One token per row [B] from the smallest set of most likely tokens whose mass reaches `top_p`.
+
+    By rejection: a token is in the set iff the tokens more likely than it have less mass than `top_p`. At most
+    1 - top_p of the draws are repeated, and nothing is sorted.
+    """
+    tokens = draw(probabilities, generator)
+    rows = torch.arange(len(tokens), device=tokens.device)
+    while len(rows):
+        candidates = probabilities[rows]
+        own = candidates.gather(-1, tokens[rows, None])
+        before = torch.where(candidates > own, candidates, 0.0).sum(-1)
+        rows = rows[before >= top_p]
+        tokens[rows] = draw(probabilities[rows], generator)
+    return tokens
 
 
 @torch.no_grad()
@@ -55,69 +87,72 @@ def sample(
     prompts: Tensor,
     tokenizer: Tokenizer,
     *,
+    copies: int = 1,
     max_response_length: int,
     temperature: float,
     top_p: float,
     generator: torch.Generator,
     top_k: int = 0,
 ) -> Rollout:
-    """Sample one response per prompt [B, P].
+    """Sample `copies` responses for each of the prompts [N, P]; the copies of a prompt are neighbours.
 
     `top_k` > 0 records log-probabilities, entropies and the K most likely tokens of the policy, all of the
     untruncated softmax at `temperature`; 0 records nothing but tokens (validation).
     """
-    batch, prompt_length = prompts.shape
-    device, horizon = prompts.device, max_response_length
-    cache = KVCache(model.arch, batch, prompt_length + horizon, device)
-    present = torch.ones(batch, prompt_length + horizon, dtype=torch.bool, device=device)
-    present[:, :prompt_length] = prompts != tokenizer.pad
-    responses = torch.full((batch, horizon), tokenizer.pad, device=device)
-    lengths = torch.full((batch,), horizon, device=device)
-    running = torch.ones(batch, dtype=torch.bool, device=device)
-    recorded = _Record(batch, horizon, top_k, device) if top_k else None
-
-    tokens = prompts
-    for position in range(horizon):
-        logits = model(tokens, present[:, : cache.length + tokens.shape[1]], cache)[:, -1] / temperature
-        logp = logits.log_softmax(-1)
-        weights = logp.exp() if top_p == 1 else nucleus(logp.exp(), top_p)
-        # Exponential races: argmax of p / Exp(1) is a draw from p, without multinomial's per-row set-up.
-        race = torch.empty_like(weights).exponential_(generator=generator)
-        token = (weights / race).argmax(-1)
-        responses[:, position] = torch.where(running, token, tokenizer.pad)
-        if recorded is not None:
-            recorded.write(position, logp, token, top_k)
-        ended = running & (token == tokenizer.eos)
-        lengths[ended] = position + 1
-        running &= ~ended
-        if not running.any():
+    device = prompts.device
+    group = torch.arange(len(prompts), device=device).repeat_interleave(copies)
+    out = _Output(len(group), max_response_length, top_k, tokenizer.pad, device)
+    real = prompts != tokenizer.pad
+    present = None if real.all() else real
+    # Copies share the prompt: it is read once.
+    cache = model.new_cache(*prompts.shape)
+    logits = model.next_token(prompts, present, cache)[group]
+    capacity = prompts.shape[1] + max_response_length
+    cache, present = cache.rows(group, capacity), None if present is None else present[group]
+    rows = torch.arange(len(group), device=device)  # of the output, one for each row of the batch
+    running = torch.ones(len(group), dtype=torch.bool, device=device)
+    for position in range(max_response_length):
+        logp = (logits.float() / temperature).log_softmax(-1)
+        mass = logp.exp()
+        tokens = draw(mass, generator) if top_p == 1 else draw_nucleus(mass, top_p, generator)
+        out.write(position, rows[running], logp[running], tokens[running])
+        running &= tokens != tokenizer.eos
+        still = int(running.sum())
+        if still == 0 or position == max_response_length - 1:
             break
-        # A finished row goes on in the batch; its later tokens are padding and never read.
-        tokens = token[:, None]
-
-    if recorded is None:
-        return Rollout(prompts, responses, lengths, None, None, None, None)
-    return Rollout(
-        prompts,
-        responses,
-        lengths,
-        recorded.logp,
-        recorded.topk_ids,
-        recorded.topk_logp,
-        recorded.entropy,
-    )
+        if still < COMPACT_BELOW * len(running):
+            left = running.nonzero()[:, 0]
+            rows, tokens, cache = rows[left], tokens[left], cache.rows(left, capacity)
+            present, running = None if present is None else present[left], running[left]
+        if present is not None:
+            present = torch.cat([present, torch.ones_like(present[:, :1])], dim=1)
+        logits = model.next_token(tokens[:, None], present, cache)
+    return out.rollout(prompts, group)
 
 
-class _Record:
-    """Buffers for what the sampling policy said of each token."""
+class _Output:
+    """Buffers for the tokens and for what the sampling policy said of each."""
 
-    def __init__(self, batch: int, horizon: int, top_k: int, device: torch.device) -> None:
+    def __init__(self, batch: int, horizon: int, top_k: int, pad: int, device: torch.device) -> None:
+        self.top_k = top_k
+        self.responses = torch.full((batch, horizon), pad, device=device)
+        self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
         self.logp = torch.zeros(batch, horizon, device=device)
         self.entropy = torch.zeros(batch, horizon, device=device)
         self.topk_ids = torch.zeros(batch, horizon, top_k, dtype=torch.long, device=device)
         self.topk_logp = torch.full((batch, horizon, top_k), float("-inf"), device=device)
 
-    def write(self, position: int, logp: Tensor, token: Tensor, top_k: int) -> None:
-        self.logp[:, position] = logp.gather(-1, token[:, None])[:, 0]
-        self.entropy[:, position] = -(logp.exp() * logp).sum(-1)
-        self.topk_logp[:, position], self.topk_ids[:, position] = logp.topk(top_k, dim=-1)
+    def write(self, position: int, rows: Tensor, logp: Tensor, tokens: Tensor) -> None:
+        """The tokens [R] of output `rows` [R] at `position`, with the policy's log-probabilities [R, V]."""
+        self.responses[rows, position] = tokens
+        self.lengths[rows] += 1
+        if not self.top_k:
+            return
+        self.logp[rows, position] = logp.gather(-1, tokens[:, None])[:, 0]
+        self.entropy[rows, position] = -(logp.exp() * logp).sum(-1)
+        self.topk_logp[rows, position], self.topk_ids[rows, position] = logp.topk(self.top_k, dim=-1)
+
+    def rollout(self, prompts: Tensor, group: Tensor) -> Rollout:
+        """What was written."""
+        recorded = (self.logp, self.topk_ids, self.topk_logp, self.entropy) if self.top_k else (None,) * 4
+        return Rollout(prompts, group, self.responses, self.lengths, *recorded)

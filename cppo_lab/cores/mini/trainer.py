@@ -5,59 +5,49 @@ policy mu is the sampler's own log-probability, never a recomputation by the tra
 """
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.mini import task
+from cppo_lab.cores.mini.diagnostics import Diagnostics
 from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.objective import Objective
+from cppo_lab.cores.mini.policy import RolloutPolicy
 from cppo_lab.cores.mini.sampler import Rollout, sample
 from cppo_lab.cores.mini.warm_start import load_warm_start
-from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.spec import RunSpec
-
-
-def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> None:
-    """Run `spec` to its last step, logging every step and each validation."""
-    torch.set_num_threads(resources.threads)
-    trainer = Trainer(spec, resources)
-    sink.log(0, trainer.validate())
-    for step in range(1, spec.training.t_stop + 1):
-        metrics = trainer.step()
-        if step % spec.validation.every == 0:
-            metrics |= trainer.validate()
-        sink.log(step, metrics)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A graded rollout batch; `rows` index the responses whose group has a learning signal."""
+    """A graded rollout batch; `keep` marks the responses whose group has a learning signal."""
 
     rollout: Rollout
     advantages: Tensor  # [B]
     keep: Tensor  # [B] bool
+    permutation: Tensor | None  # [B, T] of each response's own positions, for the rule that shuffles weights
     reward: float
     zero_variance_share: float
 
 
 class Trainer:
-    """Model, optimiser and random generators of one run."""
+    """Model, optimiser and random generators of one run. `steps` counts the training steps taken."""
 
     def __init__(self, spec: RunSpec, resources: Resources) -> None:
-        self.spec = spec
+        self.spec, self.steps = spec, 0
         self.device = _device(resources.device)
         self.tokenizer = task.Tokenizer(spec.data.modulus)
         prompt_length = 2 * spec.data.operations + 2
-        torch.manual_seed(
-            spec.model.warm_start.seed
-        )  # decides the initial weights of a first warm start only
+        # Decides the initial weights of a first warm start only.
+        torch.manual_seed(spec.model.warm_start.seed)
         self.model = Transformer(
             spec.model.architecture,
             self.tokenizer.vocabulary,
@@ -73,37 +63,57 @@ class Trainer:
             weight_decay=optim.weight_decay,
             fused=True,
         )
+        self.policy = RolloutPolicy(self.model, spec.rollout.staleness, spec.rollout.precision)
+        self.objective = Objective(spec, self.model, self.tokenizer)
+        self.diagnostics = Diagnostics(spec.rule, spec.rollout.max_response_length)
         self.validation_sets = task.validation_sets(spec.data)
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
-        self.top_k = min(self._mu_tokens(), self.tokenizer.vocabulary)
-        self.rule, self.rule_parameters = get_rule(spec.rule.name), spec.rule.parameters()
+        self.shuffling = torch.Generator().manual_seed(_stream(spec.seed, 3))
 
-    def _mu_tokens(self) -> int:
-        """How many of mu's most likely tokens the divergence needs."""
-        kind = self.spec.divergence
-        if kind.estimator == "exact":
-            return self.tokenizer.vocabulary
-        return kind.k if kind.k is not None else 1
+    def state(self) -> dict[str, Any]:
+        """All that decides the further numbers of this run."""
+        generators = {name: getattr(self, name).get_state() for name in _GENERATORS}
+        return {
+            "steps": self.steps,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "policy": self.policy.state(),
+            "diagnostics": self.diagnostics.state(),
+            **generators,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.steps = state["steps"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.policy.load_state(state["policy"])
+        self.diagnostics.load_state(state["diagnostics"])
+        for name in _GENERATORS:
+            getattr(self, name).set_state(state[name].cpu())
 
     def step(self) -> dict[str, float]:
-        """One training step: rollout, grading, minibatch updates. Returns its metrics."""
+        """One training step: rollout, grading, minibatch updates. Returns its metrics.
+
+        Raises NotFinite before an update that would destroy the weights.
+        """
         started = time.perf_counter()
         batch = self.collect()
         sampled = time.perf_counter()
-        metrics = self.update(batch)
+        metrics = self.update(batch, watched=(self.steps + 1) % self.spec.validation.every == 0)
         ended = time.perf_counter()
+        self.steps += 1
         tokens = float(batch.rollout.lengths.sum())
         trained = float(batch.rollout.lengths[batch.keep].sum())
-        lengths = batch.rollout.lengths.float()
         entropy = batch.rollout.entropy
         assert entropy is not None
         return metrics | {
             "train/reward": batch.reward,
-            "train/response_length": float(lengths.mean()),
+            "train/response_length": float(batch.rollout.lengths.float().mean()),
             "train/zero_variance_group_share": batch.zero_variance_share,
-            "train/entropy": float((entropy * batch.rollout.valid()).sum() / lengths.sum()),
+            "train/entropy": float((entropy * batch.rollout.valid()).sum() / tokens),
             "perf/step_seconds": ended - started,
             "perf/rollout_seconds": sampled - started,
             "perf/update_seconds": ended - sampled,
@@ -116,16 +126,16 @@ class Trainer:
         spec = self.spec
         problems = task.sample_training_problems(spec.batch.prompts, spec.data, self.problems, self.held_out)
         n = spec.batch.responses
-        prompts = task.encode_prompts(problems, self.tokenizer).repeat_interleave(n, 0).to(self.device)
         rollout = sample(
-            self.model,
-            prompts,
+            self.policy.current(),
+            task.encode_prompts(problems, self.tokenizer).to(self.device),
             self.tokenizer,
+            copies=n,
             max_response_length=spec.rollout.max_response_length,
             temperature=spec.rollout.temperature,
             top_p=spec.rollout.top_p,
             generator=self.sampling,
-            top_k=self.top_k,
+            top_k=self.objective.top_k,
         )
         expected = task.answers(problems, spec.data.modulus).repeat_interleave(n).to(self.device)
         rewards = task.grade(rollout.responses, rollout.lengths, expected, self.tokenizer)
@@ -134,10 +144,20 @@ class Trainer:
         share = 1 - float(keep.float().mean())
         if not spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
-        return Batch(rollout, advantages, keep, float(rewards.mean()), share)
+        permutation = self._permutation(rollout.valid()) if self.objective.shuffles else None
+        return Batch(rollout, advantages, keep, permutation, float(rewards.mean()), share)
 
-    def update(self, batch: Batch) -> dict[str, float]:
-        """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller."""
+    def _permutation(self, valid: Tensor) -> Tensor:
+        """A random order of each response's own positions [B, T]; drawn once per rollout."""
+        draws = torch.rand(valid.shape, generator=self.shuffling).to(valid.device)
+        # Padding sorts behind every draw, so the first len_b entries of row b are its own positions.
+        return torch.where(valid, draws, 2.0).argsort(1)
+
+    def update(self, batch: Batch, watched: bool = False) -> dict[str, float]:
+        """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.
+
+        `watched` steps enter the diagnostics.
+        """
         rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
         stats, losses, norms, error = [], [], [], [0.0, 0.0]
         for start in range(0, len(batch.keep), rows_per_update):
@@ -147,15 +167,15 @@ class Trainer:
             rows = rows[batch.keep[rows]]
             if len(rows) == 0:
                 continue
-            loss, rule_stats, mismatch = self.loss(batch.rollout.select(rows), batch.advantages[rows])
-            self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm)
-            self.optimizer.step()
-            stats.append(rule_stats)
-            losses.append(float(loss.detach()))
-            norms.append(float(norm))
-            error = [a + b for a, b in zip(error, mismatch, strict=True)]
+            permutation = None if batch.permutation is None else batch.permutation[rows]
+            result = self.objective(batch.rollout.select(rows), batch.advantages[rows], permutation)
+            if watched:
+                self.diagnostics.see(self.steps + 1, result, self.tokenizer)
+            norms.append(self._descend(result.loss))
+            stats.append(result.stats)
+            losses.append(float(result.loss.detach()))
+            error = [a + b for a, b in zip(error, result.mismatch, strict=True)]
+        self.diagnostics.end_step()
         if not losses:
             return {}  # every group had equal rewards: nothing to learn from this batch
         metrics = {f"rule/{name}": value for name, value in summarise(merge(stats)).items()}
@@ -165,50 +185,15 @@ class Trainer:
             "train/relative_logprob_error": error[0] / error[1],
         }
 
-    def loss(self, rollout: Rollout, advantages: Tensor) -> tuple[Tensor, dict[str, Tensor], list[float]]:
-        """Loss of one minibatch, the rule's statistics, and the two sums of the relative log-prob error."""
-        valid = rollout.valid()
-        width = int(rollout.lengths.max())
-        rollout = replace(rollout, **{name: getattr(rollout, name)[:, :width] for name in _PER_TOKEN})
-        valid = valid[:, :width]
-        logits = self.model(*rollout.sequences(self.tokenizer.pad))[:, rollout.prompts.shape[1] - 1 :]
-        pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
-        logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
-        assert rollout.logp is not None
-        output = self.rule(
-            logp,
-            rollout.logp,
-            advantages[:, None].expand_as(logp),
-            valid,
-            self.divergence(pi_logp, logp, rollout),
-            **self.rule_parameters,
-        )
-        mode = self.spec.training.aggregation
-        # The horizon is the run's, not the batch's longest response: the scale must not follow the padding.
-        horizon = self.spec.rollout.max_response_length if mode == "seq-mean-token-sum-norm" else None
-        loss = -aggregate(output.objective, valid, mode, horizon=horizon)
-        difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
-        return loss, output.stats, [float(difference), float(scale)]
-
-    @torch.no_grad()
-    def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
-        """D_t [B, T] between the rollout policy and the current one, as the config's estimator defines it."""
-        kind = self.spec.divergence
-        assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
-        if kind.estimator == "binary":
-            return divergences.binary(logp, rollout.logp, kind.measure)
-        if kind.estimator == "exact":
-            mu_logp = torch.empty_like(pi_logp).scatter_(-1, rollout.topk_ids, rollout.topk_logp)
-            return divergences.exact(mu_logp, pi_logp, kind.measure)
-        return divergences.topk(
-            rollout.topk_ids,
-            rollout.topk_logp,
-            pi_logp,
-            rollout.responses,
-            rollout.logp,
-            measure=kind.measure,
-            convention=kind.convention,
-        )
+    def _descend(self, loss: Tensor) -> float:
+        """One optimiser step; returns the gradient norm before clipping."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm))
+        if not norm < float("inf"):
+            raise NotFinite(f"gradient norm is {norm} at step {self.steps + 1}")
+        self.optimizer.step()
+        return norm
 
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
@@ -218,8 +203,9 @@ class Trainer:
         expected = torch.cat([task.answers(problems, self.spec.data.modulus) for problems in sets.values()])
         rollout = sample(
             self.model,
-            prompts.repeat_interleave(n, 0).to(self.device),
+            prompts.to(self.device),
             self.tokenizer,
+            copies=n,
             max_response_length=self.spec.rollout.max_response_length,
             temperature=settings.temperature,
             top_p=settings.top_p,
@@ -232,7 +218,7 @@ class Trainer:
         return metrics | {schema.validation_metric(schema.MEAN, n): sum(means) / len(means)}
 
 
-_PER_TOKEN = ("responses", "logp", "topk_ids", "topk_logp", "entropy")
+_GENERATORS = ("problems", "sampling", "shuffling")
 
 
 def _device(name: str) -> torch.device:

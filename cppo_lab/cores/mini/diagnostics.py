@@ -1,0 +1,113 @@
+"""What a run keeps of single tokens: the drift by position (Figure 2) and one masked response (Figure 3).
+
+Both come from the batches whose step is validated, and are small whatever the length of the run.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cppo_lab.cores.mini.objective import Result
+from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.task import Tokenizer
+from cppo_lab.maths.budget import effective_delta_b
+from cppo_lab.maths.masks import threshold_tests
+from cppo_lab.maths.weights import position_weights
+from cppo_lab.spec import RuleSpec
+
+TOP_SHARE = 0.1  # the paper's "top 10 %"
+
+
+class Diagnostics:
+    """Sums over the watched steps, and the best example so far."""
+
+    def __init__(self, rule: RuleSpec, horizon: int) -> None:
+        self.rule = rule
+        self.tokens = torch.zeros(horizon)
+        self.gap = torch.zeros(horizon)
+        self.top = torch.zeros(horizon)
+        self.window: dict[str, Any] | None = None
+        self._pending: list[Tensor] = []
+
+    def see(self, step: int, seen: Result, tokenizer: Tokenizer) -> None:
+        """One minibatch of training step `step`."""
+        rollout, valid = seen.rollout, seen.rollout.valid()
+        assert rollout.logp is not None
+        gap = torch.where(valid, (seen.logp.exp() - rollout.logp.exp()).abs(), torch.nan).cpu()
+        self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
+        if self.rule.delta_b is not None:
+            moves_away = seen.advantages[:, None] * (seen.logp - rollout.logp) > 0
+            self._keep_window(step, rollout, seen.divergence, moves_away & valid, tokenizer)
+
+    def end_step(self) -> None:
+        """All minibatches of a watched step are seen."""
+        if not self._pending:
+            return
+        gaps = torch.cat(self._pending)
+        self._pending = []
+        count = (~gaps.isnan()).sum(0)
+        ordered = gaps.nan_to_num(-1.0).sort(dim=0, descending=True).values.clamp(min=0)
+        top = (TOP_SHARE * count).ceil()
+        rank = torch.arange(len(gaps))[:, None]
+        self.tokens += count
+        self.gap += ordered.sum(0)
+        # Weighted by all tokens of the position, so that steps add up as they do for the mean.
+        self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
+
+    def _keep_window(
+        self, step: int, rollout: Rollout, divergence: Tensor, moves_away: Tensor, tokenizer: Tokenizer
+    ) -> None:
+        """Keep the response that shows most of both tests; a later one at equal merit."""
+        rule, valid = self.rule, rollout.valid()
+        assert rule.delta is not None and rule.delta_b is not None
+        weights = position_weights(valid, rule.w_min or 1.0)
+        rate = effective_delta_b(divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed")
+        tests = threshold_tests(divergence, weights, valid, rule.delta, rate)
+        by_token = moves_away & tests.token_fails
+        by_prefix = moves_away & tests.prefix_fails & ~by_token
+        merit = torch.minimum(by_token.sum(1), by_prefix.sum(1)) * 1000 + by_prefix.sum(1)
+        row = int(merit.argmax())
+        if self.window is not None and int(merit[row]) < self.window["merit"]:
+            return
+        end = int(rollout.lengths[row])
+        reasons = [
+            "token" if t else "prefix" if p else ""
+            for t, p in zip(by_token[row], by_prefix[row], strict=True)
+        ]
+        self.window = {
+            "merit": int(merit[row]),
+            "step": step,
+            "symbols": [tokenizer.decode([token]) for token in rollout.responses[row, :end].tolist()],
+            "weighted_divergence": tests.weighted[row, :end].tolist(),
+            "token_threshold": rule.delta,
+            "prefix_threshold": (rule.delta - tests.excess[row, :end]).tolist(),
+            "moves_away": moves_away[row, :end].tolist(),
+            "masked_by": reasons[:end],
+        }
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The artifacts by name: `positions`, and `window` where the rule has a prefix budget."""
+        seen = int((self.tokens > 0).sum())
+        count = self.tokens[:seen].clamp(min=1)
+        positions = {
+            "position": list(range(1, seen + 1)),
+            "tokens": [int(n) for n in self.tokens[:seen]],
+            "gap_mean": (self.gap[:seen] / count).tolist(),
+            "gap_top10": (self.top[:seen] / count).tolist(),
+            "w_min": self.rule.w_min,
+            "delta": self.rule.delta if self.rule.delta and math.isfinite(self.rule.delta) else None,
+        }
+        window = {} if self.window is None else {key: v for key, v in self.window.items() if key != "merit"}
+        return {"positions": positions} | ({"window": window} if window else {})
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"tokens": self.tokens, "gap": self.gap, "top": self.top, "window": self.window}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.tokens, self.gap, self.top = (state[name].cpu() for name in ("tokens", "gap", "top"))
+        self.window = state["window"]

@@ -1,0 +1,56 @@
+"""One embedded run from its first step or its checkpoint to its end."""
+
+import torch
+
+from cppo_lab import schema
+from cppo_lab.cores.base import CHECKPOINT, MetricSink, Outcome, Resources
+from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.mini.checkpoint import FORMAT, Row, load_checkpoint, save_checkpoint
+from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.spec import RunSpec
+
+
+def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
+    """Run `spec` to its last step or to its collapse, logging every step and each validation.
+
+    A run with a checkpoint in its folder continues from there, with the numbers of an unbroken run.
+    """
+    torch.set_num_threads(resources.threads)
+    trainer = Trainer(spec, resources)
+    path = resources.folder / CHECKPOINT
+    found = load_checkpoint(path, spec.run_id, trainer.device)
+    if found is not None:
+        trainer.load_state(found["trainer"])
+        history = found["history"]
+    else:
+        history = [(0, trainer.validate())]
+    for step, metrics in history:
+        sink.log(step, metrics)
+
+    reason = _collapsed(spec, history)
+    while not reason and trainer.steps < spec.training.t_stop:
+        try:
+            metrics = trainer.step()
+        except NotFinite as error:
+            reason = str(error)
+            break
+        validated = trainer.steps % spec.validation.every == 0
+        if validated:
+            metrics |= trainer.validate()
+        history.append((trainer.steps, metrics))
+        sink.log(*history[-1])
+        if validated:
+            save_checkpoint(
+                path,
+                {"format": FORMAT, "run_id": spec.run_id, "history": history, "trainer": trainer.state()},
+            )
+            reason = _collapsed(spec, history)
+    for name, table in trainer.diagnostics.tables().items():
+        sink.artifact(f"diagnostics/{name}.json", table)
+    return Outcome(schema.COLLAPSED if reason else schema.DONE, history[-1][0], reason)
+
+
+def _collapsed(spec: RunSpec, history: list[Row]) -> str:
+    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    scores = [metrics[name] for _, metrics in history if name in metrics]
+    return collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)

@@ -1,0 +1,91 @@
+"""The loss of one minibatch: a forward pass, the divergence from mu, the rule, the aggregation."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.task import Tokenizer
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.metrics import relative_logprob_error
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.spec import RunSpec
+
+SHUFFLED = "cppo_no_prefix_budget_shuffled"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one minibatch gives. Only `loss` has a gradient."""
+
+    loss: Tensor  # scalar
+    stats: dict[str, Tensor]  # the rule's sums, see maths/metrics.py
+    mismatch: tuple[float, float]  # the two sums of the relative log-prob error
+    rollout: Rollout
+    logp: Tensor  # [B, T] log pi(y_t)
+    divergence: Tensor  # [B, T] D_t
+    advantages: Tensor  # [B]
+
+
+class Objective:
+    """The objective of `spec` on `model`."""
+
+    def __init__(self, spec: RunSpec, model: Transformer, tokenizer: Tokenizer) -> None:
+        self.spec, self.model, self.pad = spec, model, tokenizer.pad
+        self.rule, self.constants = get_rule(spec.rule.name), spec.rule.parameters()
+        self.shuffles = spec.rule.name == SHUFFLED
+        kind, vocabulary = spec.divergence, tokenizer.vocabulary
+        # How many of mu's most likely tokens the divergence needs.
+        self.top_k = vocabulary if kind.estimator == "exact" else min(kind.k or 1, vocabulary)
+
+    def __call__(self, rollout: Rollout, advantages: Tensor, permutation: Tensor | None = None) -> Result:
+        """Loss and statistics of the responses `rollout` with `advantages` [B].
+
+        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them.
+        """
+        valid = rollout.valid()
+        logits = rollout.logits(self.model, self.pad)
+        pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
+        logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
+        assert rollout.logp is not None
+        divergence = self.divergence(pi_logp, logp, rollout)
+        shuffled = {} if permutation is None else {"permutation": permutation[:, : valid.shape[1]]}
+        output = self.rule(
+            logp,
+            rollout.logp,
+            advantages[:, None].expand_as(logp),
+            valid,
+            divergence,
+            **self.constants,
+            **shuffled,
+        )
+        mode = self.spec.training.aggregation
+        # The horizon is the run's, not the batch's longest response: the scale must not follow the padding.
+        horizon = self.spec.rollout.max_response_length if mode == "seq-mean-token-sum-norm" else None
+        loss = -aggregate(output.objective, valid, mode, horizon=horizon)
+        difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
+        mismatch = (float(difference), float(scale))
+        return Result(loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages)
+
+    @torch.no_grad()
+    def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
+        """D_t [B, T] between the rollout policy and the current one, as the config's estimator defines it."""
+        kind = self.spec.divergence
+        assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
+        if kind.estimator == "binary":
+            return divergences.binary(logp, rollout.logp, kind.measure)
+        if kind.estimator == "exact":
+            mu_logp = torch.empty_like(pi_logp).scatter_(-1, rollout.topk_ids, rollout.topk_logp)
+            return divergences.exact(mu_logp, pi_logp, kind.measure)
+        return divergences.topk(
+            rollout.topk_ids,
+            rollout.topk_logp,
+            pi_logp,
+            rollout.responses,
+            rollout.logp,
+            measure=kind.measure,
+            convention=kind.convention,
+        )

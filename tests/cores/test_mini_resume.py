@@ -1,0 +1,274 @@
+"""A broken run continues with the numbers of an unbroken one; a collapsed one ends and says so."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from cppo_lab import schema
+from cppo_lab.cores.base import CHECKPOINT, Outcome, Resources
+from cppo_lab.cores.collapse import collapse_reason
+from cppo_lab.cores.mini import trainer as trainer_module
+from cppo_lab.cores.mini.checkpoint import FORMAT, load_checkpoint, save_checkpoint
+from cppo_lab.cores.mini.loop import train
+from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+from tests.cores.test_mini import ListSink
+
+LONGER = [*TINY, "training.t_stop=8"]
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+class DyingSink(ListSink):
+    """Dies when step `at` is logged, before or after it is."""
+
+    def __init__(self, at: int, before: bool) -> None:
+        super().__init__()
+        self.at, self.before = at, before
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == self.at and self.before:
+            raise Killed
+        super().log(step, metrics)
+        if step == self.at:
+            raise Killed
+
+
+def run(spec: RunSpec, shared: Path, folder: Path, sink: ListSink | None = None) -> tuple[ListSink, Outcome]:
+    sink = sink or ListSink()
+    folder.mkdir(exist_ok=True)
+    return sink, train(spec, sink, Resources(shared, folder, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rule=cppo"],
+        ["rule=cppo_no_prefix_budget_shuffled", "rollout.staleness=2"],
+        ["rule=grpo", "rollout.precision=bfloat16"],
+    ],
+    ids=["cppo", "shuffled, stale", "bfloat16"],
+)
+def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, overrides: list[str]) -> None:
+    spec = compose([*LONGER, *overrides]).run
+    unbroken, outcome = run(spec, tmp_path, tmp_path / "unbroken")
+    assert outcome == Outcome(schema.DONE, 8)
+    for at in range(9):
+        for before in (True, False):
+            folder = tmp_path / f"{at}-{before}"
+            with pytest.raises(Killed):
+                run(spec, tmp_path, folder, DyingSink(at, before))
+            resumed, outcome = run(spec, tmp_path, folder)
+            assert resumed.numbers() == unbroken.numbers(), (at, before)
+            assert resumed.artifacts == unbroken.artifacts
+            assert outcome == Outcome(schema.DONE, 8)
+
+
+def test_a_resumed_run_does_not_start_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = compose(LONGER).run
+    with pytest.raises(Killed):
+        run(spec, tmp_path, tmp_path / "run", DyingSink(7, before=True))
+    steps: list[int] = []
+    real = Trainer.step
+
+    def counted(self: Trainer) -> dict[str, float]:
+        steps.append(self.steps + 1)
+        return real(self)
+
+    monkeypatch.setattr(Trainer, "step", counted)
+    run(spec, tmp_path, tmp_path / "run")
+    assert steps == [7, 8]
+
+
+class TestCheckpoint:
+    def test_a_kill_while_saving_leaves_the_one_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = tmp_path / CHECKPOINT
+        save_checkpoint(path, {"format": FORMAT, "run_id": "a", "history": [(0, {"x": 1.0})], "trainer": {}})
+
+        def half(value: object, file: Any) -> None:
+            file.write(b"PK half a file")
+            raise Killed
+
+        monkeypatch.setattr(torch, "save", half)
+        with pytest.raises(Killed):
+            save_checkpoint(path, {"format": FORMAT, "run_id": "a", "history": [], "trainer": {}})
+        found = load_checkpoint(path, "a", torch.device("cpu"))
+        assert found is not None
+        assert found["history"] == [(0, {"x": 1.0})]
+
+    @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\x80\x04cos\nsystem\n", b"text"])
+    def test_a_damaged_file_is_named_and_ignored(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+    ) -> None:
+        path = tmp_path / CHECKPOINT
+        path.write_bytes(content)
+        assert load_checkpoint(path, "a", torch.device("cpu")) is None
+        assert f"{path} is not used" in capsys.readouterr().err
+
+    def test_code_in_a_checkpoint_does_not_run(self, tmp_path: Path) -> None:
+        class Evil:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return (Path.touch, (tmp_path / "touched",))
+
+        torch.save({"format": FORMAT, "run_id": "a", "history": Evil()}, tmp_path / CHECKPOINT)
+        assert load_checkpoint(tmp_path / CHECKPOINT, "a", torch.device("cpu")) is None
+        assert not (tmp_path / "touched").exists()
+
+    def test_another_runs_checkpoint_is_refused(self, tmp_path: Path) -> None:
+        path = tmp_path / CHECKPOINT
+        save_checkpoint(path, {"format": FORMAT, "run_id": "b", "history": [], "trainer": {}})
+        assert load_checkpoint(path, "a", torch.device("cpu")) is None
+
+
+class TestCollapse:
+    @pytest.mark.parametrize(
+        ("scores", "collapsed"),
+        [
+            ([0.2, 0.5, 0.9, 0.3, 0.3], True),
+            ([0.2, 0.5, 0.9, 0.3, 0.6], False),  # one bad validation
+            ([0.2, 0.5, 0.9, 0.37, 0.37], False),  # not far enough
+            ([0.2, 0.0, 0.0], True),
+            ([0.04, 0.0, 0.0, 0.0], False),  # nothing to lose
+            ([0.9, 0.3, 0.5, 0.3], False),  # not in a row
+            ([], False),
+        ],
+    )
+    def test_rule(self, scores: list[float], collapsed: bool) -> None:
+        assert bool(collapse_reason(scores, share=0.4, patience=2)) == collapsed
+
+    def test_the_rule_finds_the_papers_collapse_and_no_other(self) -> None:
+        curves = pd.read_csv(Path(__file__).parents[2] / "reports/paper/validation_curves.csv")
+        means = curves.groupby(["model", "method", "step"])["avg_at_16"].mean()
+        found = [
+            pair
+            for pair, scores in means.groupby(level=["model", "method"])
+            if collapse_reason(scores.tolist(), share=0.4, patience=1)
+        ]
+        assert found == [("Qwen3-30B-A3B-Base", "cispo")]
+
+    def test_a_collapsed_run_ends_early_and_says_why(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        scores = iter([0.5, 0.6, 0.1, 0.1, 0.1])
+        name = schema.validation_metric(schema.MEAN)
+        monkeypatch.setattr(trainer_module.Trainer, "validate", lambda self: {name: next(scores)})
+        sink, outcome = run(compose([*TINY, "training.t_stop=20"]).run, tmp_path, tmp_path / "run")
+        assert outcome.status == schema.COLLAPSED
+        assert [step for step, _ in sink.rows] == list(range(7))
+        assert outcome.step == 6
+        assert "10.0 % is below 0.4 x its best 60.0 %" in outcome.reason
+        # Killed before its end was recorded, it is collapsed still, without another step.
+        again, outcome = run(compose([*TINY, "training.t_stop=20"]).run, tmp_path, tmp_path / "run")
+        assert (outcome.status, again.numbers()) == (schema.COLLAPSED, sink.numbers())
+
+    def test_a_gradient_that_is_not_finite_is_a_collapse(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = compose([*TINY, "training.t_stop=20"]).run
+        Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))  # makes the warm start, which clips too
+        real = torch.nn.utils.clip_grad_norm_
+        calls: list[int] = []
+
+        def overflow(*args: Any) -> torch.Tensor:
+            calls.append(1)
+            return torch.tensor(float("nan")) if len(calls) == 4 else real(*args)
+
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", overflow)
+        sink, outcome = run(spec, tmp_path, tmp_path / "run")
+        assert outcome.status == schema.COLLAPSED
+        assert outcome.reason == f"gradient norm is nan at step {sink.rows[-1][0] + 1}"
+
+
+class TestDrift:
+    def drift(self, tmp_path: Path, *overrides: str) -> list[float]:
+        """Relative log-prob error of each step with one update per batch: all of it is mu's own."""
+        spec = compose([*LONGER, "batch.minibatch_prompts=8", "rule=grpo", *overrides]).run
+        sink, _ = run(spec, tmp_path, tmp_path / "-".join(overrides or ["none"]))
+        return [row["train/relative_logprob_error"] for _, row in sink.rows[1:] if "train/loss" in row]
+
+    def test_stale_rollouts_differ_from_the_policy_in_training(self, tmp_path: Path) -> None:
+        fresh, stale = self.drift(tmp_path), self.drift(tmp_path, "rollout.staleness=2")
+        assert max(fresh) < 1e-5
+        assert stale[0] < 1e-5  # before the first update there is no older policy
+        assert min(stale[1:]) > 1e-4
+
+    def test_staleness_is_counted_in_rollout_batches(self, tmp_path: Path) -> None:
+        spec = compose([*TINY, "rollout.staleness=2"]).run
+        trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
+        before = []
+        for step in range(5):
+            before.append(trainer.model.embedding.weight.detach().clone())
+            used = trainer.policy.current().embedding.weight
+            assert torch.equal(used, before[max(0, step - 2)])
+            trainer.model.embedding.weight.data.add_(1.0)
+
+    def test_bfloat16_rollouts_have_a_gap_of_their_precision(self, tmp_path: Path) -> None:
+        gap = self.drift(tmp_path, "rollout.precision=bfloat16")
+        assert all(1e-4 < value < 3e-2 for value in gap)
+
+
+def test_shuffled_weights_are_drawn_per_rollout_and_kept_over_its_minibatches(tmp_path: Path) -> None:
+    spec = compose([*TINY, "rule=cppo_no_prefix_budget_shuffled"]).run
+    trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
+    first, second = trainer.collect(), trainer.collect()
+    assert first.permutation is not None and second.permutation is not None
+    for row, length in zip(first.permutation.tolist(), first.rollout.lengths.tolist(), strict=True):
+        assert sorted(row[:length]) == list(range(length))
+    assert not torch.equal(first.permutation, second.permutation)
+
+
+def test_diagnostics_by_position_against_a_slow_sum(tmp_path: Path) -> None:
+    spec = compose([*TINY, "batch.minibatch_prompts=2", "validation.every=1", "training.t_stop=2"]).run
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
+    real = trainer.diagnostics.see
+
+    def watch(step: int, result: Any, tokenizer: Any) -> None:
+        seen.append((result.logp.exp(), result.rollout.logp.exp(), result.rollout.valid()))
+        real(step, result, tokenizer)
+
+    trainer.diagnostics.see = watch  # type: ignore[method-assign]
+    trainer.update(trainer.collect(), watched=True)
+    table = trainer.diagnostics.tables()["positions"]
+    for index, position in enumerate(table["position"]):
+        gaps = sorted(
+            (
+                abs(float(p[row, index] - m[row, index]))
+                for p, m, valid in seen
+                if index < valid.shape[1]
+                for row in range(len(valid))
+                if valid[row, index]
+            ),
+            reverse=True,
+        )
+        top = gaps[: -(-len(gaps) // 10)]
+        assert position == index + 1
+        assert table["tokens"][index] == len(gaps)
+        assert table["gap_mean"][index] == pytest.approx(sum(gaps) / len(gaps), abs=1e-6)
+        assert table["gap_top10"][index] == pytest.approx(sum(top) / len(top), abs=1e-6)
+
+
+def test_the_kept_window_agrees_with_the_rule(tmp_path: Path) -> None:
+    """What the window says is masked is what the rule's mask drops."""
+    tight = ["rule=cppo", "rule.delta=0.02", "rule.delta_b=0.001", "rule.delta_b_mode=fixed"]
+    spec = compose([*TINY, *tight, "batch.minibatch_prompts=1", "optim.learning_rate=0.003"]).run
+    sink, _ = run(spec, tmp_path, tmp_path / "run")
+    window = sink.artifacts["diagnostics/window.json"]
+    assert {"token", "prefix"} <= set(window["masked_by"])
+    for spent, prefix, away, reason in zip(
+        window["weighted_divergence"], window["prefix_threshold"], window["moves_away"], window["masked_by"],
+        strict=True,
+    ):  # fmt: skip
+        expected = "token" if spent > 0.02 else "prefix" if spent > prefix else ""
+        assert reason == (expected if away else "")
+    assert len(window["symbols"]) == len(window["masked_by"])
