@@ -1,0 +1,143 @@
+"""What `mini_core.py` compares with: the same model, weights and batches through Hugging Face transformers.
+
+`Qwen3ForCausalLM` is the architecture of the embedded core; its attention is PyTorch's
+`scaled_dot_product_attention`, its default. Importing this module needs transformers 5 (`.[bench]`).
+"""
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.trainer import Batch, Trainer
+
+
+def same_model(ours: Transformer) -> Qwen3ForCausalLM:
+    """A Qwen3 with a copy of our weights, the fused projections taken apart."""
+    arch = ours.arch
+    config = Qwen3Config(
+        vocab_size=ours.embedding.num_embeddings,
+        hidden_size=arch.width,
+        intermediate_size=arch.mlp_width,
+        num_hidden_layers=arch.layers,
+        num_attention_heads=arch.heads,
+        num_key_value_heads=arch.kv_heads,
+        head_dim=arch.head_dim,
+        max_position_embeddings=ours.context,
+        rope_parameters={"rope_type": "default", "rope_theta": arch.rope_theta},
+        rms_norm_eps=ours.norm.eps,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+        dtype=torch.float32,
+    )
+    theirs = Qwen3ForCausalLM(config)
+    weights = {"model.embed_tokens.weight": ours.embedding.weight, "model.norm.weight": ours.norm.gain}
+    weights["lm_head.weight"] = ours.embedding.weight
+    sizes = [heads * arch.head_dim for heads in (arch.heads, arch.kv_heads, arch.kv_heads)]
+    for layer, block in enumerate(ours.blocks):
+        attention, at = block.attention, f"model.layers.{layer}."
+        q, k, v = attention.qkv.weight.split(sizes)
+        gate, up = block.gate_up.weight.chunk(2)
+        weights |= {
+            at + "input_layernorm.weight": block.attention_norm.gain,
+            at + "post_attention_layernorm.weight": block.mlp_norm.gain,
+            at + "self_attn.q_proj.weight": q,
+            at + "self_attn.k_proj.weight": k,
+            at + "self_attn.v_proj.weight": v,
+            at + "self_attn.o_proj.weight": attention.out.weight,
+            at + "self_attn.q_norm.weight": attention.q_norm.gain,
+            at + "self_attn.k_norm.weight": attention.k_norm.gain,
+            at + "mlp.gate_proj.weight": gate,
+            at + "mlp.up_proj.weight": up,
+            at + "mlp.down_proj.weight": block.down.weight,
+        }
+    theirs.load_state_dict({name: weight.detach().clone() for name, weight in weights.items()})
+    return theirs
+
+
+@torch.no_grad()
+def logit_difference(ours: Transformer, theirs: Qwen3ForCausalLM, generator: torch.Generator) -> float:
+    """Largest difference between the two models' logits at the real positions of random left-padded rows."""
+    rows, length = 32, ours.context
+    tokens = torch.randint(ours.embedding.num_embeddings, (rows, length), generator=generator)
+    padding = torch.randint(length // 2, (rows, 1), generator=generator)
+    present = torch.arange(length) >= padding
+    difference = ours(tokens, present) - theirs(tokens, attention_mask=present.long()).logits
+    return float(difference[present].abs().max())
+
+
+def generate(theirs: Qwen3ForCausalLM, prompts: Tensor, pad: int, new_tokens: int, recorded: bool) -> Tensor:
+    """Responses [B, T] of exactly `new_tokens` tokens: no token ends one.
+
+    `recorded` adds the log-probabilities of the sampled tokens, from the scores that `generate` keeps.
+    """
+    output = theirs.generate(
+        prompts,
+        attention_mask=(prompts != pad).long(),
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=new_tokens,
+        eos_token_id=None,
+        pad_token_id=pad,
+        return_dict_in_generate=True,
+        output_scores=recorded,
+    )
+    if recorded:
+        theirs.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+    return output.sequences[:, prompts.shape[1] :]
+
+
+class PlainTrainer:
+    """GRPO on a transformers model as one would first write it: the minibatches and the loss of our Trainer."""
+
+    def __init__(self, ours: Trainer, fused: bool) -> None:
+        self.spec, self.pad = ours.spec, ours.tokenizer.pad
+        self.model = same_model(ours.model).train()
+        optim = ours.spec.optim
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=optim.learning_rate,
+            betas=(optim.beta1, optim.beta2),
+            weight_decay=optim.weight_decay,
+            fused=fused or None,
+        )
+
+    def update(self, batch: Batch) -> None:
+        """One optimiser step per minibatch, groups without a signal left out."""
+        rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
+        for rows in torch.arange(len(batch.keep)).split(rows_per_update):
+            kept = rows[batch.keep[rows]]
+            if len(kept):
+                loss = self.loss(batch, kept)
+                self.optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm)
+                self.optimizer.step()
+
+    def loss(self, batch: Batch, rows: Tensor) -> Tensor:
+        """Minus the mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A)."""
+        rollout, rule = batch.rollout.select(rows), self.spec.rule
+        width = int(rollout.lengths.max())
+        mask = rollout.valid()[:, :width].float()
+        responses = rollout.responses[:, :width]
+        tokens = torch.cat([rollout.prompts, responses], dim=1)[:, :-1]
+        present = torch.cat([rollout.prompts != self.pad, mask.bool()], dim=1)[:, :-1]
+        logits = self.model(tokens, attention_mask=present.long(), use_cache=False).logits
+        logp = logits[:, rollout.prompts.shape[1] - 1 :].log_softmax(-1)
+        logp = logp.gather(-1, responses[..., None])[..., 0]
+        ratio = (logp - rollout.logp[:, :width]).exp()
+        clipped = ratio.clamp(1 - rule.clip_low, 1 + rule.clip_high)
+        advantages = batch.advantages[rows][:, None]
+        objective = torch.minimum(ratio * advantages, clipped * advantages)
+        return -(objective * mask).sum() / mask.sum()
+
+
+def gradient_difference(ours: Trainer, theirs: PlainTrainer, batch: Batch) -> float:
+    """Relative difference of the embedding's gradient, ours and theirs, on the first rows that have a signal."""
+    rows = batch.keep.nonzero()[:32, 0]
+    (loss, *_) = ours.loss(batch.rollout.select(rows), batch.advantages[rows])
+    (mine,) = torch.autograd.grad(loss, ours.model.embedding.weight)
+    (plain,) = torch.autograd.grad(theirs.loss(batch, rows), theirs.model.model.embed_tokens.weight)
+    return float((mine - plain).norm() / mine.norm())

@@ -1,0 +1,33 @@
+"""What the machine can do, and how much of it a training step needs: matrix products only."""
+
+import time
+
+import torch
+
+from cppo_lab.cores.mini.trainer import Batch, Trainer
+
+
+def gemm_flops_per_second() -> float:
+    """The float32 rate of torch.mm of [4096, 1024] by [1024, 1024]: best of several."""
+    a, b = torch.randn(4096, 1024), torch.randn(1024, 1024)
+    seconds = []
+    for _ in range(8):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - started)
+    return 2 * 4096 * 1024 * 1024 / min(seconds)
+
+
+def useful_flops(trainer: Trainer, batch: Batch) -> float:
+    """Matrix products, forward and backward, for the responses of `batch` whose group has a signal.
+
+    6 per weight of the linear layers and real position, prompts included; 6 per output weight and response token;
+    12 x attention width per pair of positions that causal attention relates. Padding does not count.
+    """
+    arch, lengths = trainer.spec.model.architecture, batch.rollout.lengths[batch.keep].double()
+    positions = lengths + (batch.rollout.prompts != trainer.tokenizer.pad).sum(1)[batch.keep] - 1
+    attention_width = arch.heads * arch.head_dim
+    projections = arch.width * (2 * attention_width + 2 * arch.kv_heads * arch.head_dim + 3 * arch.mlp_width)
+    pairs = positions * (positions + 1) / 2
+    per_row = arch.layers * (6 * projections * positions + 12 * attention_width * pairs)
+    return float((per_row + 6 * arch.width * trainer.tokenizer.vocabulary * lengths).sum())
