@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.mini.model import KVCache, Transformer
-from cppo_lab.cores.mini.task import Tokenizer
+from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
