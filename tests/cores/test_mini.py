@@ -230,7 +230,7 @@ class TestTrainer:
     ) -> None:
         first = warm_start_file(tiny_spec, tmp_path)
         assert warm_start_file(compose([*TINY, "rule=grpo", "seed=5"]).run, tmp_path) == first
-        assert warm_start_file(compose([*TINY, "data.operations=3"]).run, tmp_path) != first
+        assert warm_start_file(compose([*TINY, "data.operations=1"]).run, tmp_path) != first
         assert warm_start_file(compose([*TINY, "model.warm_start.steps=21"]).run, tmp_path) != first
 
     def test_warm_start_learns(self, tiny_spec: RunSpec) -> None:
