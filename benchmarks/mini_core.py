@@ -40,10 +40,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from baselines import machine, stacking
+from cppo_lab.cores.mini.task import Tokenizer
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
-from cppo_lab.cores.mini.task import Tokenizer
 from cppo_lab.cores.mini.trainer import Batch, Trainer
 from cppo_lab.sweep.compose import compose
 

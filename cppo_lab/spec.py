@@ -22,6 +22,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 # Names become parts of file names and of metric names.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
+MAX_NUMBERS = 100_000  # symbols for numbers that a vocabulary may have
+
 
 class Spec(BaseModel):
     """Base of all configs: immutable, no unknown keys, no silent conversion of text to numbers."""
@@ -71,11 +73,17 @@ class ModelSpec(Spec):
 
 
 class DataSpec(Spec):
-    """The task: chains of `operations` operations modulo `modulus`, and its held-out problem sets."""
+    """The task and its held-out problem sets.
+
+    `chain` works `operations` operations modulo `modulus`; `addition` adds two numbers of `operations` digits in base
+    `modulus`. Each number has `spellings` symbols.
+    """
 
     name: Name
+    task: Literal["chain", "addition"]
     modulus: Annotated[int, Field(ge=2, le=1000)]
-    operations: Annotated[int, Field(ge=1, le=100)]
+    operations: Annotated[int, Field(ge=1, le=127)]
+    spellings: Annotated[int, Field(ge=1, le=1000)]
     benchmarks: tuple[Name, ...]
     validation_problems: Annotated[int, Field(ge=1, le=10_000)]
     validation_seed: Seed
@@ -88,15 +96,36 @@ class DataSpec(Spec):
             raise ValueError(
                 f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
             )
+        if self.modulus * self.spellings > MAX_NUMBERS:
+            raise ValueError(
+                f"modulus={self.modulus} x spellings={self.spellings} makes {self.modulus * self.spellings} symbols, "
+                f"more than {MAX_NUMBERS}: lower spellings to {MAX_NUMBERS // self.modulus} or less"
+            )
         needed = len(self.benchmarks) * self.validation_problems
-        units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
-        space = self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
-        if needed * 2 > space:
+        if needed * 2 > self.problem_space:
             raise ValueError(
                 f"validation_problems={self.validation_problems} x {len(self.benchmarks)} benchmarks takes more "
-                f"than half of the {space} problems that exist: raise operations or modulus"
+                f"than half of the {self.problem_space} problems that exist: raise operations or modulus"
             )
         return self
+
+    @property
+    def problem_space(self) -> int:
+        """How many problems there are; another spelling is no other problem."""
+        if self.task == "addition":
+            return self.modulus ** (2 * self.operations)
+        units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
+        return self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of every prompt."""
+        return 2 * self.operations + (1 if self.task == "addition" else 2)
+
+    @property
+    def worked_length(self) -> int:
+        """Tokens of every worked response, the end token included."""
+        return (2 if self.task == "addition" else 3) * self.operations + 1
 
 
 class RuleSpec(Spec):
@@ -238,6 +267,13 @@ class RunSpec(Spec):
             raise ValueError(
                 f"divergence.measure={self.divergence.measure!r} with rule {self.rule.name!r}: the thresholds of TRM "
                 "are on KL(mu to pi); choose divergence=topk_kl, binary_kl or exact_kl"
+            )
+        worked = self.data.worked_length
+        if self.rollout.max_response_length < worked:
+            raise ValueError(
+                f"rollout.max_response_length={self.rollout.max_response_length}: a worked response to "
+                f"data.task={self.data.task!r} with operations={self.data.operations} has {worked} tokens; raise "
+                f"max_response_length to {worked} or more, or lower operations"
             )
         if self.training.t_stop % self.validation.every:
             raise ValueError(

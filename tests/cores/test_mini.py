@@ -1,4 +1,4 @@
-"""The embedded core: the model against itself without a cache, the task against a slow checker, learning."""
+"""The embedded core: the model against itself without a cache, sampling, learning."""
 
 import math
 import tempfile
@@ -12,10 +12,10 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini import task
 from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.model import Transformer, rope_tables, rotate
 from cppo_lab.cores.mini.sampler import Rollout, draw, draw_nucleus, sample
+from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
 from cppo_lab.spec import Architecture, DataSpec, RunSpec
@@ -24,9 +24,11 @@ from tests.conftest import TINY
 
 ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
 DATA = DataSpec(
-    name="chain", modulus=10, operations=3, benchmarks=("a", "b"), validation_problems=20, validation_seed=7
-)
-TOKENIZER = task.Tokenizer(DATA.modulus)
+    name="chain", task="chain", modulus=10, operations=3, spellings=1, benchmarks=("a", "b"),
+    validation_problems=20, validation_seed=7,
+)  # fmt: skip
+TASK = make_task(DATA)
+TOKENIZER = TASK.tokenizer
 
 
 @pytest.fixture
@@ -139,8 +141,7 @@ def check_frequencies(tokens: torch.Tensor, expected: list[float]) -> None:
 class TestSampler:
     def test_recorded_logp_equals_the_training_forward(self, model: Transformer) -> None:
         """On policy, the sampler's own log-probabilities and the trainer's agree to float32 rounding."""
-        problems = task.sample_problems(16, DATA, torch.Generator().manual_seed(3))
-        prompts = task.encode_prompts(problems, TOKENIZER)
+        prompts = TASK.sample(16, torch.Generator().manual_seed(3)).prompts
         rollout = sample(
             model, prompts, TOKENIZER, max_response_length=12, temperature=0.8, top_p=1.0,
             generator=torch.Generator().manual_seed(4), top_k=TOKENIZER.vocabulary,
@@ -154,9 +155,7 @@ class TestSampler:
         assert (logp - rollout.logp)[valid].abs().max() < 5e-5
 
     def test_frequencies_follow_the_truncated_softmax(self, model: Transformer) -> None:
-        prompts = task.encode_prompts(
-            task.sample_problems(1, DATA, torch.Generator().manual_seed(5)), TOKENIZER
-        )
+        prompts = TASK.sample(1, torch.Generator().manual_seed(5)).prompts
         n = 20_000
         rollout = sample(
             model, prompts, TOKENIZER, copies=n, max_response_length=2, temperature=0.7, top_p=0.9,
@@ -184,9 +183,7 @@ class TestSampler:
         assert set(tokens.tolist()) == {1, 2}
 
     def test_copies_of_a_prompt_are_neighbours_and_differ(self, model: Transformer) -> None:
-        prompts = task.encode_prompts(
-            task.sample_problems(3, DATA, torch.Generator().manual_seed(5)), TOKENIZER
-        )
+        prompts = TASK.sample(3, torch.Generator().manual_seed(5)).prompts
         rollout = sample(
             model, prompts, TOKENIZER, copies=4, max_response_length=12, temperature=1.0, top_p=1.0,
             generator=torch.Generator().manual_seed(6), top_k=3,
@@ -195,9 +192,7 @@ class TestSampler:
         assert len({tuple(row) for row in rollout.responses[:4].tolist()}) > 1
 
     def test_rows_end_at_their_end_token(self, model: Transformer) -> None:
-        prompts = task.encode_prompts(
-            task.sample_problems(64, DATA, torch.Generator().manual_seed(8)), TOKENIZER
-        )
+        prompts = TASK.sample(64, torch.Generator().manual_seed(8)).prompts
         rollout = sample(
             model, prompts, TOKENIZER, max_response_length=20, temperature=1.0, top_p=1.0,
             generator=torch.Generator().manual_seed(9),
@@ -206,63 +201,6 @@ class TestSampler:
             ends = [i for i, token in enumerate(row) if token == TOKENIZER.eos]
             assert length == (ends[0] + 1 if ends else 20)
             assert all(token == TOKENIZER.pad for token in row[length:])
-
-
-def slow_answer(prompt: list[int]) -> int:
-    """The task by its definition, on one prompt, with Python's own integers."""
-    state = prompt[0]
-    for position in range(1, len(prompt) - 1, 2):
-        symbol = task.OPERATORS[prompt[position] - TOKENIZER.operator]
-        operand = prompt[position + 1]
-        state = {"+": state + operand, "-": state - operand, "*": state * operand}[symbol] % DATA.modulus
-    return state
-
-
-class TestTask:
-    def test_answers_against_a_slow_checker(self) -> None:
-        problems = task.sample_problems(200, DATA, torch.Generator().manual_seed(0))
-        prompts = task.encode_prompts(problems, TOKENIZER).tolist()
-        assert task.answers(problems, DATA.modulus).tolist() == [slow_answer(prompt) for prompt in prompts]
-
-    def test_a_constant_guess_earns_one_in_modulus(self) -> None:
-        problems = task.sample_problems(20_000, DATA, torch.Generator().manual_seed(1))
-        share = torch.bincount(task.answers(problems, 10), minlength=10) / 20_000
-        assert share.max() < 0.1 + 5 * math.sqrt(0.09 / 20_000)
-
-    @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 1.0, 1.0), (0.3, 0.3, 0.48), (1.0, 0.0, 0.35)])
-    def test_noisy_traces_earn_what_their_noise_leaves(self, noise: float, low: float, high: float) -> None:
-        generator = torch.Generator().manual_seed(2)
-        problems = task.sample_problems(4000, DATA, generator)
-        traces = task.noisy_traces(problems, TOKENIZER, noise, generator)
-        lengths = torch.full((4000,), traces.shape[1])
-        reward = task.grade(traces, lengths, task.answers(problems, 10), TOKENIZER).mean()
-        assert low <= float(reward) <= high
-
-    @pytest.mark.parametrize(
-        ("response", "length", "reward"),
-        [
-            ([4, 14, 15], 2, 1.0),
-            ([5, 14, 15], 2, 0.0),
-            ([9, 4, 14], 3, 1.0),
-            ([4, 14, 4], 3, 0.0),  # ran on after its end
-            ([4, 4, 4], 3, 0.0),  # never ended
-            ([14, 15, 15], 1, 0.0),  # empty
-        ],
-    )
-    def test_grading(self, response: list[int], length: int, reward: float) -> None:
-        assert (TOKENIZER.eos, TOKENIZER.pad) == (14, 15)
-        graded = task.grade(torch.tensor([response]), torch.tensor([length]), torch.tensor([4]), TOKENIZER)
-        assert graded.item() == reward
-
-    def test_validation_sets_are_disjoint_fixed_and_held_out(self) -> None:
-        sets, again = task.validation_sets(DATA), task.validation_sets(DATA)
-        keys = [key for problems in sets.values() for key in problems.identities()]
-        assert len(keys) == len(set(keys)) == 40
-        assert keys == [key for problems in again.values() for key in problems.identities()]
-        small = DATA.model_copy(update={"operations": 1, "validation_problems": 40})
-        held_out = {key for problems in task.validation_sets(small).values() for key in problems.identities()}
-        drawn = task.sample_training_problems(2000, small, torch.Generator().manual_seed(0), held_out)
-        assert not held_out & set(drawn.identities())
 
 
 class ListSink:
@@ -377,7 +315,7 @@ class TestTrainer:
     ) -> None:
         first = warm_start_file(tiny_spec, tmp_path)
         assert warm_start_file(compose([*TINY, "rule=grpo", "seed=5"]).run, tmp_path) == first
-        assert warm_start_file(compose([*TINY, "data.operations=3"]).run, tmp_path) != first
+        assert warm_start_file(compose([*TINY, "data.operations=1"]).run, tmp_path) != first
         assert warm_start_file(compose([*TINY, "model.warm_start.steps=21"]).run, tmp_path) != first
 
     def test_warm_start_learns(self, tiny_spec: RunSpec) -> None:

@@ -14,6 +14,7 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
+from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.run import AlreadyRunning, held, is_held
 from cppo_lab.spec import RunSpec
@@ -78,7 +79,7 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert set(history(cppo_run, "val/mean/avg_at_16")) == {0, 2, 4}
     assert set(history(cppo_run, "train/reward")) == {1, 2, 3, 4}
     artifacts = open_client(tracking_uri()).list_artifacts(cppo_run.info.run_id)
-    assert [artifact.path for artifact in artifacts] == ["config.json"]
+    assert [artifact.path for artifact in artifacts] == ["config.json", "diagnostics"]
     spool = workspace / "runs" / tags[schema.TAG_RUN_ID] / "metrics.jsonl"
     assert [json.loads(line)["step"] for line in spool.read_text().splitlines()] == [0, 1, 2, 3, 4]
 
@@ -104,13 +105,13 @@ def test_plan_writes_nothing(workspace: Path) -> None:
 
 
 def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A learning rate that no weight survives.
-    code = main(
-        ["launch", *SWEEP, "optim.learning_rate=1e300", "optim.clip_grad_norm=1e300", "launcher=inline"]
-    )
-    assert code == 1
+    def broken(self: Trainer) -> dict[str, float]:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(Trainer, "collect", broken)
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 1
     runs = mlflow_runs()
     assert [run.info.status for run in runs] == ["FAILED", "FAILED"]
     for run in runs:
@@ -118,7 +119,24 @@ def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
         assert run.data.tags[schema.TAG_REASON]
         client = open_client(tracking_uri())
         assert "traceback.txt" in [a.path for a in client.list_artifacts(run.info.run_id)]
-    assert "failed:" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(
+        f"{run.data.tags[schema.TAG_RUN_ID]} failed: RuntimeError: no memory left" in out for run in runs
+    )
+
+
+def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A learning rate that no weight survives: the next gradient is not finite.
+    ruin = ["optim.learning_rate=1e30", "optim.clip_grad_norm=1e30", "launcher=inline"]
+    assert main(["launch", *SWEEP, *ruin]) == 0
+    for run in mlflow_runs():
+        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", "collapsed")
+    assert capsys.readouterr().out.count(" collapsed: gradient norm is nan at step ") == 2
+    assert main(["launch", *SWEEP, *ruin]) == 0
+    assert "2 collapsed" in capsys.readouterr().err
+    assert len(mlflow_runs()) == 2
 
 
 def test_killed_trainer_is_failed_at_once_and_trained_again(workspace: Path) -> None:

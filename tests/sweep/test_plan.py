@@ -71,7 +71,7 @@ def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
         (["optim.beta1=1"], "optim.beta1=1: must be in [0, 1)"),
         (["data.benchmarks=[a/b]"], "data.benchmarks.0='a/b'"),
         (["data.benchmarks=[mean,x]"], "'mean' names the mean over them"),
-        (["data.operations=100000000"], "data.operations=100000000: must be in [1, 100]"),
+        (["data.operations=100000000"], "data.operations=100000000: must be in [1, 127]"),
         (["data.modulus=1000000000000"], "data.modulus=1000000000000: must be in [2, 1000]"),
         (["model.name=../x"], "model.name='../x'"),
         (["model.warm_start.seed=99999999999999999999999"], "model.warm_start.seed"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cppo_lab.cores.mini.objective import Result
 from cppo_lab.cores.mini.sampler import Rollout
-from cppo_lab.cores.mini.task import Tokenizer
+from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.weights import position_weights

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
-from cppo_lab.cores.mini.task import Tokenizer
+from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.metrics import relative_logprob_error

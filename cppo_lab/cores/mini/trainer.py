@@ -14,12 +14,13 @@ from torch import Tensor
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.mini import task
 from cppo_lab.cores.mini.diagnostics import Diagnostics
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.policy import RolloutPolicy
 from cppo_lab.cores.mini.sampler import Rollout, sample
+from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.metrics import merge, summarise
@@ -44,15 +45,14 @@ class Trainer:
     def __init__(self, spec: RunSpec, resources: Resources) -> None:
         self.spec, self.steps = spec, 0
         self.device = _device(resources.device)
-        self.tokenizer = task.Tokenizer(spec.data.modulus)
-        prompt_length = 2 * spec.data.operations + 2
+        self.task = make_task(spec.data)
+        self.tokenizer = self.task.tokenizer
         # Decides the initial weights of a first warm start only.
         torch.manual_seed(spec.model.warm_start.seed)
         self.model = Transformer(
             spec.model.architecture,
             self.tokenizer.vocabulary,
-            prompt_length
-            + max(spec.rollout.max_response_length, task.TOKENS_PER_STEP * spec.data.operations + 1),
+            spec.data.prompt_length + spec.rollout.max_response_length,
         ).to(self.device)
         load_warm_start(spec, self.model, resources.shared / "warm_starts")
         optim = spec.optim
@@ -66,7 +66,7 @@ class Trainer:
         self.policy = RolloutPolicy(self.model, spec.rollout.staleness, spec.rollout.precision)
         self.objective = Objective(spec, self.model, self.tokenizer)
         self.diagnostics = Diagnostics(spec.rule, spec.rollout.max_response_length)
-        self.validation_sets = task.validation_sets(spec.data)
+        self.validation_sets = validation_sets(self.task)
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
@@ -124,11 +124,11 @@ class Trainer:
     def collect(self) -> Batch:
         """Sample and grade one rollout batch."""
         spec = self.spec
-        problems = task.sample_training_problems(spec.batch.prompts, spec.data, self.problems, self.held_out)
+        problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
         n = spec.batch.responses
         rollout = sample(
             self.policy.current(),
-            task.encode_prompts(problems, self.tokenizer).to(self.device),
+            problems.prompts.to(self.device),
             self.tokenizer,
             copies=n,
             max_response_length=spec.rollout.max_response_length,
@@ -137,10 +137,10 @@ class Trainer:
             generator=self.sampling,
             top_k=self.objective.top_k,
         )
-        expected = task.answers(problems, spec.data.modulus).repeat_interleave(n).to(self.device)
-        rewards = task.grade(rollout.responses, rollout.lengths, expected, self.tokenizer)
-        groups = torch.arange(spec.batch.prompts, device=self.device).repeat_interleave(n)
-        advantages, keep = group_advantages(rewards, groups, normalize_std=spec.advantage.normalize_std)
+        rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
+        advantages, keep = group_advantages(
+            rewards, rollout.group, normalize_std=spec.advantage.normalize_std
+        )
         share = 1 - float(keep.float().mean())
         if not spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
@@ -199,11 +199,10 @@ class Trainer:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
         settings, n = self.spec.validation, self.spec.validation.samples
         sets = self.validation_sets
-        prompts = torch.cat([task.encode_prompts(problems, self.tokenizer) for problems in sets.values()])
-        expected = torch.cat([task.answers(problems, self.spec.data.modulus) for problems in sets.values()])
+        problems = Problems.cat(sets.values())
         rollout = sample(
             self.model,
-            prompts.to(self.device),
+            problems.prompts.to(self.device),
             self.tokenizer,
             copies=n,
             max_response_length=self.spec.rollout.max_response_length,
@@ -211,8 +210,7 @@ class Trainer:
             top_p=settings.top_p,
             generator=torch.Generator(self.device).manual_seed(self.spec.data.validation_seed),
         )
-        expected = expected.repeat_interleave(n).to(self.device)
-        rewards = task.grade(rollout.responses, rollout.lengths, expected, self.tokenizer)
+        rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
         means = rewards.view(len(sets), -1).mean(1).tolist()
         metrics = {schema.validation_metric(name, n): mean for name, mean in zip(sets, means, strict=True)}
         return metrics | {schema.validation_metric(schema.MEAN, n): sum(means) / len(means)}

@@ -12,13 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.task import (
-    Tokenizer,
-    encode_prompts,
-    noisy_traces,
-    sample_training_problems,
-    validation_sets,
-)
+from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.spec import RunSpec, Spec, fingerprint
 
 
@@ -55,9 +49,9 @@ def train_warm_start(spec: RunSpec, model: Transformer) -> float:
 
     Returns the last loss (nats per response token).
     """
-    settings, tokenizer = spec.model.warm_start, Tokenizer(spec.data.modulus)
+    settings, task = spec.model.warm_start, make_task(spec.data)
     generator = torch.Generator().manual_seed(settings.seed)
-    held_out = {key for problems in validation_sets(spec.data).values() for key in problems.identities()}
+    held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
@@ -66,10 +60,9 @@ def train_warm_start(spec: RunSpec, model: Transformer) -> float:
     )
     loss = torch.tensor(0.0)
     for _ in range(settings.steps):
-        problems = sample_training_problems(settings.batch, spec.data, generator, held_out)
-        prompts = encode_prompts(problems, tokenizer)
-        responses = noisy_traces(problems, tokenizer, settings.step_noise, generator)
-        loss = _imitation_loss(model, prompts, responses, tokenizer)
+        problems = sample_training_problems(task, settings.batch, generator, held_out)
+        responses = task.noisy_traces(problems, settings.step_noise, generator)
+        loss = _imitation_loss(model, problems.prompts, responses, task.tokenizer.pad)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -78,9 +71,9 @@ def train_warm_start(spec: RunSpec, model: Transformer) -> float:
     return float(loss.detach())
 
 
-def _imitation_loss(model: Transformer, prompts: Tensor, responses: Tensor, tokenizer: Tokenizer) -> Tensor:
+def _imitation_loss(model: Transformer, prompts: Tensor, responses: Tensor, pad: int) -> Tensor:
     """Mean cross-entropy of the response tokens (nats)."""
     device = next(model.parameters()).device
     sequence = torch.cat([prompts, responses], dim=1).to(device)
-    logits = model(sequence[:, :-1], sequence[:, :-1] != tokenizer.pad)[:, prompts.shape[1] - 1 :]
+    logits = model(sequence[:, :-1], sequence[:, :-1] != pad)[:, prompts.shape[1] - 1 :]
     return F.cross_entropy(logits.flatten(0, 1), responses.to(device).flatten())

@@ -1,0 +1,353 @@
+"""The embedded tasks: drawing, working and grading, each against a slow reference; nothing moved for old configs."""
+
+import hashlib
+import math
+from collections import Counter
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini.tasks.base import TASKS, Task, make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks.problems import Problems
+from cppo_lab.cores.mini.tasks.tokenizer import OPERATORS, Tokenizer
+from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.errors import UserError
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.spec import DataSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+
+NAMES = sorted(TASKS)
+
+
+def task_of(name: str, modulus: int = 10, operations: int = 3, spellings: int = 1, problems: int = 1) -> Task:
+    data = {
+        "name": "t", "task": name, "modulus": modulus, "operations": operations, "spellings": spellings,
+        "benchmarks": ("a", "b"), "validation_problems": problems, "validation_seed": 7,
+    }  # fmt: skip
+    return make_task(DataSpec.model_validate(data))
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def digest(tensor: Tensor) -> str:
+    return hashlib.sha256(str(tensor.tolist()).encode()).hexdigest()[:16]
+
+
+def slow_trace(task: Task, prompt: list[int], slips: list[int]) -> tuple[list[int], list[int]]:
+    """A worked response and the graded values, with Python's integers; `slips[i]` is added to the result of step i."""
+    modulus, start = task.data.modulus, task.tokenizer.operator
+    if task.data.task == "addition":
+        carry, trace = 0, []
+        for step, slip in enumerate(slips):
+            total = prompt[2 * step] % modulus + prompt[2 * step + 1] % modulus + carry
+            carry = total // modulus
+            trace += [(total + slip) % modulus, carry]
+        return [*trace, task.tokenizer.eos], [*trace[::2], carry]
+    state, trace = prompt[0] % modulus, []
+    for step, slip in enumerate(slips):
+        symbol, operand = OPERATORS[prompt[1 + 2 * step] - start], prompt[2 + 2 * step] % modulus
+        state = {"+": state + operand, "-": state - operand, "*": state * operand}[symbol] % modulus
+        state = (state + slip) % modulus
+        trace += [prompt[1 + 2 * step], operand, state]
+    return [*trace, task.tokenizer.eos], [state]
+
+
+def by_value(task: Task, ids: Tensor) -> list[list[int]]:
+    """Rows of ids with every number in its first spelling."""
+    return torch.where(ids < task.tokenizer.operator, ids % task.data.modulus, ids).tolist()
+
+
+def reward(task: Task, response: list[int], length: int, problems: Problems) -> float:
+    return task.rewards(torch.tensor([response]), torch.tensor([length]), problems).item()
+
+
+class TestOldNumbers:
+    def test_chain_with_one_spelling_draws_what_it_always_drew(self) -> None:
+        """Golden values of the code before there were tasks and spellings; conf/data/chain.yaml rests on them."""
+        task, draws = make_task(compose([]).run.data), generator(11)
+        sets = validation_sets(task)
+        held_out = {key for problems in sets.values() for key in problems.identities()}
+        problems = sample_training_problems(task, 64, draws, held_out)
+        traces = task.noisy_traces(problems, 0.25, draws)
+        assert problems.prompts[0].tolist() == [4, 10, 7, 10, 2, 10, 7, 12, 7, 12, 1, 10, 6, 12, 9, 10, 8, 13]
+        assert task.tokenizer.decode(traces[0].tolist()) == (
+            "+ 7 2 + 2 4 + 7 1 * 7 7 * 1 8 + 6 4 * 9 6 + 8 4 <eos>"
+        )
+        assert (digest(problems.prompts), digest(traces)) == ("948761357a18eb80", "494c4e2373abc59b")
+        assert {name: (digest(p.prompts), digest(p.answers[:, 0])) for name, p in sets.items()} == {
+            "chain24": ("4f04d14548045fd2", "22bbf5c7222ede26"),
+            "chain25": ("f564ca54961978ee", "12aeaaf5590e2ece"),
+            "chain26": ("831074159299da49", "39bdec9ff8b27de9"),
+        }
+        assert torch.rand(1, generator=draws).item() == 0.8405357599258423
+
+
+class TestTokenizer:
+    def test_layout(self) -> None:
+        assert [getattr(Tokenizer(10), name) for name in ("operator", "equals", "eos", "pad", "vocabulary")] == [
+            10, 13, 14, 15, 16,
+        ]  # fmt: skip
+        tokenizer = Tokenizer(10, 100)
+        assert (tokenizer.operator, tokenizer.vocabulary) == (1000, 1006)
+        assert tokenizer.decode([7, 1000, 27, 1003, 999, 1004, 1005]) == "7 + 7_2 = 9_99 <eos>"
+        assert tokenizer.values(torch.tensor([7, 27, 999, 1000, 1005])).tolist() == [7, 7, 9, -1, -1]
+
+    def test_spellings_follow_zipfs_law(self) -> None:
+        n, spellings = 200_000, 20
+        ids = Tokenizer(10, spellings).spell(torch.full((n // 2, 2), 3), generator(0))
+        assert ids.shape == (n // 2, 2)
+        assert (ids % 10 == 3).all()
+        share = torch.bincount(ids.flatten() // 10, minlength=spellings) / n
+        expected = 1 / torch.arange(1, spellings + 1)
+        expected = expected / expected.sum()
+        assert ((share - expected).abs() < 5 * (expected * (1 - expected) / n).sqrt()).all()
+
+    def test_one_spelling_draws_nothing(self) -> None:
+        draws = generator(0)
+        values = torch.arange(10)
+        assert Tokenizer(10).spell(values, draws).equal(values)
+        assert torch.rand(1, generator=draws).equal(torch.rand(1, generator=generator(0)))
+
+
+class TestProblems:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_repeat_select_and_replace_keep_rows_together(self, name: str) -> None:
+        problems = task_of(name, spellings=5).sample(4, generator(0))
+        repeated = problems.repeat(3)
+        assert len(repeated) == 12
+        for field in ("values", "answers", "prompts"):
+            rows = getattr(problems, field)
+            assert getattr(repeated, field).equal(rows.repeat_interleave(3, 0))
+            swapped = problems.replace(torch.tensor([1]), problems.select(torch.tensor([3])))
+            assert getattr(swapped, field).equal(rows[[0, 3, 2, 3]])
+        assert problems.identities()[1] != problems.identities()[3]  # replace() left the original alone
+
+    def test_another_spelling_is_the_same_problem(self) -> None:
+        for name in NAMES:
+            task = task_of(name, spellings=50)
+            problems = task.sample(8, generator(0))
+            other = task.write(problems.values, generator(1))
+            assert not other.prompts.equal(problems.prompts)
+            assert other.identities() == problems.identities()
+            assert other.answers.equal(problems.answers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestSets:
+    def test_validation_sets_are_disjoint_and_fixed(self, name: str) -> None:
+        task = task_of(name, spellings=3, problems=20)
+        sets, again = validation_sets(task), validation_sets(task)
+        keys = [key for problems in sets.values() for key in problems.identities()]
+        assert len(keys) == len(set(keys)) == 40
+        assert all(sets[name].prompts.equal(again[name].prompts) for name in sets)
+
+    def test_held_out_problems_are_never_trained_on(self, name: str) -> None:
+        """Half of a small space is held out; other spellings of it are too."""
+        task = task_of(name, modulus=5, operations=1, spellings=4, problems=6)
+        held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
+        drawn = sample_training_problems(task, 2000, generator(0), held_out)
+        keys = set(drawn.identities())
+        assert not held_out & keys
+        assert len(held_out | keys) == task.data.problem_space
+
+
+class TestTraces:
+    @settings(max_examples=60, deadline=None)
+    @given(
+        name=st.sampled_from(NAMES),
+        modulus=st.integers(2, 1000),
+        operations=st.integers(1, 127),
+        spellings=st.integers(1, 100),
+        seed=st.integers(0, 1000),
+    )
+    def test_a_noiseless_trace_is_right(
+        self, name: str, modulus: int, operations: int, spellings: int, seed: int
+    ) -> None:
+        """It is the slow reference's by value, has the lengths that the config foretells, and earns the reward."""
+        if name == "chain" and modulus == 2 and operations == 1:
+            operations = 2  # the two validation problems would be more than half of the space
+        task, draws = task_of(name, modulus, operations, spellings), generator(seed)
+        problems = task.sample(3, draws)
+        traces = task.noisy_traces(problems, 0.0, draws)
+        assert problems.prompts.shape == (3, task.data.prompt_length)
+        assert traces.shape == (3, task.data.worked_length)
+        assert min(traces.min(), problems.prompts.min()) >= 0
+        assert max(traces.max(), problems.prompts.max()) < task.tokenizer.pad
+        slow = [slow_trace(task, row, [0] * operations) for row in problems.prompts.tolist()]
+        assert by_value(task, traces) == [trace for trace, _ in slow]
+        assert problems.answers.tolist() == [answers for _, answers in slow]
+        lengths = torch.full((3,), task.data.worked_length)
+        assert task.rewards(traces, lengths, problems).tolist() == [1.0] * 3
+
+    def test_chain_slips_by_one_at_the_rate_asked_and_goes_on_from_there(self) -> None:
+        task, noise, n = task_of("chain", operations=8, spellings=3), 0.3, 2000
+        problems = task.sample(n, generator(0))
+        traces = by_value(task, task.noisy_traces(problems, noise, generator(1)))
+        count = 0
+        for prompt, trace in zip(problems.prompts.tolist(), traces, strict=True):
+            slips: list[int] = []
+            for step in range(8):  # a slip is what makes the reference agree on this step
+                before = slow_trace(task, prompt, [*slips, 0])[0][3 * step + 2]
+                slips.append((trace[3 * step + 2] - before) % 10)
+            assert set(slips) <= {0, 1}
+            assert trace == slow_trace(task, prompt, slips)[0]
+            count += sum(slips)
+        assert abs(count / (8 * n) - noise) < 5 * math.sqrt(noise * (1 - noise) / (8 * n))
+
+    def test_addition_slips_in_digit_or_carry_at_the_rate_asked_and_follows_the_wrong_carry(self) -> None:
+        task, noise, n = task_of("addition", operations=12, spellings=3), 0.3, 2000
+        problems = task.sample(n, generator(0))
+        traces = by_value(task, task.noisy_traces(problems, noise, generator(1)))
+        kinds: Counter[tuple[int, bool]] = Counter()
+        for values, trace in zip(problems.values.tolist(), traces, strict=True):
+            carry = 0
+            for i in range(12):
+                total = values[2 * i] + values[2 * i + 1] + carry  # from the written carry, right or wrong
+                digit, carry = trace[2 * i], trace[2 * i + 1]
+                kinds[(digit - total) % 10, carry != total // 10] += 1
+        assert set(kinds) == {(0, False), (1, False), (0, True)}
+        tolerance = 5 * math.sqrt(noise / 2 / (12 * n))
+        for kind in ((1, False), (0, True)):
+            assert abs(kinds[kind] / (12 * n) - noise / 2) < tolerance
+
+    @pytest.mark.parametrize(("noise", "low", "high"), [(0.0, 1.0, 1.0), (0.3, 0.3, 0.48), (1.0, 0.0, 0.35)])
+    def test_noisy_chains_earn_what_their_noise_leaves(self, noise: float, low: float, high: float) -> None:
+        task, draws = task_of("chain"), generator(2)
+        problems = task.sample(4000, draws)
+        traces = task.noisy_traces(problems, noise, draws)
+        mean = task.rewards(traces, torch.full((4000,), traces.shape[1]), problems).mean()
+        assert low <= float(mean) <= high
+
+    def test_a_constant_guess_earns_one_in_modulus(self) -> None:
+        answers = task_of("chain").sample(20_000, generator(1)).answers[:, 0]
+        share = torch.bincount(answers, minlength=10) / 20_000
+        assert share.max() < 0.1 + 5 * math.sqrt(0.09 / 20_000)
+
+
+class TestGrading:
+    @pytest.mark.parametrize(
+        ("response", "length", "expected"),
+        [
+            ([4, 24, 25], 2, 1.0),
+            ([14, 24, 25], 2, 1.0),  # the other spelling of 4
+            ([5, 24, 25], 2, 0.0),
+            ([9, 4, 24], 3, 1.0),
+            ([4, 24, 4], 3, 0.0),  # ran on after its end
+            ([9, 9, 4], 3, 0.0),  # truncated
+            ([24, 25, 25], 1, 0.0),  # empty
+            ([20, 24, 25], 2, 0.0),  # an operator is no number
+        ],
+    )
+    def test_chain(self, response: list[int], length: int, expected: float) -> None:
+        task = task_of("chain", operations=1, spellings=2)
+        assert (task.tokenizer.eos, task.tokenizer.pad) == (24, 25)
+        problems = task.write(torch.tensor([[1, 0, 3]]), generator(0))  # 1 + 3
+        assert reward(task, response, length, problems) == expected
+
+    @pytest.mark.parametrize(
+        ("response", "length", "expected"),
+        [
+            ([2, 1, 0, 1, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10
+            ([12, 1, 10, 11, 24], 5, 1.0),  # other spellings
+            ([2, 0, 0, 1, 24], 5, 1.0),  # carries in between are not graded
+            ([2, 20, 0, 1, 24], 5, 1.0),
+            ([2, 1, 0, 1, 24, 25, 25], 5, 1.0),
+            ([3, 1, 0, 1, 24], 5, 0.0),
+            ([2, 1, 1, 1, 24], 5, 0.0),
+            ([2, 1, 0, 0, 24], 5, 0.0),  # the last carry is
+            ([2, 1, 0, 1], 4, 0.0),  # truncated, no room
+            ([2, 1, 0, 1, 3], 5, 0.0),  # truncated
+            ([2, 1, 0, 1, 24, 1, 24], 7, 0.0),  # too long
+            ([2, 1, 24, 25, 25], 3, 0.0),  # too short
+            ([2, 1, 0, 21, 24], 5, 0.0),  # an operator is no number
+        ],
+    )
+    def test_addition(self, response: list[int], length: int, expected: float) -> None:
+        task = task_of("addition", operations=2, spellings=2)
+        problems = task.write(torch.tensor([[7, 5, 4, 5]]), generator(0))
+        assert reward(task, response, length, problems) == expected
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_groups_are_graded_against_their_own_problem(self, name: str) -> None:
+        task, draws = task_of(name, operations=6, spellings=4), generator(0)
+        problems = task.sample(5, draws)
+        right = task.noisy_traces(problems, 0.0, draws)
+        lengths = torch.full((10,), right.shape[1])
+        assert task.rewards(right.repeat_interleave(2, 0), lengths, problems.repeat(2)).tolist() == [1.0] * 10
+        shifted = task.rewards(right.roll(1, 0).repeat_interleave(2, 0), lengths, problems.repeat(2))
+        assert shifted.mean() < 0.5
+
+
+class TestConfig:
+    def test_the_registry_and_the_config_know_the_same_tasks(self) -> None:
+        assert set(TASKS) == set(get_args(DataSpec.model_fields["task"].annotation))
+
+    @pytest.mark.parametrize(
+        ("overrides", "message"),
+        [
+            (["data.task=sorting"], "data.task='sorting': Input should be 'chain' or 'addition'"),
+            (
+                ["data.modulus=1000", "data.spellings=1000"],
+                "modulus=1000 x spellings=1000 makes 1000000 symbols, more than 100000: lower spellings to 100 or",
+            ),
+            (
+                ["data=addition", "data.operations=1"],
+                "takes more than half of the 100 problems that exist: raise operations or modulus",
+            ),
+            (
+                ["data.operations=11"],
+                "rollout.max_response_length=32: a worked response to data.task='chain'",
+            ),
+            (["data.operations=11"], "has 34 tokens; raise max_response_length to 34 or more"),
+            (
+                ["data=addition", "data.operations=60"],
+                "max_response_length to 121 or more, or lower operations",
+            ),
+            (["data.spellings=0"], "data.spellings=0: must be in [1, 1000]"),
+        ],
+    )
+    def test_messages(self, overrides: list[str], message: str) -> None:
+        with pytest.raises(UserError) as caught:
+            compose(overrides)
+        assert message in str(caught.value)
+
+    def test_long_additions_fit(self) -> None:
+        spec = compose(["data=addition", "data.operations=127", "rollout.max_response_length=256"]).run
+        assert (spec.data.prompt_length, spec.data.worked_length) == (255, 255)
+
+
+class TestTruncation:
+    def test_twenty_tokens_do_not_hold_the_mass(self, tmp_path: Path) -> None:
+        """With 100 spellings Top-K with K = 20 leaves mass out, and measures less than the exact total variation."""
+        overrides = [
+            *TINY, "data=chain_words", "divergence.k=20", "model.warm_start.steps=150",
+            "model.warm_start.batch=32", "model.warm_start.learning_rate=0.01",
+        ]  # fmt: skip
+        trainer = Trainer(compose(overrides).run, Resources(tmp_path, tmp_path, device="cpu"))
+        rollout = trainer.collect().rollout
+        valid = rollout.valid()
+        assert rollout.topk_logp is not None
+        numbers = valid & (trainer.tokenizer.values(rollout.responses) >= 0)
+        assert rollout.topk_logp.exp().sum(-1)[numbers].mean() < 0.9
+
+        @torch.no_grad()
+        def policy() -> Tensor:
+            return rollout.logits(trainer.model, trainer.tokenizer.pad).log_softmax(-1)
+
+        mu = policy()
+        for parameter in trainer.model.parameters():
+            parameter.data.mul_(1.05)
+        pi = policy()
+        logp = pi.gather(-1, rollout.responses[..., None])[..., 0]
+        exact, truncated = divergences.exact(mu, pi, "tv"), trainer.objective.divergence(pi, logp, rollout)
+        assert (truncated <= exact + 1e-5)[valid].all()
+        assert truncated[valid].mean() < 0.9 * exact[valid].mean()
