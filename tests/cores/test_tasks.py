@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import TASKS, Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.tasks.tokenizer import OPERATORS, Tokenizer
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.cores.mini.warm_start import _imitation_loss, _tie_spellings
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.spec import DataSpec
@@ -325,7 +327,7 @@ class TestConfig:
         assert (spec.data.prompt_length, spec.data.worked_length) == (255, 255)
 
 
-class TestTruncation:
+class TestManySpellings:
     def test_twenty_tokens_do_not_hold_the_mass(self, tmp_path: Path) -> None:
         """With 100 spellings Top-K with K = 20 leaves mass out, and measures less than the exact total variation."""
         overrides = [
@@ -344,10 +346,46 @@ class TestTruncation:
             return rollout.logits(trainer.model, trainer.tokenizer.pad).log_softmax(-1)
 
         mu = policy()
+        draws = generator(0)
         for parameter in trainer.model.parameters():
-            parameter.data.mul_(1.05)
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=draws)
         pi = policy()
         logp = pi.gather(-1, rollout.responses[..., None])[..., 0]
         exact, truncated = divergences.exact(mu, pi, "tv"), trainer.objective.divergence(pi, logp, rollout)
         assert (truncated <= exact + 1e-5)[valid].all()
-        assert truncated[valid].mean() < 0.9 * exact[valid].mean()
+        assert truncated[numbers].mean() < 0.9 * exact[numbers].mean()
+
+    def test_the_warm_starts_loss_is_the_mean_over_spellings(self) -> None:
+        """It equals the cross-entropy averaged over every way to spell the numbers of the response."""
+        task = task_of("chain", modulus=3, operations=1, spellings=4)
+        torch.manual_seed(0)
+        architecture = compose(TINY).run.model.architecture
+        model = Transformer(architecture, task.tokenizer.vocabulary, task.data.prompt_length + 4)
+        model.embedding.weight.data.mul_(5)
+        problems = task.sample(2, generator(0))
+        response = task.noisy_traces(problems, 0.0, generator(0))
+        tokens = torch.cat([problems.prompts, response], dim=1)
+        loss = _imitation_loss(model, tokens, response, task.tokenizer)
+        logp = model(tokens[:, :-1], tokens[:, :-1] >= 0)[:, -4:].log_softmax(-1)
+        expected, shares = torch.tensor(0.0), [12 / 25, 6 / 25, 4 / 25, 3 / 25]
+        for row in range(2):
+            for position, symbol in enumerate(response[row].tolist()):
+                number = symbol < task.tokenizer.operator
+                ways = [(symbol % 3 + 3 * i, p) for i, p in enumerate(shares)] if number else [(symbol, 1.0)]
+                expected = expected - sum(p * logp[row, position, way] for way, p in ways) / 8
+        torch.testing.assert_close(loss, expected)
+
+    def test_spellings_of_a_number_begin_close_together(self) -> None:
+        for spellings, moved in ((1, False), (4, True)):
+            tokenizer = Tokenizer(5, spellings)
+            torch.manual_seed(0)
+            model = Transformer(compose(TINY).run.model.architecture, tokenizer.vocabulary, 8)
+            before = model.embedding.weight.clone()
+            _tie_spellings(model, tokenizer)
+            after = model.embedding.weight
+            assert after[:5].equal(before[:5])
+            assert after[tokenizer.operator :].equal(before[tokenizer.operator :])
+            assert after.equal(before) != moved
+            if moved:
+                nearest = torch.cdist(after[5:20], after[:5]).argmin(1)
+                assert nearest.equal(torch.arange(5).repeat(3))

@@ -48,9 +48,15 @@ class Tokenizer:
         """
         if self.spellings == 1:
             return values
-        weights = 1 / torch.arange(1, self.spellings + 1, dtype=torch.float64)
-        drawn = torch.multinomial(weights, values.numel(), replacement=True, generator=generator)
+        drawn = torch.multinomial(
+            self.spelling_probabilities(), values.numel(), replacement=True, generator=generator
+        )
         return values + self.modulus * drawn.view_as(values)
+
+    def spelling_probabilities(self) -> Tensor:
+        """Zipf's law over the spellings of a number [spellings], float64."""
+        weights = 1 / torch.arange(1, self.spellings + 1, dtype=torch.float64)
+        return weights / weights.sum()
 
     def values(self, ids: Tensor) -> Tensor:
         """The numbers that `ids` write, in the same shape; -1 where the symbol is not a number."""
