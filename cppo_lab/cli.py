@@ -108,7 +108,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     plan, uri = _planned(options)
     states = plan_states(plan, uri)
-    print(f"{plan.sweep.name}: {plan.sweep.title}. {plan.sweep.question}\n")
+    print(f"{plan.name}: {plan.title}. {plan.question}\n")
     print(table(plan.runs, states))
     counts = Counter(state.state for state in states.values())
     print(f"\n{len(plan.runs)} runs: " + ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
@@ -161,15 +161,15 @@ def _report(options: argparse.Namespace) -> int:
         plan, uri = _planned(options)
         store.require_store(uri)
         request = ReportRequest(
-            name=plan.sweep.name,
+            name=plan.name,
             uri=uri,
             experiment=schema.experiment_name(plan.core),
             expected=tuple(
                 ExpectedRun(run.run_id, run.spec.model.name, run.variant, run.spec.seed) for run in plan.runs
             ),
             out=out,
-            title=plan.sweep.title,
-            question=plan.sweep.question,
+            title=plan.title,
+            question=plan.question,
             partial=options.partial,
             command=command,
         )

@@ -46,7 +46,7 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
             spec=run.spec,
             runs=runs,
             uri=uri,
-            tags={schema.sweep_tag(plan.sweep.name): run.variant, schema.TAG_CODE_VERSION: version},
+            tags=sweep_tags(run) | {schema.TAG_CODE_VERSION: version},
             threads=plan.launcher.threads,
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         )
@@ -61,16 +61,21 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     return run_states(run_ids, plan.core, uri, runs)
 
 
+def sweep_tags(run: PlannedRun) -> dict[str, str]:
+    """One tag for each sweep that the run belongs to; the value is the name of its variant there."""
+    return {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
+
+
 def _claim_done(plan: Plan, uri: str) -> None:
-    """Give finished runs this sweep's tag: another sweep may have trained them."""
+    """Give finished runs the tags of their sweeps: another sweep may have trained them."""
     client = open_client(uri)
-    tag = schema.sweep_tag(plan.sweep.name)
-    variants = {run.run_id: run.variant for run in plan.runs}
-    found = attempts(client, schema.experiment_name(plan.core), variants)
+    tags = {run.run_id: sweep_tags(run) for run in plan.runs}
+    found = attempts(client, schema.experiment_name(plan.core), tags)
     for run_id, past in found.items():
         for one in past:
-            if one.status == "FINISHED" and tag not in one.sweeps:
-                client.set_tag(one.mlflow_id, tag, variants[run_id])
+            if one.status == "FINISHED":
+                for tag in tags[run_id].keys() - one.sweeps:
+                    client.set_tag(one.mlflow_id, tag, tags[run_id][tag])
 
 
 @dataclass
@@ -85,10 +90,11 @@ class Progress:
     said: float = 0.0
 
     def __post_init__(self) -> None:
+        self.variants = {run.run_id: run.variant for run in self.plan.runs}
         counts = Counter(state.state for state in self.states.values())
         self.todo = sum(n for state, n in counts.items() if state not in (*schema.ENDED, schema.RUNNING))
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        self.say(f"{self.plan.sweep.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
+        self.say(f"{self.plan.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
         self.started = time.monotonic()
 
     def see(self, event: Event) -> None:
@@ -130,8 +136,7 @@ class Progress:
 
     def name(self, attempt: Attempt) -> str:
         """How people know the run."""
-        variant = attempt.tags[schema.sweep_tag(self.plan.sweep.name)]
-        return f"{variant}/{attempt.spec.model.name}/seed {attempt.spec.seed}"
+        return f"{self.variants[attempt.spec.run_id]}/{attempt.spec.model.name}/seed {attempt.spec.seed}"
 
     def say(self, text: str) -> None:
         """One line on standard error."""

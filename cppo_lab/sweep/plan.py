@@ -3,29 +3,39 @@
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose
-from cppo_lab.sweep.declare import Scalar, Sweep
+from cppo_lab.sweep.declare import ANY_CORE, Scalar, Study, Sweep, load_sweep
+
+DEFAULT_CORE = "mini"  # as in conf/config.yaml
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep under the name of its variant there."""
+    """One run, and the name of its variant in each sweep that it belongs to."""
 
     run_id: str
-    variant: str
+    variants: dict[str, str]
     spec: RunSpec
+
+    @property
+    def variant(self) -> str:
+        """Its name in the first of its sweeps."""
+        return next(iter(self.variants.values()))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep, and how the command line wants them launched and tracked."""
+    """All runs of a sweep or study, and how the command line wants them launched and tracked."""
 
-    sweep: Sweep
+    name: str
+    title: str
+    question: str
+    sweeps: tuple[Sweep, ...]
     runs: tuple[PlannedRun, ...]
     launcher: LauncherSpec
     tracking: TrackingSpec
@@ -36,13 +46,62 @@ class Plan:
         return self.runs[0].spec.core
 
 
-def make_plan(sweep: Sweep, overrides: Sequence[str] = ()) -> Plan:
+def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
     `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
-    override goes to every run that has the key.
+    override goes to every run that has the key. In a study they choose within each sweep that has them.
     Raises UserError for a bad override or configuration, before anything else happens.
     """
+    if isinstance(declared, Sweep):
+        return _plan_sweep(declared, overrides)
+    parts = [load_sweep(name) for name in declared.sweeps]
+    plans = []
+    for part in parts:
+        if isinstance(part, Study):
+            raise UserError(f"study {declared.name}: {part.name} is a study itself; name its sweeps")
+        sweep = part.model_copy(update={"axes": part.axes | declared.axes})
+        chosen = _within(sweep, overrides)
+        if chosen is not None:
+            plans.append(_plan_sweep(sweep, chosen))
+    if not plans:
+        raise UserError(f"study {declared.name}: no sweep of it has what {' '.join(overrides)!r} asks for")
+    runs: dict[str, PlannedRun] = {}
+    for plan in plans:
+        for run in plan.runs:
+            runs.setdefault(run.run_id, replace(run, variants={})).variants.update(run.variants)
+    return Plan(
+        name=declared.name,
+        title=declared.title,
+        question=declared.question,
+        sweeps=tuple(sweep for plan in plans for sweep in plan.sweeps),
+        # All of one seed before the next: an interrupted study is then a smaller study, not a part of one.
+        runs=tuple(sorted(runs.values(), key=lambda run: run.spec.seed)),
+        launcher=plans[0].launcher,
+        tracking=plans[0].tracking,
+    )
+
+
+def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
+    """The overrides with `model=` and `variant=` cut to what this sweep of a study has; None if nothing is left."""
+    kept = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        valid = {"model": sweep.models_of(_core(overrides)), "variant": tuple(sweep.variants)}.get(key)
+        if valid is not None:
+            names = [name for name in value.split(",") if name in valid]
+            if not names:
+                return None
+            text = f"{key}={','.join(names)}"
+        kept.append(text)
+    return kept
+
+
+def _core(overrides: Sequence[str]) -> str:
+    return next((text[5:] for text in reversed(overrides) if text.startswith("core=")), DEFAULT_CORE)
+
+
+def _plan_sweep(sweep: Sweep, overrides: Sequence[str]) -> Plan:
     sweep, rest = _narrow(sweep, overrides)
     _check_keys(sweep)
     runs: dict[str, PlannedRun] = {}
@@ -53,7 +112,7 @@ def make_plan(sweep: Sweep, overrides: Sequence[str] = ()) -> Plan:
         fitting = [text for text in rest if _fits(text, fixed)]
         applied.update(fitting)
         composed = compose([*fixed, *fitting])
-        run = PlannedRun(composed.run.run_id, variant, composed.run)
+        run = PlannedRun(composed.run.run_id, {sweep.name: variant}, composed.run)
         twin = runs.setdefault(run.run_id, run)
         if twin.variant != variant:
             raise UserError(
@@ -70,7 +129,15 @@ def make_plan(sweep: Sweep, overrides: Sequence[str] = ()) -> Plan:
         if text not in applied:
             _fits(text, (), must=True)
     assert composed is not None
-    return Plan(sweep, tuple(runs.values()), composed.launcher, composed.tracking)
+    return Plan(
+        sweep.name,
+        sweep.title,
+        sweep.question,
+        (sweep,),
+        tuple(runs.values()),
+        composed.launcher,
+        composed.tracking,
+    )
 
 
 def _check_keys(sweep: Sweep) -> None:
@@ -89,7 +156,7 @@ def _check_keys(sweep: Sweep) -> None:
 def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(variant, overrides) of every run that the sweep declares."""
     axes = [[(key, value) for value in values] for key, values in sweep.axes.items()]
-    for model, (variant, keys) in itertools.product(sweep.models, sweep.variants.items()):
+    for model, (variant, keys) in itertools.product(sweep.models[ANY_CORE], sweep.variants.items()):
         for point in itertools.product(*axes):
             pairs = [("model", model), *keys.items(), *point]
             yield variant, tuple(f"{key}={quote(value)}" for key, value in pairs)
@@ -98,14 +165,14 @@ def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
     """Apply the overrides that choose what to enumerate; return the rest."""
     chosen = {key for keys in sweep.variants.values() for key in keys}
-    changes: dict[str, object] = {}
+    changes: dict[str, object] = {"models": {ANY_CORE: sweep.models_of(_core(overrides))}}
     axes, rest = dict(sweep.axes), []
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UserError(f"override {text!r} is not of the form key=value")
         if key == "model":
-            changes["models"] = tuple(value.split(","))
+            changes["models"] = {ANY_CORE: tuple(value.split(","))}
         elif key == "variant":
             names = value.split(",")
             for name in names:

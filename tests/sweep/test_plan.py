@@ -144,7 +144,7 @@ def test_a_sweep_file_in_any_folder(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("\n".join(f"{key}: {value}" for key, value in GOOD.items()))
     plan = make_plan(load_sweep(str(path)))
-    assert (plan.sweep.name, len(plan.runs)) == ("mine", 1)
+    assert (plan.name, len(plan.runs)) == ("mine", 1)
 
 
 @pytest.mark.parametrize(

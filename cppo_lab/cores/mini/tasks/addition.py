@@ -47,14 +47,15 @@ class Addition:
         return Problems(values, answers, torch.cat([self.tokenizer.spell(values, generator), equals], dim=1))
 
     def noisy_traces(self, problems: Problems, step_noise: float, generator: torch.Generator) -> Tensor:
-        """Worked responses [N, 2S + 1] in which each position is wrong with probability `step_noise`.
+        """Worked responses [N, 2S + 1]: each position that passes its carry on is wrong with probability `step_noise`.
 
-        A wrong position has its sum digit off by one or, equally likely, its carry flipped; later positions follow
-        the wrong carry.
+        These are the positions whose digits sum to modulus - 1, one in `modulus`; all others are right. A wrong one
+        has its sum digit off by one or, equally likely, its carry flipped, and later positions follow the wrong
+        carry. Rare hard steps leave long responses a chance: with noise everywhere, nearly all of them would fail.
         """
         modulus, tokenizer = self.data.modulus, self.tokenizer
         totals = problems.values[:, ::2] + problems.values[:, 1::2]
-        slip = torch.rand(totals.shape, generator=generator) < step_noise
+        slip = (torch.rand(totals.shape, generator=generator) < step_noise) & (totals == modulus - 1)
         in_digit = torch.rand(totals.shape, generator=generator) < 0.5
         carry, written = torch.zeros_like(totals[:, 0]), []
         for position in range(self.data.operations):
