@@ -81,7 +81,9 @@ TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant
 RUNNING = "running"
 DONE = "done"
 FAILED = "failed"
-STATUSES = (RUNNING, DONE, FAILED)
+COLLAPSED = "collapsed"  # training diverged and was ended early: a result, not a failure
+STATUSES = (RUNNING, DONE, FAILED, COLLAPSED)
+FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing more will be logged
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
