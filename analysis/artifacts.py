@@ -29,7 +29,8 @@ T = TypeVar("T")
 class PositionGaps:
     """|pi(y_t) - mu(y_t)| by token position 1..T of one run: `mean`, and the mean `top10` of the largest tenth.
 
-    `tokens`: how many tokens were seen at a position; where none was, the gaps are NaN. `w_min` and `delta` are the rule's, None where it has none.
+    `tokens`: how many tokens were seen at a position; where none was, the gaps are NaN. `w_min` and `delta` are
+    the rule's, None where it has none.
     """
 
     positions: tuple[int, ...]
@@ -219,6 +220,11 @@ def _positions(fields: _Fields) -> PositionGaps:
     )
     if gaps.positions != tuple(range(1, len(gaps.positions) + 1)) or not gaps.positions:
         raise fields.bad("has positions other than 1, 2, 3, ...")
+    if any(
+        seen and math.isnan(gap + top)
+        for seen, gap, top in zip(gaps.tokens, gaps.mean, gaps.top10, strict=True)
+    ):
+        raise fields.bad("has no gap at a position that has tokens")
     return gaps
 
 

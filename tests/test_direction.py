@@ -30,7 +30,7 @@ HOMES = {
     "submitit": ["cppo_lab/launch/"],
     "matplotlib": ["reports/figures/"],
     "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
-    "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/"],
+    "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/", "cppo_lab/illustration.py"],
     "pandas": ["analysis/", "reports/"],
 }
 SOURCES = sorted(
