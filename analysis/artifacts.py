@@ -60,14 +60,16 @@ class TokenWindow:
         return tuple(min(self.token_threshold, value) for value in self.prefix_threshold)
 
     def span(self, width: int) -> "TokenWindow":
-        """The `width` neighbouring tokens that show most: both kinds of masking before one, then the most masked
-        tokens, then the earliest.
+        """The `width` neighbouring tokens that show most: both kinds of masking before one, then masked tokens beside
+        kept ones that move away as well, then the most masked tokens, then the earliest.
         """
         last = max(0, len(self.symbols) - width)
 
-        def worth(start: int) -> tuple[int, int, int]:
-            inside = [reason for reason in self.masked_by[start : start + width] if reason]
-            return len(set(inside)), len(inside), -start
+        def worth(start: int) -> tuple[int, int, int, int]:
+            cut = slice(start, start + width)
+            away = sum(self.moves_away[cut])
+            masked = [reason for reason in self.masked_by[cut] if reason]
+            return len(set(masked)), min(len(masked), away - len(masked)), len(masked), -start
 
         start = max(range(last + 1), key=worth)
         cut = slice(start, start + width)

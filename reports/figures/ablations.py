@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cppo_lab.analysis.study import Study
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.study import MAIN, OURS, Study
 from cppo_lab.reports.figures import curves
 from cppo_lab.reports.figures.frame import surround
 from cppo_lab.reports.figures.picture import Absent
@@ -57,7 +58,7 @@ def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) 
         if board is None:
             panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
             continue
-        info = curves.curves_info(board, heading, board.models[:1])
+        info = curves.curves_info(board, heading, board.models[:1], _full_method(study, board))
         panel = info.panels[0]
         panels.append(AblationPanel(name, heading, panel, "", curves.scored_legend(board, panel)))
         run_ids.update(info.run_ids)
@@ -67,6 +68,19 @@ def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) 
         return Absent("; ".join(dict.fromkeys(panel.absent for panel in panels)))
     source = "; ".join(dict.fromkeys(sources))
     return AblationsInfo(title, source, y_label, tuple(panels), tuple(sorted(run_ids)))
+
+
+def _full_method(study: Study, board: Scoreboard) -> dict[str, str]:
+    """The variants of an ablation whose runs are those of the main sweep's CPPO, under whatever name."""
+    main = study.board(MAIN)
+    if main is None:
+        return {}
+    ours = {run.mlflow_id for run in main.runs if run.variant == OURS and run.mlflow_id}
+    own: dict[str, set[str]] = {}
+    for run in board.runs:
+        if run.mlflow_id:
+            own.setdefault(run.variant, set()).add(run.mlflow_id)
+    return {variant: OURS for variant, ids in own.items() if ids <= ours}
 
 
 def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:

@@ -2,8 +2,9 @@
 marked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -53,11 +54,19 @@ class CurvesInfo:
     run_ids: tuple[str, ...]
 
 
-def curves_info(board: Scoreboard, title: str, models: Sequence[str] | None = None) -> CurvesInfo:
-    """The figure of a scored sweep, of `models` or of all; a variant without any curve is not in the legend."""
+def curves_info(
+    board: Scoreboard,
+    title: str,
+    models: Sequence[str] | None = None,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+) -> CurvesInfo:
+    """The figure of a scored sweep, of `models` or of all; a variant without any curve is not in the legend.
+
+    `aliases`: see `style.colours`.
+    """
     shown = [run for run in board.runs if models is None or run.model in models]
     variants = in_order(board.variants)
-    palette = colours(variants)
+    palette = colours(variants, aliases)
     panels = []
     for model in dict.fromkeys(run.model for run in shown):
         of_model = [run for run in shown if run.model == model]
@@ -86,7 +95,7 @@ def scored_legend(board: Scoreboard, panel: Panel) -> tuple[tuple[str, str], ...
         cell = board.cells[panel.model, line.variant]
         score = "" if cell.score is None else str(round_half_up(percent(cell.score.mean)))
         text = State.COLLAPSE.value if cell.state is State.COLLAPSE else score
-        entries.append((f"{line.label} {text}{'†' if cell.provisional else ''}", line.colour))
+        entries.append((f"{line.label}: {text}{'†' if cell.provisional else ''}", line.colour))
     return tuple(entries)
 
 

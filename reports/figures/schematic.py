@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.figures import curves
@@ -118,6 +119,9 @@ def draw_rule(panel: RulePanel, ax: Axes) -> None:
         color=[REASONS[kind] for kind in panel.kinds],
         zorder=2,
     )
+    for place, value in zip(places, panel.values, strict=True):
+        if value > top:
+            ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=7, color="#555555")
     ax.stairs(
         panel.limit, [0.5, *(place + 0.5 for place in places)], baseline=None, color="#222222", zorder=3
     )
@@ -138,6 +142,8 @@ def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
     axes = left.subplots(len(info.rules), 1, sharex=True)
     for ax, rule in zip(axes, info.rules, strict=True):
         draw_rule(rule, ax)
+    left.align_ylabels(axes)
+    axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=8)
     handles: list[Patch | Line2D] = [Patch(color=REASONS[kind], label=label) for label, kind in LEGEND]
     handles.append(Line2D([], [], color="#222222", label="limit"))

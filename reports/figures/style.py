@@ -26,8 +26,6 @@ REASONS: Mapping[str, str] = MappingProxyType(
 )
 # For variants that the main figure does not have; distinct from the seven above and from each other.
 _OTHERS = ("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73")
-# Variants of the ablations that are the full method or its nearest relative under another name.
-_ALIASES: Mapping[str, str] = MappingProxyType({"cppo_tv": "cppo", "cppo_topk_tv": "cppo"})
 
 _RC: Mapping[str, Any] = MappingProxyType(
     {
@@ -80,9 +78,12 @@ def figure_style(live_text: bool = False) -> Iterator[None]:
 _BACKEND_KEYS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
 
 
-def colours(variants: tuple[str, ...]) -> dict[str, str]:
-    """A colour for each variant: the paper's for its methods, the others in the order given."""
-    own = {name: COLOURS.get(_ALIASES.get(name, name)) for name in variants}
+def colours(variants: tuple[str, ...], aliases: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """A colour for each variant: the paper's for its methods, the others in the order given.
+
+    `aliases`: variant -> the method that it is under another name.
+    """
+    own = {name: COLOURS.get(aliases.get(name, name)) for name in variants}
     others = [name for name in variants if own[name] is None]
     extra = {name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}
     return {name: own[name] or extra[name] for name in variants}

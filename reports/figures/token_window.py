@@ -86,11 +86,12 @@ def draw_window(info: WindowInfo, ax: Axes) -> None:
     token = [window.token_threshold] * count
     top = 1.2 * max(window.token_threshold, *window.weighted_divergence)
     low = min(0.0, *info.effective)
-    bottom = max(low * 1.1, -top) if low < 0 else 0.0
+    bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a budget spent far beyond its end is cut
     reach = [min(max(value, bottom), top) for value in info.effective]
     prefix = [min(max(value, bottom - top), 2 * top) for value in window.prefix_threshold]
-    ax.stairs([top] * count, edges, baseline=reach, fill=True, color="#F3D9DC", alpha=0.55, zorder=0)
-    tighter = [min(value, window.token_threshold) for value in reach]
+    rejected = [max(0.0, value) for value in reach]
+    ax.stairs([top] * count, edges, baseline=rejected, fill=True, color="#F3D9DC", alpha=0.55, zorder=0)
+    tighter = [max(0.0, min(value, window.token_threshold)) for value in reach]
     ax.stairs(token, edges, baseline=tighter, fill=True, color=REASONS["prefix"], alpha=0.22, zorder=1)
     ax.bar(
         range(count), window.weighted_divergence, width=0.7, color=[REASONS[k] for k in info.kinds], zorder=2
@@ -132,6 +133,6 @@ def handles(info: WindowInfo) -> list[Patch | Line2D]:
 
 def draw(info: WindowInfo, fig: Figure, headed: bool = True) -> None:
     """The window with its legend below."""
-    surround(fig, (9.6, 4.3), (info.title, f"{info.about}; {info.source}") if headed else (), ())
+    surround(fig, (9.6, 4.3), (info.title, info.about, info.source) if headed else (), ())
     draw_window(info, fig.subplots())
     fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=8)

@@ -15,7 +15,7 @@ from cppo_lab.reports.tables import core_of
 
 METRICS = (
     ("rule/delta_b_mean", "effective δ_b"),
-    ("rule/prefix_budget_share", "share masked by the prefix budget"),
+    ("rule/prefix_budget_share", "prefix-budget share"),
 )
 
 

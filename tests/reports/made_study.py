@@ -204,7 +204,7 @@ def window(length: int, draw: Random) -> dict[str, Any]:
     for name in ("weighted_divergence", "prefix_threshold", "moves_away", "masked_by"):
         result[name] = []
     for place, weight in enumerate(weights):
-        weighted = weight * min(0.6, draw.expovariate(1 / 0.022) + (0.2 if place in (40, 41) else 0.0))
+        weighted = weight * min(0.6, draw.expovariate(1 / 0.016) + (0.2 if place in (40, 41) else 0.0))
         away = draw.random() < 0.6 or place == 40
         limit = delta + delta_b * allowed - spent
         reason = "token" if weighted > delta else "prefix" if weighted > limit else ""
