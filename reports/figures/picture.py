@@ -1,11 +1,16 @@
 """A numbered figure of a report, ready to be drawn: in files with its title, on a page without."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from matplotlib.figure import Figure
 
-Draw = Callable[[Figure, bool], None]  # (figure, whether title and source stand above the drawing)
+
+class Draw(Protocol):
+    """Draws into `fig`; `headed`: with title and source above."""
+
+    def __call__(self, fig: Figure, headed: bool = True) -> None:
+        """See the class."""
 
 
 @dataclass(frozen=True)
