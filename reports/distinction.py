@@ -8,30 +8,30 @@ from types import MappingProxyType
 from cppo_lab.reports.names import OURS, display_name
 from cppo_lab.reports.text_tables import TextRow, TextTable
 
-HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond the bound", "In this study")
+HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
 YES, NO = "yes", "no"
 
 # rule -> (what is bounded, what one decision covers, whether the limit depends on the token's position, whether it
 # depends on the tokens before, what happens beyond the bound).
 PROPERTIES: Mapping[str, tuple[str, str, str, str, str]] = MappingProxyType(
     {
-        "grpo": ("ratio", "token", NO, NO, "clipped, no gradient"),
-        "ppo": ("ratio", "token", NO, NO, "clipped, no gradient"),
-        "dr_grpo": ("ratio", "token", NO, NO, "clipped, no gradient"),
+        "grpo": ("ratio", "token", NO, NO, "clipped"),
+        "ppo": ("ratio", "token", NO, NO, "clipped"),
+        "dr_grpo": ("ratio", "token", NO, NO, "clipped"),
         "dppo": ("divergence", "token", NO, NO, "masked"),
         "cppo": ("divergence", "token", YES, YES, "masked"),
         "cppo_no_position_weight": ("divergence", "token", NO, YES, "masked"),
         "cppo_no_prefix_budget": ("divergence", "token", YES, NO, "masked"),
         "cppo_no_prefix_budget_shuffled": ("divergence", "token", "shuffled", NO, "masked"),
-        "cppo_soft": ("divergence", "token", YES, YES, "weight below 1"),
+        "cppo_soft": ("divergence", "token", YES, YES, "weighed less"),
         "trm_max": ("largest divergence", "response", NO, NO, "masked"),
         "trm_avg": ("mean divergence", "response", NO, NO, "masked"),
-        "trm_max_avg": ("largest and mean divergence", "response", NO, NO, "masked"),
-        "cispo": ("ratio", "token", NO, NO, "coefficient capped"),
-        "minpro": ("ratio times the least before it", "token", NO, YES, "coefficient capped"),
-        "gspo": ("mean ratio", "response", NO, NO, "clipped, no gradient"),
-        "geo_mean": ("ratio within a mean", "token", NO, NO, "clipped, no gradient of its own"),
-        "sapo": ("ratio", "token", NO, NO, "weight below 1"),
+        "trm_max_avg": ("largest, mean divergence", "response", NO, NO, "masked"),
+        "cispo": ("ratio", "token", NO, NO, "capped"),
+        "minpro": ("ratio x least prefix ratio", "token", NO, YES, "capped"),
+        "gspo": ("mean ratio", "response", NO, NO, "clipped"),
+        "geo_mean": ("ratio within a mean", "token", NO, NO, "clipped"),
+        "sapo": ("ratio", "token", NO, NO, "weighed less"),
     }
 )
 

@@ -12,6 +12,7 @@ from cppo_lab.analysis.study import MAIN, Study, StudySweep, read_study
 from cppo_lab.reports import markup, sheets, text_tables
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.distinction import distinction_table
+from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.picture import Absent, Picture
@@ -66,9 +67,9 @@ def paper_study_request(
     for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
         ablations.setdefault(row.ablation, {})[ExpectedRun(None, row.model, row.variant, None)] = None
     grids = [SweepGrid(MAIN, "Main results", "Is CPPO best on every model?", main_grid())]
-    for name, runs in ablations.items():
-        title = name.replace("_", " ").capitalize()
-        grids.append(SweepGrid(name, title, "An ablation of the paper, from its curves.", tuple(runs)))
+    for name, heading in (*MECHANISMS, *SETTINGS):
+        question = "An ablation of the paper, from its curves."
+        grids.append(SweepGrid(name, heading, question, tuple(ablations[name])))
     return StudyRequest(
         name="study",
         uri=uri,

@@ -77,6 +77,11 @@ class FullTable:
     notes: tuple[str, ...]
 
     @property
+    def several_runs(self) -> bool:
+        """Whether any row is a mean over runs; with their spreads its columns are wide."""
+        return any(len(row.steps) > 1 for block in self.blocks for row in block.rows)
+
+    @property
     def headings(self) -> tuple[str, ...]:
         """Column headings of the entries."""
         return (*(benchmark_name(name) for name in self.benchmarks), "Avg")

@@ -189,6 +189,8 @@ def _model(study: Study, index: int) -> Picture:
     name = study.models[index] if index < len(study.models) else f"model {index + 1}"
     caption = (
         "Benchmarks on top; below, the reward of each step (thin) and its moving mean (thick), response length and "
-        "relative log-prob error as means over neighbouring steps." + _seeds(study)
+        "relative log-prob error as means over neighbouring steps."
+        + _seeds(study)
+        + (" Where a run has ended, the training curves are those of the runs left." if _seeds(study) else "")
     )
     return _picture(8 + index, f"All curves of {name}", caption, info, model_curves.draw)

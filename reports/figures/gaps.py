@@ -61,7 +61,7 @@ def gaps_info(study: Study, title: str) -> GapsInfo | Absent:
     weighted = rule.delta is not None and rule.w_min is not None
     return GapsInfo(
         title=title,
-        source=origin(core_of(board)),
+        source=f"{model}; {origin(core_of(board))}",
         model=model,
         lines=tuple(lines),
         delta=rule.delta,
@@ -114,7 +114,7 @@ def _positions(ax: Axes) -> None:
 
 def draw(info: GapsInfo, fig: Figure, headed: bool = True) -> None:
     """Both panels side by side."""
-    surround(fig, (10.4, 3.7), (info.title, f"{info.model}; {info.source}") if headed else (), ())
+    surround(fig, (10.4, 3.7), (info.title, info.source) if headed else (), ())
     left, right = fig.subplots(1, 2)
     draw_gaps(info, left)
     draw_threshold(info, right)

@@ -27,13 +27,18 @@ class WindowInfo:
     """
 
     title: str
-    source: str
     about: str
+    origin: str
     symbols: tuple[str, ...]
     window: TokenWindow
     effective: tuple[float, ...]
     kinds: tuple[str, ...]
     run_ids: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """Which run, and what kind of run."""
+        return f"{self.about}; {self.origin}"
 
 
 def window_info(study: Study, title: str) -> WindowInfo | Absent:
@@ -59,7 +64,7 @@ def window_info(study: Study, title: str) -> WindowInfo | Absent:
     seed = "" if run.seed is None else f", seed {run.seed}"
     return WindowInfo(
         title=title,
-        source=origin(core_of(board)),
+        origin=origin(core_of(board)),
         about=f"{display_name(OURS)} on {run.model}{seed}, training step {cut.step}",
         symbols=tuple(_visible(symbol) for symbol in cut.symbols),
         window=cut,
@@ -133,6 +138,6 @@ def handles(info: WindowInfo) -> list[Patch | Line2D]:
 
 def draw(info: WindowInfo, fig: Figure, headed: bool = True) -> None:
     """The window with its legend below."""
-    surround(fig, (9.6, 4.3), (info.title, info.about, info.source) if headed else (), ())
+    surround(fig, (9.6, 4.3), (info.title, info.about, info.origin) if headed else (), ())
     draw_window(info, fig.subplots())
     fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=8)
