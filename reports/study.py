@@ -20,7 +20,7 @@ from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.study_page import Ablation, StudyTables, render_study, study_core, study_page
-from cppo_lab.reports.tables import full_table, main_table
+from cppo_lab.reports.tables import MainTable, full_table, main_table
 from cppo_lab.reports.text_tables import TextTable
 
 
@@ -111,11 +111,12 @@ def _tables(study: Study) -> StudyTables:
     board = study.board(MAIN)
     used = {run.rule for each in study.boards for run in each.runs if run.rule}
     distinction = distinction_table("How the rules differ (Table 2)", used)
-    ablations = tuple(_ablation(sweep) for sweep in study.sweeps if sweep.grid.name != MAIN)
+    main = None if board is None else main_table(board, "Mean score by model (Table 1)")
+    ablations = tuple(_ablation(sweep, main) for sweep in study.sweeps if sweep.grid.name != MAIN)
     if board is None:
         return StudyTables(None, distinction, None, None, ablations)
     return StudyTables(
-        main=main_table(board, "Mean score by model (Table 1)"),
+        main=main,
         distinction=distinction,
         configuration=configuration_table(board, study.models, "Configuration of each model (Table 3)"),
         full=full_table(board, "Score by benchmark (Table 4)"),
@@ -123,9 +124,11 @@ def _tables(study: Study) -> StudyTables:
     )
 
 
-def _ablation(sweep: StudySweep) -> Ablation:
+def _ablation(sweep: StudySweep, main: MainTable | None) -> Ablation:
     table = None if sweep.board is None else full_table(sweep.board, sweep.grid.title)
-    return Ablation(sweep.grid.title, sweep.grid.question, table, sweep.absent)
+    known = () if main is None else main.notes
+    notes = () if table is None else tuple(note for note in table.notes if note not in known)
+    return Ablation(sweep.grid.title, sweep.grid.question, table, notes, sweep.absent)
 
 
 def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:

@@ -28,11 +28,12 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class Ablation:
-    """One sweep beside the main one; `table` None: `absent` says why."""
+    """One sweep beside the main one; `table` None: `absent` says why. `notes`: those that the main table has not."""
 
     title: str
     question: str
     table: FullTable | None
+    notes: tuple[str, ...]
     absent: str
 
 

@@ -102,7 +102,8 @@ def draw_threshold(info: GapsInfo, ax: Axes) -> None:
     ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
     ax.axhline(info.delta, color=other, linestyle="--", label=f"δ = {info.delta:g}, the same everywhere")
     top = max(info.threshold)
-    ax.set_ylim(info.delta - 0.6 * (top - info.delta), top + 0.2 * (top - info.delta) or None)
+    if top > info.delta:  # w_min = 1 leaves them equal
+        ax.set_ylim(info.delta - 0.6 * (top - info.delta), top + 0.2 * (top - info.delta))
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 
 
