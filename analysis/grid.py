@@ -20,3 +20,13 @@ class ExpectedRun:
         """`variant on model, seed 0`, for messages."""
         seed = "" if self.seed is None else f", seed {self.seed}"
         return f"{self.variant} on {self.model}{seed}"
+
+
+@dataclass(frozen=True)
+class SweepGrid:
+    """One sweep of a study: its name, its heading and the question it answers, and all its runs."""
+
+    name: str
+    title: str
+    question: str
+    expected: tuple[ExpectedRun, ...]

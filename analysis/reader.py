@@ -1,11 +1,11 @@
 """MLflow -> tidy frames: the one place on the read side that talks to MLflow.
 
 `runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
-run more than once (a retry) appears once: the newest run that is done, or the newest of all when none is.
+run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import pandas as pd
 from mlflow.entities import Run, ViewType
@@ -41,25 +41,27 @@ class SweepData:
     """The runs of one sweep and everything they logged (or the metrics asked for).
 
     `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
-    `metrics`: columns METRIC_COLUMNS, sorted, one value per (run, metric, step).
+    `metrics`: columns METRIC_COLUMNS, sorted, one value per (run, metric, step). `params`: MLflow run -> its
+    flattened configuration as logged (`rule.delta` -> "0.15"); empty where a run logged none.
     """
 
     experiment: str
     sweep: str
     runs: pd.DataFrame
     metrics: pd.DataFrame
+    params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def read_sweep(
     uri: str,
     experiment: str,
     sweep: str,
-    metrics: Collection[str] | None = None,
+    metrics: Callable[[str], bool] | None = None,
     run_ids: Collection[str] = (),
 ) -> SweepData:
     """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
-    `run_ids` (a run that another sweep trained is the same run). `metrics` limits what is read (None:
-    everything).
+    `run_ids` (a run that another sweep trained is the same run). `metrics` says of a metric's name whether to
+    read it (None: everything).
 
     Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of
     it belongs to the sweep.
@@ -69,10 +71,15 @@ def read_sweep(
         client = MlflowClient(uri)
         return _read(client, uri, experiment, sweep, metrics, frozenset(run_ids))
     except (MlflowException, SQLAlchemyError) as error:
-        raise UserError(
-            f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an "
-            "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
-        ) from error
+        raise unreadable(uri, error) from error
+
+
+def unreadable(uri: str, error: Exception) -> UserError:
+    """What to say when MLflow fails on the store at `uri`."""
+    return UserError(
+        f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an "
+        "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
+    )
 
 
 def _read(
@@ -80,7 +87,7 @@ def _read(
     uri: str,
     experiment: str,
     sweep: str,
-    metrics: Collection[str] | None,
+    metrics: Callable[[str], bool] | None,
     run_ids: Collection[str],
 ) -> SweepData:
     everything = list(_all_runs(client, _experiment_id(client, experiment, uri)))
@@ -93,7 +100,8 @@ def _read(
     kept = _newest_of_each(found)
     runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
     runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
-    return SweepData(experiment, sweep, runs, _read_metrics(client, kept, metrics))
+    params = {run.info.run_id: dict(run.data.params) for run in kept}
+    return SweepData(experiment, sweep, runs, _read_metrics(client, kept, metrics), params)
 
 
 def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
@@ -154,7 +162,7 @@ def _newest_of_each(found: list[Run]) -> list[Run]:
     best: dict[str, Run] = {}
 
     def rank(run: Run) -> tuple[bool, int, str]:
-        return (_status(run) == schema.DONE, run.info.start_time or 0, run.info.run_id)
+        return (_status(run) in schema.FINISHED, run.info.start_time or 0, run.info.run_id)
 
     for run in found:
         key = run.data.tags.get(schema.TAG_RUN_ID) or run.info.run_id
@@ -186,12 +194,14 @@ def _run_row(run: Run, sweep: str) -> tuple[object, ...]:
     )
 
 
-def _read_metrics(client: MlflowClient, runs: list[Run], wanted: Collection[str] | None) -> pd.DataFrame:
+def _read_metrics(
+    client: MlflowClient, runs: list[Run], wanted: Callable[[str], bool] | None
+) -> pd.DataFrame:
     """One value per (run, metric, step): a step logged twice (a resumed run) counts as logged last."""
     rows: list[tuple[str, str, int, float]] = []
     for run in runs:
         for name in sorted(run.data.metrics):
-            if wanted is not None and name not in wanted:
+            if wanted is not None and not wanted(name):
                 continue
             latest: dict[int, float] = {}
             for point in client.get_metric_history(run.info.run_id, name):  # ordered by time

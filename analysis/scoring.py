@@ -115,7 +115,9 @@ def _find(runs: pd.DataFrame, entry: ExpectedRun) -> pd.Series | None:
             fits = fits[fits["seed"] == entry.seed]
     if fits.empty:
         return None
-    done_last = fits.assign(done=fits["status"] == schema.DONE).sort_values(["done", "start", "mlflow_id"])
+    done_last = fits.assign(done=fits["status"].isin(schema.FINISHED)).sort_values(
+        ["done", "start", "mlflow_id"]
+    )
     return done_last.iloc[-1]
 
 

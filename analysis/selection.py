@@ -163,8 +163,16 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
 
 
 def run_state(status: str, choice: Choice) -> State:
-    """The state of a run with this status tag: its choice's if it is done, else that it is not."""
-    return {schema.RUNNING: State.RUNNING, schema.FAILED: State.FAILED}.get(status, choice.state)
+    """The state of a run with this status tag: its choice's if it is done, else what the tag says.
+
+    A run whose training diverged ends early with the status COLLAPSED: a collapse, whatever its last score was.
+    """
+    told = {
+        schema.RUNNING: State.RUNNING,
+        schema.FAILED: State.FAILED,
+        schema.COLLAPSED: State.COLLAPSE,
+    }
+    return told.get(status, choice.state)
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:

@@ -54,11 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     launch = commands.add_parser("launch", help="train the runs of a sweep that are not done")
     launch.set_defaults(command=_launch)
     for command in (plan, launch):
-        command.add_argument("sweep", help="name of a shipped sweep, or path to a sweep file")
+        command.add_argument("sweep", help="name of a shipped sweep or study, or path to such a file")
         command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
 
     report = commands.add_parser("report", help="write the tables, curves and page of a sweep")
-    report.add_argument("sweep", help="name of a shipped sweep, or path to a sweep file")
+    report.add_argument("sweep", help="name of a shipped sweep or study, or path to such a file")
     report.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="the overrides of the launch, if any"
     )
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="source",
         choices=["runs", "paper"],
         default="runs",
-        help="our own runs, or the paper's curves (main only; see `cppo reference import`)",
+        help="our own runs, or the paper's curves (main and study; see `cppo reference import`)",
     )
     report.add_argument(
         "--partial", action="store_true", help="report what is there although runs are missing"
@@ -129,7 +129,7 @@ def _launch(options: argparse.Namespace) -> int:
     states = launch(plan, uri)
     print(table(plan.runs, states))
     print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
-    counts = Counter(state.state for state in states.values() if state.state not in schema.ENDED)
+    counts = Counter(state.state for state in states.values() if state.state not in schema.FINISHED)
     if counts:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         print(
@@ -142,40 +142,59 @@ def _launch(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     import shlex
 
-    from cppo_lab import schema, store
-    from cppo_lab.reports.build import ReportRequest, build_report, paper_request
-
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     command = "cppo report " + shlex.join([options.sweep, *options.overrides])
     if options.source == "paper":
-        if options.sweep != "main" or options.overrides:
-            raise UserError(
-                f"--from paper with {command.removeprefix('cppo report ')!r}: the paper's curves make the report "
-                "`main` and take no overrides: cppo report main --from paper"
-            )
-        uri = store.tracking_uri()
-        request = paper_request(uri, out, partial=options.partial, command=f"{command} --from paper")
+        page = _paper_report(options, out, f"{command} --from paper")
     else:
-        from cppo_lab.analysis.grid import ExpectedRun
-
-        plan, uri = _planned(options)
-        store.require_store(uri)
-        request = ReportRequest(
-            name=plan.name,
-            uri=uri,
-            experiment=schema.experiment_name(plan.core),
-            expected=tuple(
-                ExpectedRun(run.run_id, run.spec.model.name, run.variant, run.spec.seed) for run in plan.runs
-            ),
-            out=out,
-            title=plan.title,
-            question=plan.question,
-            partial=options.partial,
-            command=command,
-        )
-    page = build_report(request)
+        page = _own_report(options, out, command)
     print(f"report: {page}")
     return 0
+
+
+def _paper_report(options: argparse.Namespace, out: Path, command: str) -> Path:
+    from cppo_lab import store
+    from cppo_lab.reports.build import build_report, paper_request
+    from cppo_lab.reports.study import build_study, paper_study_request
+
+    if options.sweep not in ("main", "study") or options.overrides:
+        asked = " ".join([options.sweep, *options.overrides])
+        raise UserError(
+            f"--from paper with {asked!r}: the paper's curves make the reports `main` and `study` and take no "
+            "overrides: cppo report main --from paper"
+        )
+    uri = store.tracking_uri()
+    if options.sweep == "study":
+        return build_study(paper_study_request(uri, out, partial=options.partial, command=command))
+    return build_report(paper_request(uri, out, partial=options.partial, command=command))
+
+
+def _own_report(options: argparse.Namespace, out: Path, command: str) -> Path:
+    from cppo_lab import schema, store
+    from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
+    from cppo_lab.reports.build import ReportRequest, build_report
+    from cppo_lab.reports.study import StudyRequest, build_study
+
+    plan, uri = _planned(options)
+    store.require_store(uri)
+    experiment = schema.experiment_name(plan.core)
+    grids = tuple(
+        SweepGrid(
+            sweep.name,
+            sweep.title,
+            sweep.question,
+            tuple(
+                ExpectedRun(run.run_id, run.spec.model.name, run.variants[sweep.name], run.spec.seed)
+                for run in plan.runs
+                if sweep.name in run.variants
+            ),
+        )
+        for sweep in plan.sweeps
+    )
+    about = {"title": plan.title, "question": plan.question, "partial": options.partial, "command": command}
+    if plan.is_study:
+        return build_study(StudyRequest(plan.name, uri, experiment, grids, out, **about))
+    return build_report(ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about))
 
 
 def _reference_import(options: argparse.Namespace) -> int:

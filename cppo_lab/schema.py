@@ -83,7 +83,7 @@ DONE = "done"
 COLLAPSED = "collapsed"  # ended early because the policy broke down: a result, not a failure
 FAILED = "failed"
 STATUSES = (RUNNING, DONE, COLLAPSED, FAILED)
-ENDED = (DONE, COLLAPSED)  # nothing is left to train
+FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left to train
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"

@@ -2,9 +2,6 @@
 in whole.
 """
 
-import shutil
-import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,18 +11,17 @@ from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.errors import UserError
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.oddities import oddities
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.tables import core_of, full_table, main_table
 
-MARKER = ".cppo-report"  # a folder with this file is ours to replace
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
@@ -77,11 +73,11 @@ def build_report(request: ReportRequest) -> Path:
     or if `request.out` is something else than a report of ours.
     """
     out = request.out.absolute()
-    _require_ours(out)
+    require_ours(out)
     run_ids = [entry.run_id for entry in request.expected if entry.run_id is not None]
     data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids)
     board = score_sweep(data, request.expected, request.partial)
-    _swap_in(out, _files(request, board))
+    swap_in(out, _files(request, board))
     return request.out / "index.html"
 
 
@@ -133,39 +129,3 @@ def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:
     found = oddities(audit, board, ablations, shared_curves(board, ablations))
     view = audit_view(audit, found)
     return view, {"audit.md": markup.audit_markdown(view), "audit.csv": sheets.audit_csv(audit)}
-
-
-def _require_ours(out: Path) -> None:
-    """Refuses to replace what is no report of ours."""
-    if not out.exists() and not out.is_symlink():
-        return
-    if out.is_dir() and not out.is_symlink() and ((out / MARKER).is_file() or not any(out.iterdir())):
-        return
-    raise UserError(
-        f"{out} exists and is not a report of ours (it has no {MARKER}): choose another folder with --out, "
-        "or remove it yourself"
-    )
-
-
-def _swap_in(out: Path, files: Mapping[str, bytes]) -> None:
-    """Writes into a new folder beside `out` and renames it into place; a failure leaves the old report as it
-    was.
-    """
-    mark = uuid.uuid4().hex[:8]
-    new, old = (out.with_name(f".{out.name}.{kind}-{mark}") for kind in ("new", "old"))
-    try:
-        new.mkdir(parents=True)
-        for name, data in files.items():
-            (new / name).write_bytes(data)
-        replaced = out.exists()
-        if replaced:
-            out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            if replaced:
-                old.rename(out)
-            raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)

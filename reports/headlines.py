@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import Stat, State
@@ -108,10 +109,11 @@ def _collapses(board: Scoreboard, model: str) -> list[str]:
         choice = run.choice
         if run.model == model and run.state is State.COLLAPSE and choice.score is not None:
             seed = "" if run.seed is None else f" (seed {run.seed})"
+            stopped = ", where its training was stopped" if run.status == schema.COLLAPSED else ""
             sentences.append(
                 f"{display_name(run.variant)}{seed} collapses: its best is {points(choice.score)} at step "
                 f"{choice.step}, and it ends at {points(choice.last_score or 0.0)} at step "
-                f"{choice.last_step}."
+                f"{choice.last_step}{stopped}."
             )
     return sentences
 

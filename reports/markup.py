@@ -64,7 +64,8 @@ def _latex_entry(entry: Entry) -> str:
     return _marked(entry, (r"\textbf{", "}"), (r"\underline{", "}"), escape_latex(plain(entry)))
 
 
-def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table whose texts are escaped already."""
     align = ["---", *["---:"] * (len(headings) - 1)]
     return ["| " + " | ".join(cells) + " |" for cells in (headings, align, *rows)]
 
@@ -82,8 +83,8 @@ def steps_text(row: Row) -> str:
 def main_markdown(table: MainTable) -> str:
     """Table 1 as a Markdown document."""
     rows = [[_label(row), *map(_markdown_entry, row.entries)] for row in table.rows]
-    lines = _markdown_table(["Method", *map(escape_markdown, table.models)], rows)
-    return _document(table.title, lines, table.notes)
+    lines = markdown_table(["Method", *map(escape_markdown, table.models)], rows)
+    return document(table.title, lines, table.notes)
 
 
 def full_markdown(table: FullTable) -> str:
@@ -93,11 +94,12 @@ def full_markdown(table: FullTable) -> str:
         stop = "not given" if block.t_stop is None else block.t_stop
         lines += [f"## {escape_markdown(block.model)} (T_stop = {stop})", ""]
         rows = [[_label(row), *map(_markdown_entry, row.entries), steps_text(row)] for row in block.rows]
-        lines += [*_markdown_table(["Method", *map(escape_markdown, table.headings), "Step"], rows), ""]
-    return _document(table.title, lines, table.notes)
+        lines += [*markdown_table(["Method", *map(escape_markdown, table.headings), "Step"], rows), ""]
+    return document(table.title, lines, table.notes)
 
 
-def _document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
+def document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
+    """A Markdown document around the lines of a table; title and notes are escaped here."""
     return "\n".join(
         [f"# {escape_markdown(title)}", "", *lines, "", *(escape_markdown(note) + "\n" for note in notes)]
     )
@@ -108,7 +110,8 @@ def _latex_row(row: Row, extra: Sequence[str] = ()) -> str:
     return shade + " & ".join([escape_latex(row.label), *map(_latex_entry, row.entries), *extra]) + r" \\"
 
 
-def _latex_document(title: str, columns: str, body: Sequence[str], notes: Sequence[str]) -> str:
+def latex_document(title: str, columns: str, body: Sequence[str], notes: Sequence[str]) -> str:
+    """A LaTeX table around the lines of its body; title and notes are escaped here."""
     small = " ".join(escape_latex(note) for note in notes)
     lines = [
         r"% needs \usepackage{booktabs} and \usepackage[table]{xcolor}",
@@ -128,7 +131,7 @@ def main_latex(table: MainTable) -> str:
     """Table 1 as a LaTeX snippet."""
     head = " & ".join(["Method", *map(escape_latex, table.models)]) + r" \\"
     body = [r"\toprule", head, r"\midrule", *map(_latex_row, table.rows), r"\bottomrule"]
-    return _latex_document(table.title, "l" + "r" * len(table.models), body, table.notes)
+    return latex_document(table.title, "l" + "r" * len(table.models), body, table.notes)
 
 
 def full_latex(table: FullTable) -> str:
@@ -143,7 +146,7 @@ def full_latex(table: FullTable) -> str:
         ]
         body += [_latex_row(row, [escape_latex(steps_text(row))]) for row in block.rows]
     body.append(r"\bottomrule")
-    return _latex_document(table.title, "l" + "r" * (width - 1), body, table.notes)
+    return latex_document(table.title, "l" + "r" * (width - 1), body, table.notes)
 
 
 def audit_markdown(view: AuditView) -> str:
@@ -155,5 +158,5 @@ def audit_markdown(view: AuditView) -> str:
     lines += ["", "## Every printed number", ""]
     cells = [(c.model, c.label, c.column, c.printed, c.exact, c.difference, c.printing) for c in view.cells]
     headings = ("Model", "Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
-    lines += _markdown_table(headings, [[escape_markdown(text) for text in cell] for cell in cells])
-    return _document("Audit of the printed tables", lines, ())
+    lines += markdown_table(headings, [[escape_markdown(text) for text in cell] for cell in cells])
+    return document("Audit of the printed tables", lines, ())

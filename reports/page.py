@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from cppo_lab.analysis.audit import percent, round_half_up
@@ -89,7 +89,7 @@ def page_info(
         curves=inline_curves(curves_shown),
         diagnostics=inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
         audit=audit,
-        runs=tuple(_run_line(run) for run in board.runs),
+        runs=tuple(run_line(run) for run in board.runs),
         unused=tuple(sorted(board.unused["run_id"])),
         files=tuple(files),
     )
@@ -99,14 +99,27 @@ def render_page(info: PageInfo) -> str:
     """The page as HTML. Every text in `info` is escaped; only the drawings (`InlineFigure.svg`) are
     markup.
     """
-    folder = resources.files("cppo_lab.reports").joinpath("templates")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
-    template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
-    style = Markup(folder.joinpath("page.css").read_text(encoding="utf-8"))
-    return template.render(page=info, style=style, plain=plain, steps_text=steps_text, drawing=Markup)
+    return render_template("page.html.j2", info)
 
 
-def _run_line(run: RunScore) -> RunLine:
+def render_template(name: str, page: object) -> str:
+    """One of the templates with its `page`."""
+    environment = Environment(
+        loader=FunctionLoader(_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup)
+    return environment.get_template(name).render(page=page, style=Markup(_template("page.css")))
+
+
+def _template(name: str) -> str:
+    return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def run_line(run: RunScore) -> RunLine:
+    """A run as a row of the list."""
     choice = run.choice
     score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
     return RunLine(

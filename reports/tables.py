@@ -77,6 +77,11 @@ class FullTable:
     notes: tuple[str, ...]
 
     @property
+    def several_runs(self) -> bool:
+        """Whether any row is a mean over runs; with their spreads its columns are wide."""
+        return any(len(row.steps) > 1 for block in self.blocks for row in block.rows)
+
+    @property
     def headings(self) -> tuple[str, ...]:
         """Column headings of the entries."""
         return (*(benchmark_name(name) for name in self.benchmarks), "Avg")
@@ -172,7 +177,9 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
     if runs_per_cell > 1:
         notes.append(f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own.")
     if any(cell.collapsed for cell in board.cells.values()):
-        notes.append("collapse: a run ended below a tenth of its own best score.")
+        stopped = any(run.status == schema.COLLAPSED for run in board.runs)
+        also = ", or its training diverged and was stopped" if stopped else ""
+        notes.append(f"collapse: a run ended below a tenth of its own best score{also}.")
     if board.gaps:
         gaps = "; ".join(describe_gap(run) for run in board.gaps)
         notes.append(f"† provisional and not ranked, because these runs are no results yet: {gaps}.")

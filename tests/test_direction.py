@@ -20,6 +20,7 @@ ALLOWED = {
     "reports": {"analysis"},
     "calculator": {"maths"},
     "vectors": {"maths"},
+    "illustration": {"maths"},
     "cli": {"spec", "sweep", "tracking", "analysis", "reports", "calculator", "vectors"},
 }
 # Library -> path prefixes below the root where it may be imported.
@@ -28,8 +29,8 @@ HOMES = {
     "omegaconf": ["cppo_lab/sweep/compose.py"],
     "submitit": ["cppo_lab/launch/"],
     "matplotlib": ["reports/figures/"],
-    "mlflow": ["cppo_lab/tracking/", "analysis/reader.py"],
-    "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/"],
+    "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
+    "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/", "cppo_lab/illustration.py"],
     "pandas": ["analysis/", "reports/"],
 }
 SOURCES = sorted(

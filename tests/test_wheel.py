@@ -36,7 +36,7 @@ def test_the_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "site")
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"cppo_lab"}
     inside = {name.removeprefix("cppo_lab/") for name in names}
-    for folder in ("conf", "sweeps", "reports/paper", "reports/templates", "analysis"):
+    for folder in ("conf", "sweeps", "reports/paper", "reports/schematic", "reports/templates", "analysis"):
         shipped = {
             str(path.relative_to(ROOT))
             for path in (ROOT / folder).rglob("*")

@@ -39,7 +39,7 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     repair(run_ids, plan.core, uri, runs)
     states = run_states(run_ids, plan.core, uri, runs)
     _claim_done(plan, uri)
-    todo = [run for run in plan.runs if states[run.run_id].state not in (*schema.ENDED, schema.RUNNING)]
+    todo = [run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}]
     version = code_version()
     work = [
         Attempt(
@@ -92,7 +92,7 @@ class Progress:
     def __post_init__(self) -> None:
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
         counts = Counter(state.state for state in self.states.values())
-        self.todo = sum(n for state, n in counts.items() if state not in (*schema.ENDED, schema.RUNNING))
+        self.todo = sum(n for state, n in counts.items() if state not in schema.FINISHED | {schema.RUNNING})
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         self.say(f"{self.plan.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
         self.started = time.monotonic()

@@ -39,6 +39,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     launcher: LauncherSpec
     tracking: TrackingSpec
+    is_study: bool = False
 
     @property
     def core(self) -> str:
@@ -79,6 +80,7 @@ def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
         runs=tuple(sorted(runs.values(), key=lambda run: run.spec.seed)),
         launcher=plans[0].launcher,
         tracking=plans[0].tracking,
+        is_study=True,
     )
 
 

@@ -77,7 +77,7 @@ def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
     panels = []
     for model in board.models:
         for metric in metrics:
-            traces = [_trace(board, logged, (model, name), metric, palette[name]) for name in variants]
+            traces = [trace_of(board, logged, (model, name), metric, palette[name]) for name in variants]
             kept = tuple(trace for trace in traces if trace is not None)
             panels.append(DiagnosticPanel(model, metric, LABELS[metric], kept))
     drawn = {trace.variant for panel in panels for trace in panel.traces}
@@ -92,9 +92,10 @@ def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
     )
 
 
-def _trace(
+def trace_of(
     board: Scoreboard, logged: pd.DataFrame, pair: tuple[str, str], metric: str, colour: str
 ) -> Trace | None:
+    """The runs of one cell on one metric; None if none of them logged it."""
     ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
     rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
     if rows.empty:

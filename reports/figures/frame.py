@@ -19,19 +19,21 @@ def legend_columns(labels: tuple[str, ...], width: float) -> int:
 
 
 def surround(
-    fig: Figure, size: tuple[float, float], texts: tuple[str, str], legend: tuple[tuple[str, str], ...]
+    fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[tuple[str, str], ...]
 ) -> None:
-    """Sizes the figure for panels of `size` inches and adds title and source (`texts`) and the legend
-    (label, colour).
+    """Sizes the figure for panels of `size` inches and adds title and source (`texts`; none where a page says
+    both beside the drawing) and the legend (label, colour).
     """
     width, height = size
     lines = [line for text in texts for line in textwrap.wrap(text, int(width * CHARACTERS_PER_INCH))]
     labels = tuple(label for label, _ in legend)
     columns = legend_columns(labels, width)
     below = -(-len(labels) // columns)
-    fig.set_size_inches(width, height + LINE_INCHES * (len(lines) + below) + 0.2)
+    extra = 0.2 if lines else 0.05
+    fig.set_size_inches(width, height + LINE_INCHES * (len(lines) + below) + extra)
     fig.set_layout_engine("constrained")
-    fig.suptitle("\n".join(lines), fontsize=10, parse_math=False)
+    if lines:
+        fig.suptitle("\n".join(lines), fontsize=10, parse_math=False)
     if not legend:
         return
     handles = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in legend]

@@ -82,7 +82,7 @@ def test_frames(uri: str, write: Callable[..., str]) -> None:
         (mlflow_id, SCORE, 1, 0.1),
         (mlflow_id, SCORE, 2, 0.2),
     ]
-    only = read_sweep(uri, EXPERIMENT, "demo", metrics=[SCORE])
+    only = read_sweep(uri, EXPERIMENT, "demo", metrics={SCORE}.__contains__)
     assert set(only.metrics["metric"]) == {SCORE}
 
 
@@ -100,6 +100,8 @@ def test_of_retries_the_newest_done_one_counts(uri: str, write: Callable[..., st
     ("tag", "ended", "status"),
     [
         (None, "FINISHED", schema.DONE),
+        (schema.COLLAPSED, "FINISHED", schema.COLLAPSED),
+        (schema.COLLAPSED, "FAILED", schema.COLLAPSED),
         (None, "FAILED", schema.FAILED),
         (None, "KILLED", schema.FAILED),
         (None, None, schema.RUNNING),
@@ -114,7 +116,7 @@ def test_status(uri: str, write: Callable[..., str], tag: str | None, ended: str
 def test_a_step_logged_twice_counts_as_logged_last(uri: str, write: Callable[..., str]) -> None:
     mlflow_id = write("r1", schema.RUNNING, None)
     MlflowClient(uri).log_metric(mlflow_id, SCORE, 0.05, timestamp=999, step=2)  # lower, but later
-    metrics = read_sweep(uri, EXPERIMENT, "demo", metrics=[SCORE]).metrics
+    metrics = read_sweep(uri, EXPERIMENT, "demo", metrics={SCORE}.__contains__).metrics
     assert list(metrics["value"]) == [0.1, 0.05]
 
 
@@ -125,6 +127,18 @@ def test_a_shared_run_is_found_by_its_id_with_the_tag_of_another_sweep(
     write("r2", other="dppo")
     assert list(read_sweep(uri, EXPERIMENT, "demo").runs["run_id"]) == ["r1"]
     assert list(read_sweep(uri, EXPERIMENT, "demo", run_ids=["r2"]).runs["run_id"]) == ["r1", "r2"]
+
+
+def test_a_collapse_is_a_result_and_outranks_a_later_failure(uri: str, write: Callable[..., str]) -> None:
+    collapsed = write("r1", schema.COLLAPSED)
+    write("r1", schema.FAILED, "FAILED")
+    assert list(read_sweep(uri, EXPERIMENT, "demo").runs["mlflow_id"]) == [collapsed]
+
+
+def test_the_configuration_comes_with_the_runs(uri: str, write: Callable[..., str]) -> None:
+    mlflow_id = write("r1")
+    MlflowClient(uri).log_param(mlflow_id, "rule.delta", 0.15)
+    assert read_sweep(uri, EXPERIMENT, "demo").params == {mlflow_id: {"rule.delta": "0.15"}}
 
 
 def test_deleted_runs_are_gone(uri: str, write: Callable[..., str]) -> None:

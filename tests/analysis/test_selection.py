@@ -115,6 +115,8 @@ def test_status_outranks_the_choice() -> None:
     assert run_state(schema.DONE, choice) is State.SCORED
     assert run_state(schema.RUNNING, choice) is State.RUNNING
     assert run_state(schema.FAILED, choice) is State.FAILED
+    assert run_state(schema.COLLAPSED, choice) is State.COLLAPSE
+    assert run_state(schema.COLLAPSED, Choice(State.NO_VALIDATION)) is State.COLLAPSE
 
 
 def test_stat() -> None:

@@ -1,0 +1,75 @@
+"""The position diagnostic over several seeds: how far the policies part at each token position, and the threshold
+that position weights make of it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cppo_lab.analysis.artifacts import PositionGaps
+
+BINS = 60  # points per line at most
+FEWEST = 20  # tokens behind a point: the few longest responses would show themselves, not the position
+
+
+@dataclass(frozen=True)
+class GapCurve:
+    """A gap by token position: per bin of neighbouring positions the mean over the runs, and the lowest and highest
+    run.
+    """
+
+    positions: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class GapCurves:
+    """The mean gap and the mean of its largest tenth, over `runs` runs."""
+
+    runs: int
+    mean: GapCurve
+    top10: GapCurve
+
+
+def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
+    """Each run is averaged over the tokens of a bin, then the runs are; None where no bin has enough tokens."""
+    longest = max((len(run.positions) for run in runs), default=0)
+    width = max(1, math.ceil(longest / BINS))
+    steps, mean, top10 = [], [], []
+    for start in range(0, longest, width):
+        cut = slice(start, start + width)
+        seen = [(run, np.array(run.tokens[cut], dtype=float)) for run in runs]
+        seen = [(run, tokens) for run, tokens in seen if tokens.sum() >= FEWEST]
+        if len(seen) < len(runs):  # every point stands for the same runs
+            continue
+        steps.append(start + (min(width, longest - start) + 1) / 2)
+        mean.append([_weighted(run.mean[cut], tokens) for run, tokens in seen])
+        top10.append([_weighted(run.top10[cut], tokens) for run, tokens in seen])
+    if not steps:
+        return None
+    return GapCurves(len(runs), _curve(steps, mean), _curve(steps, top10))
+
+
+def _weighted(values: Sequence[float], tokens: np.ndarray) -> float:
+    known = np.array(values)[tokens > 0]
+    return float(np.average(known, weights=tokens[tokens > 0]))
+
+
+def _curve(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> GapCurve:
+    table = np.array(runs)
+    return GapCurve(
+        tuple(steps), tuple(table.mean(axis=1)), tuple(table.min(axis=1)), tuple(table.max(axis=1))
+    )
+
+
+def induced_threshold(delta: float, w_min: float, length: int) -> tuple[float, ...]:
+    """delta / w_t at t = 1..length of a response of that length: the limit on D_t that w_t D_t <= delta sets.
+
+    w_t = 1 - (1 - w_min)/(length - 1) (t - 1) as in `maths.weights`, which analysis may not import (torch).
+    """
+    last = max(1, length - 1)
+    return tuple(delta / (1 - (1 - w_min) * index / last) for index in range(length))

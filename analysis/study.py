@@ -1,0 +1,117 @@
+"""Several sweeps read and scored together, and the roles that models and runs play in the paper's figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cppo_lab import schema
+from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
+from cppo_lab.analysis.grid import SweepGrid
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.selection import RunScore
+from cppo_lab.errors import UserError
+
+MAIN = "main"
+# The paper's four models in its order: Qwen3-1.7B (post-trained), 1.7B-Base, 8B-Base, 30B-A3B-Base. A study's models
+# take these roles in the order in which its main sweep declares them.
+ROLES = 4
+OURS, COMPARED = "cppo", "dppo"
+
+
+@dataclass(frozen=True, eq=False)
+class StudySweep:
+    """One sweep of the study; `board` None: nothing of it can be scored, and `absent` says why."""
+
+    grid: SweepGrid
+    board: Scoreboard | None
+    absent: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Everything a study's report is made of. `positions` and `windows` map an MLflow run to its diagnostics;
+    they hold what the figures need and the runs have.
+    """
+
+    name: str
+    experiment: str
+    sweeps: tuple[StudySweep, ...]
+    positions: Mapping[str, PositionGaps]
+    windows: Mapping[str, TokenWindow]
+
+    def sweep(self, name: str) -> StudySweep | None:
+        """The sweep called `name`; None if the study does not have it."""
+        return next((sweep for sweep in self.sweeps if sweep.grid.name == name), None)
+
+    def board(self, name: str) -> Scoreboard | None:
+        """The scores of a sweep; None if the study does not have it, or nothing of it."""
+        sweep = self.sweep(name)
+        return None if sweep is None else sweep.board
+
+    def why_absent(self, name: str) -> str:
+        """Why `board(name)` is None."""
+        sweep = self.sweep(name)
+        return f"the study has no sweep {name!r}" if sweep is None else sweep.absent
+
+    @property
+    def boards(self) -> tuple[Scoreboard, ...]:
+        """The scored sweeps."""
+        return tuple(sweep.board for sweep in self.sweeps if sweep.board is not None)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of the main sweep in the order of their roles, as declared; empty without a main sweep."""
+        sweep = self.sweep(MAIN)
+        return () if sweep is None else tuple(dict.fromkeys(run.model for run in sweep.grid.expected))
+
+
+def read_study(
+    uri: str, experiment: str, name: str, sweeps: Sequence[SweepGrid], partial: bool = False
+) -> Study:
+    """Reads and scores every sweep.
+
+    Raises UserError as `read_sweep` and `score_sweep` do for the first sweep that is not complete; if `partial`,
+    only if no sweep has any score.
+    """
+    found = tuple(_sweep(uri, experiment, grid, partial) for grid in sweeps)
+    if not found:
+        raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")
+    if all(sweep.board is None for sweep in found):
+        raise UserError(f"study {name!r} has nothing to report: {found[0].absent}")
+    main = next((sweep.board for sweep in found if sweep.grid.name == MAIN), None)
+    if main is None:
+        return Study(name, experiment, found, {}, {})
+    pair = [
+        *runs_of(main, main.models[0], OURS),
+        *runs_of(main, main.models[0], COMPARED),
+    ]
+    ours = [run for model in main.models for run in runs_of(main, model, OURS)]
+    return Study(
+        name,
+        experiment,
+        found,
+        read_positions(uri, [run.mlflow_id for run in pair if run.mlflow_id]),
+        read_windows(uri, [run.mlflow_id for run in ours if run.mlflow_id]),
+    )
+
+
+def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]:
+    """The runs of one cell, seed by seed as declared."""
+    return tuple(run for run in board.runs if (run.model, run.variant) == (model, variant))
+
+
+def _sweep(uri: str, experiment: str, grid: SweepGrid, partial: bool) -> StudySweep:
+    run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
+    # The ablations show scores alone; what training logged beside them is read for the main sweep only.
+    wanted = None if grid.name == MAIN else _is_validation
+    try:
+        data = read_sweep(uri, experiment, grid.name, wanted, run_ids)
+        return StudySweep(grid, score_sweep(data, grid.expected, partial))
+    except UserError as error:
+        if not partial:
+            raise
+        return StudySweep(grid, None, str(error))
+
+
+def _is_validation(metric: str) -> bool:
+    return schema.parse_validation_metric(metric) is not None

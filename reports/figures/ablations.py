@@ -1,0 +1,117 @@
+"""Figures 5 and 6: three ablations side by side, each a sweep of its own with its own variants."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.study import MAIN, OURS, Study
+from cppo_lab.reports.figures import curves
+from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.picture import Absent
+from cppo_lab.reports.names import origin
+from cppo_lab.reports.tables import core_of
+
+# The paper's two rows of panels: (sweep, heading).
+MECHANISMS = (
+    ("single_mechanism", "Single mechanism"),
+    ("position_weight_ordering", "Position-weight ordering"),
+    ("mask_vs_soft", "Mask or soft gate"),
+)
+SETTINGS = (
+    ("sensitivity", "Sensitivity to δ_b and w_min"),
+    ("kl_vs_tv", "KL or TV"),
+    ("binary_vs_topk", "Binary or Top-K"),
+)
+
+
+@dataclass(frozen=True)
+class AblationPanel:
+    """One sweep; `panel` None: it cannot be drawn, `absent` says why. `legend`: (label with score, colour)."""
+
+    sweep: str
+    heading: str
+    panel: curves.Panel | None
+    absent: str
+    legend: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class AblationsInfo:
+    """Everything the figure shows."""
+
+    title: str
+    source: str
+    y_label: str
+    panels: tuple[AblationPanel, ...]
+    run_ids: tuple[str, ...]
+
+
+def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) -> AblationsInfo | Absent:
+    """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
+    panels, run_ids, y_label, sources = [], set(), "", []
+    for name, heading in sweeps:
+        board = study.board(name)
+        if board is None:
+            panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
+            continue
+        info = curves.curves_info(board, heading, board.models[:1], _full_method(study, board))
+        panel = info.panels[0]
+        panels.append(AblationPanel(name, heading, panel, "", curves.scored_legend(board, panel)))
+        run_ids.update(info.run_ids)
+        sources.append(origin(core_of(board)))
+        y_label = info.y_label
+    if not sources:
+        return Absent("; ".join(dict.fromkeys(panel.absent for panel in panels)))
+    source = "; ".join(dict.fromkeys(sources))
+    return AblationsInfo(title, source, y_label, tuple(panels), tuple(sorted(run_ids)))
+
+
+def _full_method(study: Study, board: Scoreboard) -> dict[str, str]:
+    """The variants of an ablation whose runs are those of the main sweep's CPPO, under whatever name."""
+    main = study.board(MAIN)
+    if main is None:
+        return {}
+    ours = {run.mlflow_id for run in main.runs if run.variant == OURS and run.mlflow_id}
+    own: dict[str, set[str]] = {}
+    for run in board.runs:
+        if run.mlflow_id:
+            own.setdefault(run.variant, set()).add(run.mlflow_id)
+    return {variant: OURS for variant, ids in own.items() if ids <= ours}
+
+
+def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
+    """The curves of one sweep with its legend below."""
+    if entry.panel is None:
+        ax.set_title(entry.heading, loc="left")
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, "no results yet", ha="center", va="center", color="#777777")
+        return
+    curves.draw_panel(entry.panel, ax, y_label)
+    ax.set_title(f"{entry.heading}\n", loc="left")
+    ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, fontsize=8, color="#555555", parse_math=False)
+    lines = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in entry.legend]
+    labels = [label for label, _ in entry.legend]
+    legend = ax.legend(
+        lines,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(-0.02, -0.17),
+        fontsize=8,
+        borderpad=0,
+        handlelength=1.5,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def draw(info: AblationsInfo, fig: Figure, headed: bool = True) -> None:
+    """The panels in a row."""
+    longest = max(len(panel.legend) for panel in info.panels)
+    surround(fig, (11.4, 3.4 + 0.17 * longest), (info.title, info.source) if headed else (), ())
+    axes = fig.subplots(1, len(info.panels), squeeze=False)[0]
+    for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
+        draw_ablation(panel, ax, info.y_label if index == 0 else "")

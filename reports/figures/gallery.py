@@ -1,0 +1,196 @@
+"""The paper's Figures 1 to 11 from a study: each is drawn, or says why it cannot be."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from matplotlib.figure import Figure
+
+from cppo_lab.analysis.study import MAIN, ROLES, Study
+from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
+from cppo_lab.reports.figures.picture import Absent, Picture
+
+SEEDS = " Lines are means over seeds, bands reach from the lowest to the highest seed."
+
+
+class Info(Protocol):
+    """What every figure's info has."""
+
+    title: str
+    source: str
+    run_ids: tuple[str, ...]
+
+
+def gallery(study: Study) -> tuple[Picture, ...]:
+    """All eleven figures in order."""
+    return (
+        _schematic(study),
+        _picture(
+            2,
+            "Gap between the policies by token position",
+            "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
+            "w put on the divergence, for a response as long as the longest." + _seeds(study),
+            partial(gaps.gaps_info, study),
+            gaps.draw,
+        ),
+        _picture(
+            3,
+            "The prefix constraint on some tokens of one response",
+            "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
+            "has left. A token that moves toward μ is always kept.",
+            partial(token_window.window_info, study),
+            token_window.draw,
+        ),
+        _main_curves(study),
+        *(_ablations(study, *row) for row in _ROWS),
+        _warmup(study),
+        *(_model(study, index) for index in range(ROLES)),
+    )
+
+
+_ROWS = (
+    (5, "Ablations of the mechanisms", ablations.MECHANISMS),
+    (6, "Ablations of the settings", ablations.SETTINGS),
+)
+
+
+def _picture(
+    number: int,
+    title: str,
+    caption: str,
+    make: Callable[[str], Any],
+    draw: Callable[[Any, Figure, bool], None],
+) -> Picture:
+    label = f"Figure {number}"
+    info = make(f"{label}. {title}")
+    if isinstance(info, Absent):
+        return Picture(f"figure_{number}", label, title, "", info)
+    return Picture(
+        f"figure_{number}", label, title, caption, partial(draw, info), info.source, tuple(info.run_ids)
+    )
+
+
+def _seeds(study: Study) -> str:
+    several = any(cell.expected > 1 for board in study.boards for cell in board.cells.values())
+    return SEEDS if several else ""
+
+
+def _role(study: Study, index: int) -> str | Absent:
+    """The model of role `index` (0: post-trained, then the Base models by size), if it has runs."""
+    board = study.board(MAIN)
+    if board is None:
+        return Absent(study.why_absent(MAIN))
+    if index >= len(study.models):
+        return Absent(
+            f"the study has {len(study.models)} models; this figure shows the paper's model {index + 1} of {ROLES}"
+        )
+    model = study.models[index]
+    if not any(run.mlflow_id for run in board.runs if run.model == model):
+        return Absent(f"no run on {model} yet")
+    return model
+
+
+def _base_models(study: Study) -> tuple[str, ...] | Absent:
+    """The three Base models, as far as there are runs on them."""
+    found = [_role(study, index) for index in range(1, ROLES)]
+    models = tuple(model for model in found if isinstance(model, str))
+    reasons = [reason for reason in found if isinstance(reason, Absent)]
+    return models or reasons[0]
+
+
+def _schematic(study: Study) -> Picture:
+    model = _role(study, ROLES - 1)
+    absent = model.reason if isinstance(model, Absent) else ""
+    caption = (
+        "Left: four rules on one made-up response, computed by the rules themselves; a bar is what the rule holds "
+        "against its limit (ratio, divergence, or weighted divergence). Right: "
+    )
+    caption += (
+        f"not drawn, {absent}." if absent else f"{model}, with the best score of every method.{_seeds(study)}"
+    )
+    info = partial(_schematic_info, study, None if isinstance(model, Absent) else model, absent)
+    return _picture(1, "Masking rules and the largest model", caption, info, schematic.draw)
+
+
+def _schematic_info(study: Study, model: str | None, absent: str, title: str) -> schematic.SchematicInfo:
+    return schematic.schematic_info(study.board(MAIN), model, title, absent)
+
+
+def _main_curves(study: Study) -> Picture:
+    models = _base_models(study)
+
+    def info(title: str) -> curves.CurvesInfo | Absent:
+        board = study.board(MAIN)
+        if isinstance(models, Absent) or board is None:
+            return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
+        return curves.curves_info(board, title, models)
+
+    caption = (
+        "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
+        "the best score of the table; a cross ends a run that collapsed."
+        + _seeds(study)
+        + _left_out(study, models)
+    )
+    draw = partial(curves.draw, in_row=ROLES - 1)
+    return _picture(4, "Validation curves of the Base models", caption, info, draw)
+
+
+def _left_out(study: Study, models: tuple[str, ...] | Absent) -> str:
+    """What a figure of the three Base models lacks."""
+    if isinstance(models, Absent) or len(models) == ROLES - 1:
+        return ""
+    reasons = [_role(study, index) for index in range(1, ROLES)]
+    return " Not shown: " + "; ".join(entry.reason for entry in reasons if isinstance(entry, Absent)) + "."
+
+
+def _ablations(study: Study, number: int, title: str, sweeps: tuple[tuple[str, str], ...]) -> Picture:
+    absent = [f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None]
+    missing = f" Not shown: {'; '.join(absent)}." if absent else ""
+    caption = (
+        "Mean over the benchmarks; beside each variant its score, at the step selected for each run (dots)."
+        + _seeds(study)
+        + missing
+    )
+    info = partial(_ablations_info, study, sweeps)
+    return _picture(number, title, caption, info, ablations.draw)
+
+
+def _ablations_info(
+    study: Study, sweeps: tuple[tuple[str, str], ...], title: str
+) -> ablations.AblationsInfo | Absent:
+    return ablations.ablations_info(study, title, sweeps)
+
+
+def _warmup(study: Study) -> Picture:
+    models = _base_models(study)
+
+    def info(title: str) -> warmup.WarmupInfo | Absent:
+        board = study.board(MAIN)
+        if isinstance(models, Absent) or board is None:
+            return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
+        return warmup.warmup_info(board, models, title)
+
+    caption = (
+        "Effective budget rate δ_b, averaged over responses (top), and the part of the masked tokens that the prefix "
+        "budget alone rejected (bottom)." + _seeds(study) + _left_out(study, models)
+    )
+    return _picture(7, "The prefix budget of CPPO during training", caption, info, warmup.draw)
+
+
+def _model(study: Study, index: int) -> Picture:
+    model = _role(study, index)
+
+    def info(title: str) -> model_curves.ModelInfo | Absent:
+        board = study.board(MAIN)
+        if isinstance(model, Absent) or board is None:
+            return model if isinstance(model, Absent) else Absent(study.why_absent(MAIN))
+        return model_curves.model_info(board, model, title)
+
+    name = study.models[index] if index < len(study.models) else f"model {index + 1}"
+    caption = (
+        "Benchmarks on top; below, the reward of each step (thin) and its moving mean (thick), response length and "
+        "relative log-prob error as means over neighbouring steps."
+        + _seeds(study)
+        + (" Where a run has ended, the training curves are those of the runs left." if _seeds(study) else "")
+    )
+    return _picture(8 + index, f"All curves of {name}", caption, info, model_curves.draw)

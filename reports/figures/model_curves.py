@@ -1,0 +1,186 @@
+"""Figures 8 to 11, one per model: the benchmarks one by one on top; reward, response length and relative log-prob
+error below.
+"""
+
+from dataclasses import dataclass, replace
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
+from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.lines import Line, draw_line, line_of
+from cppo_lab.reports.figures.picture import Absent
+from cppo_lab.reports.figures.style import colours
+from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin
+from cppo_lab.reports.tables import core_of
+
+REWARD = "train/reward"
+SMOOTHED = "train/reward_smoothed"  # the paper's own; our runs are smoothed here
+LENGTH = "train/response_length"
+ERROR = "train/relative_logprob_error"
+SMOOTHING = 0.05  # width of the moving mean as a share of the steps
+KILO = 1000.0
+
+
+@dataclass(frozen=True)
+class BenchmarkPanel:
+    """One benchmark: its lines in percent."""
+
+    benchmark: str
+    heading: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class RewardLine:
+    """One variant: the reward of each step, and its moving mean; both are means over the runs that logged the
+    step.
+    """
+
+    variant: str
+    colour: str
+    steps: tuple[int, ...]
+    raw: tuple[float, ...]
+    smooth_steps: tuple[int, ...]
+    smooth: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Everything the figure shows."""
+
+    title: str
+    source: str
+    model: str
+    y_label: str
+    benchmarks: tuple[BenchmarkPanel, ...]
+    rewards: tuple[RewardLine, ...]
+    traces: tuple[DiagnosticPanel, ...]
+    legend: tuple[tuple[str, str], ...]
+    run_ids: tuple[str, ...]
+
+
+def model_info(board: Scoreboard, model: str, title: str) -> ModelInfo | Absent:
+    """The figure of one model of the main sweep."""
+    runs = [run for run in board.runs if run.model == model]
+    variants = in_order(dict.fromkeys(run.variant for run in runs))
+    palette = colours(variants)
+    panels = []
+    for benchmark in board.benchmarks:
+        lines = [
+            line_of(board, [run for run in runs if run.variant == name], palette[name], benchmark)
+            for name in variants
+        ]
+        kept = tuple(line for line in lines if line is not None)
+        panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), kept))
+    rewards = [_reward(board, (model, name), palette[name]) for name in variants]
+    if not any(panel.lines for panel in panels) and not any(rewards):
+        return Absent(f"no run on {model} has logged a benchmark or a reward")
+    traces = tuple(
+        _panel(board, model, metric, label, palette)
+        for metric, label in ((LENGTH, "response length (tokens)"), (ERROR, "relative log-prob error"))
+    )
+    drawn = {line.variant for panel in panels for line in panel.lines} | {
+        line.variant for line in rewards if line is not None
+    }
+    return ModelInfo(
+        title=title,
+        source=origin(core_of(board)),
+        model=model,
+        y_label=f"Avg@{board.curves.samples} (%)",
+        benchmarks=tuple(panels),
+        rewards=tuple(line for line in rewards if line is not None),
+        traces=traces,
+        legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
+        run_ids=tuple(sorted({run.run_id for run in runs if run.run_id is not None})),
+    )
+
+
+def _mean_over_runs(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.Series:
+    ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
+    logged = board.data.metrics
+    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
+    return rows.groupby("step")["value"].mean()
+
+
+def _reward(board: Scoreboard, pair: tuple[str, str], colour: str) -> RewardLine | None:
+    raw = _mean_over_runs(board, pair, REWARD)
+    if raw.empty:
+        return None
+    smooth = _mean_over_runs(board, pair, SMOOTHED)
+    if smooth.empty:
+        width = max(3, round(SMOOTHING * len(raw)) | 1)  # odd, so that it is centred
+        smooth = raw.rolling(width, center=True, min_periods=1).mean()
+    return RewardLine(
+        variant=pair[1],
+        colour=colour,
+        steps=tuple(int(step) for step in raw.index),
+        raw=tuple(raw),
+        smooth_steps=tuple(int(step) for step in smooth.index),
+        smooth=tuple(smooth),
+    )
+
+
+def _panel(
+    board: Scoreboard, model: str, metric: str, label: str, palette: dict[str, str]
+) -> DiagnosticPanel:
+    found = [
+        trace_of(board, board.data.metrics, (model, name), metric, colour) for name, colour in palette.items()
+    ]
+    traces = [trace for trace in found if trace is not None]
+    if metric == LENGTH and traces and max(max(trace.high) for trace in traces) >= 2 * KILO:
+        return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))
+    return DiagnosticPanel(model, metric, label, tuple(traces))
+
+
+def _in_thousands(trace: Trace) -> Trace:
+    scaled = {name: tuple(value / KILO for value in getattr(trace, name)) for name in ("mean", "low", "high")}
+    return replace(trace, **scaled)
+
+
+def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
+    """The lines of one benchmark; the dots are at the steps selected by the mean over the benchmarks."""
+    for order, line in enumerate(panel.lines):
+        draw_line(ax, line, 3 + order)
+    ax.set_title(panel.heading, loc="left", parse_math=False)
+    ax.set_ylabel(y_label)
+    ax.set_ylim(bottom=0)
+    _steps(ax)
+
+
+def draw_reward(info: ModelInfo, ax: Axes) -> None:
+    """Raw thin, smoothed thick."""
+    for line in info.rewards:
+        ax.plot(line.steps, line.raw, color=line.colour, linewidth=0.5, alpha=0.3, zorder=2)
+    for order, line in enumerate(info.rewards):
+        ax.plot(line.smooth_steps, line.smooth, color=line.colour, linewidth=1.6, zorder=3 + order)
+    ax.set_title("reward (fraction)", loc="left")
+    _steps(ax)
+    if not info.rewards:
+        ax.set_axis_off()
+        ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
+
+
+def _steps(ax: Axes) -> None:
+    ax.set_xlabel("training step")
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    ax.margins(x=0.02)
+
+
+def draw(info: ModelInfo, fig: Figure, headed: bool = True) -> None:
+    """Benchmarks above, training below, one legend for all."""
+    columns = max(len(info.benchmarks), 1 + len(info.traces))
+    texts = (info.title, info.source) if headed else ()
+    surround(fig, (3.8 * columns, 5.6), texts, info.legend)
+    axes = fig.subplots(2, columns, squeeze=False)
+    for index, panel in enumerate(info.benchmarks):
+        draw_benchmark(panel, axes[0, index], info.y_label if index == 0 else "")
+    draw_reward(info, axes[1, 0])
+    for ax, trace in zip(axes[1, 1:], info.traces, strict=False):
+        draw_panel(trace, ax, trace.label)
+    for ax in (*axes[0, len(info.benchmarks) :], *axes[1, 1 + len(info.traces) :]):
+        ax.remove()

@@ -1,0 +1,160 @@
+"""Figure 1: what each masking rule does to one made-up response (left), and the curves of the largest model with
+the best score of every method (right).
+"""
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.figures import curves
+from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.style import REASONS
+from cppo_lab.reports.names import display_name
+
+MEASURES = {
+    "grpo": "ratio ρ",
+    "dppo": "TV D",
+    "trm_max": "KL D",
+    "cppo": "w D",
+}
+SAYS = {
+    "grpo": "clips the ratio, whatever the divergence",
+    "dppo": "one threshold for every token",
+    "trm_max": "one token over the limit drops the response",
+    "cppo": "weighted, and the prefix has a budget",
+}
+LEGEND = (
+    ("kept, moves away from μ", "away"),
+    ("kept, moves toward μ", "toward"),
+    ("masked by its threshold", "token"),
+    ("masked by the prefix budget", "prefix"),
+    ("masked with its response", "response"),
+)
+
+
+@dataclass(frozen=True)
+class RulePanel:
+    """One rule on the made-up response: per token its value, the limit, and the kind of bar (a key of REASONS)."""
+
+    rule: str
+    heading: str
+    measure: str
+    values: tuple[float, ...]
+    limit: tuple[float, ...]
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SchematicInfo:
+    """Everything the figure shows. `panel` None: there are no curves to show, `absent` says why. `scores` are the
+    legend of the curves: (label with best score, colour).
+    """
+
+    title: str
+    source: str
+    y_label: str
+    rules: tuple[RulePanel, ...]
+    panel: curves.Panel | None
+    absent: str
+    scores: tuple[tuple[str, str], ...]
+    run_ids: tuple[str, ...]
+
+
+def rule_panels() -> tuple[RulePanel, ...]:
+    """The left half, as the rules computed it (`cppo_lab.illustration`)."""
+    path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    panels = []
+    for entry in data["rules"]:
+        kinds = [
+            reason or ("away" if away else "toward")
+            for reason, away in zip(entry["masked_by"], data["moves_away"], strict=True)
+        ]
+        rule = entry["rule"]
+        heading = f"{display_name(rule)}: {SAYS[rule]}"
+        values, limit = tuple(entry["values"]), tuple(entry["limit"])
+        panels.append(RulePanel(rule, heading, MEASURES[rule], values, limit, tuple(kinds)))
+    return tuple(panels)
+
+
+def schematic_info(board: Scoreboard | None, model: str | None, title: str, absent: str) -> SchematicInfo:
+    """The figure with the curves of `model`; `absent` says why there is no board or no such model."""
+    if board is None or model is None:
+        return SchematicInfo(
+            title, "the rules on a made-up response", "", rule_panels(), None, absent, (), ()
+        )
+    info = curves.curves_info(board, title, [model])
+    panel = info.panels[0]
+    return SchematicInfo(
+        title,
+        info.source,
+        info.y_label,
+        rule_panels(),
+        panel,
+        "",
+        curves.scored_legend(board, panel),
+        info.run_ids,
+    )
+
+
+def draw_rule(panel: RulePanel, ax: Axes) -> None:
+    """One rule: a bar per token, coloured by what became of it, and the limit as a line."""
+    places = range(1, len(panel.values) + 1)
+    base = 1.0 if panel.rule == "grpo" else 0.0
+    top = max(*panel.values, *panel.limit) * 1.12
+    if panel.rule == "grpo":
+        top = 2.0  # the rarest token triples: its bar is cut, so that the others can be seen
+    ax.bar(
+        places,
+        [value - base for value in panel.values],
+        bottom=base,
+        width=0.72,
+        color=[REASONS[kind] for kind in panel.kinds],
+        zorder=2,
+    )
+    for place, value in zip(places, panel.values, strict=True):
+        if value > top:
+            ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=7, color="#555555")
+    ax.stairs(
+        panel.limit, [0.5, *(place + 0.5 for place in places)], baseline=None, color="#222222", zorder=3
+    )
+    ax.axhline(base, color="#555555", linewidth=0.8, zorder=3)
+    bottom = min(*panel.values, *panel.limit, base)
+    ax.set_ylim(bottom - 0.04 * (top - bottom) if bottom < base else base, top)
+    ax.set_xlim(0.4, len(panel.values) + 0.6)
+    ax.set_title(panel.heading, loc="left", fontsize=9, pad=3)
+    ax.set_ylabel(panel.measure, fontsize=8)
+    ax.tick_params(labelsize=7)
+    ax.grid(False)
+
+
+def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
+    """The rules on the left, one under the other; the curves on the right."""
+    surround(fig, (11.4, 5.4), (info.title, info.source) if headed else (), ())
+    left, right = fig.subfigures(1, 2, width_ratios=(1.0, 1.1))
+    axes = left.subplots(len(info.rules), 1, sharex=True)
+    for ax, rule in zip(axes, info.rules, strict=True):
+        draw_rule(rule, ax)
+    left.align_ylabels(axes)
+    axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=8)
+    handles: list[Patch | Line2D] = [Patch(color=REASONS[kind], label=label) for label, kind in LEGEND]
+    handles.append(Line2D([], [], color="#222222", label="limit"))
+    left.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
+    ax = right.subplots()
+    if info.panel is None:
+        ax.set_axis_off()
+        ax.text(0.5, 0.5, info.absent, ha="center", va="center", wrap=True, color="#777777", parse_math=False)
+        return
+    curves.draw_panel(info.panel, ax, info.y_label)
+    lines = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in info.scores]
+    labels = [label for label, _ in info.scores]
+    for text in right.legend(lines, labels, loc="outside lower center", ncols=3, fontsize=8).get_texts():
+        text.set_parse_math(False)

@@ -1,0 +1,143 @@
+"""Figure 3: CPPO on some neighbouring tokens of one logged response: what each token spends, and what it may."""
+
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from cppo_lab.analysis.artifacts import TokenWindow
+from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.study import MAIN, OURS, Study, runs_of
+from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.picture import Absent
+from cppo_lab.reports.figures.style import COLOURS, REASONS
+from cppo_lab.reports.names import display_name, origin
+from cppo_lab.reports.tables import core_of
+
+TOKENS = 24
+LONGEST_SYMBOL = 10
+
+
+@dataclass(frozen=True)
+class WindowInfo:
+    """Everything the figure shows: the tokens of `window`, the threshold that counts for each, and the kind of its
+    bar (a key of REASONS).
+    """
+
+    title: str
+    about: str
+    origin: str
+    symbols: tuple[str, ...]
+    window: TokenWindow
+    effective: tuple[float, ...]
+    kinds: tuple[str, ...]
+    run_ids: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """Which run, and what kind of run."""
+        return f"{self.about}; {self.origin}"
+
+
+def window_info(study: Study, title: str) -> WindowInfo | Absent:
+    """The window that shows most: of the runs of CPPO one with both kinds of masking, if there is one; else the
+    first in the order of models and seeds.
+    """
+    board = study.board(MAIN)
+    if board is None:
+        return Absent(study.why_absent(MAIN))
+    best: tuple[int, RunScore, TokenWindow] | None = None
+    for model in board.models:
+        for run in runs_of(board, model, OURS):
+            found = study.windows.get(run.mlflow_id or "")
+            if found is None:
+                continue
+            cut = found.span(TOKENS)
+            kinds = len({reason for reason in cut.masked_by if reason})
+            if best is None or kinds > best[0]:
+                best = (kinds, run, cut)
+    if best is None:
+        return Absent(f"no run of {display_name(OURS)} has diagnostics/window.json")
+    _, run, cut = best
+    seed = "" if run.seed is None else f", seed {run.seed}"
+    return WindowInfo(
+        title=title,
+        origin=origin(core_of(board)),
+        about=f"{display_name(OURS)} on {run.model}{seed}, training step {cut.step}",
+        symbols=tuple(_visible(symbol) for symbol in cut.symbols),
+        window=cut,
+        effective=cut.effective(),
+        kinds=tuple(
+            reason or ("away" if away else "toward")
+            for reason, away in zip(cut.masked_by, cut.moves_away, strict=True)
+        ),
+        run_ids=(run.run_id or "",),
+    )
+
+
+def _visible(symbol: str) -> str:
+    """A token as it can be printed under its bar: line ends and blanks are shown, long ones cut."""
+    shown = symbol.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
+    shown = "".join(letter if letter.isprintable() else "�" for letter in shown)
+    return shown if len(shown) <= LONGEST_SYMBOL else shown[: LONGEST_SYMBOL - 1] + "…"
+
+
+def draw_window(info: WindowInfo, ax: Axes) -> None:
+    """Bars w_t D_t; above the effective threshold a token that moves away is masked (shaded)."""
+    window, count = info.window, len(info.symbols)
+    edges = [place - 0.5 for place in range(count + 1)]
+    token = [window.token_threshold] * count
+    top = 1.2 * max(window.token_threshold, *window.weighted_divergence)
+    low = min(0.0, *info.effective)
+    bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a budget spent far beyond its end is cut
+    reach = [min(max(value, bottom), top) for value in info.effective]
+    prefix = [min(max(value, bottom - top), 2 * top) for value in window.prefix_threshold]
+    rejected = [max(0.0, value) for value in reach]
+    ax.stairs([top] * count, edges, baseline=rejected, fill=True, color="#F3D9DC", alpha=0.55, zorder=0)
+    tighter = [max(0.0, min(value, window.token_threshold)) for value in reach]
+    ax.stairs(token, edges, baseline=tighter, fill=True, color=REASONS["prefix"], alpha=0.22, zorder=1)
+    ax.bar(
+        range(count), window.weighted_divergence, width=0.7, color=[REASONS[k] for k in info.kinds], zorder=2
+    )
+    ax.stairs(token, edges, baseline=None, color=COLOURS["dppo"], linestyle="--", linewidth=1.2, zorder=3)
+    ax.stairs(prefix, edges, baseline=None, color="#8A5A00", linestyle=":", linewidth=1.5, zorder=4)
+    ax.stairs(reach, edges, baseline=None, color="#111111", linewidth=1.8, zorder=5)
+    if bottom < 0:
+        ax.axhline(0, color="#555555", linewidth=0.8, zorder=3)
+    ax.set_ylim(bottom, top)
+    ax.set_xlim(-0.6, count - 0.4)
+    ax.set_xticks(
+        range(count), info.symbols, rotation=90 if max(map(len, info.symbols)) > 2 else 0, fontsize=8
+    )
+    for label in ax.get_xticklabels():
+        label.set_parse_math(False)
+    ax.set_ylabel("w D")
+    ax.grid(axis="x", visible=False)
+
+
+def handles(info: WindowInfo) -> list[Patch | Line2D]:
+    """The legend: the lines, the regions, and the kinds of bars that occur."""
+    names = {
+        "away": "kept",
+        "toward": "kept: moves toward μ",
+        "token": "masked by the token threshold",
+        "prefix": "masked by the prefix budget",
+    }
+    bars = [Patch(color=REASONS[kind], label=label) for kind, label in names.items() if kind in info.kinds]
+    return [
+        Line2D([], [], color=COLOURS["dppo"], linestyle="--", label="token threshold δ"),
+        Line2D([], [], color="#8A5A00", linestyle=":", label="δ + δ_b W − S of the prefix"),
+        Line2D([], [], color="#111111", linewidth=1.8, label="effective threshold, the lower of both"),
+        Patch(color=REASONS["prefix"], alpha=0.22, label="taken away by the prefix"),
+        Patch(color="#F3D9DC", label="rejected if moving away from μ"),
+        *bars,
+    ]
+
+
+def draw(info: WindowInfo, fig: Figure, headed: bool = True) -> None:
+    """The window with its legend below."""
+    surround(fig, (9.6, 4.3), (info.title, info.about, info.origin) if headed else (), ())
+    draw_window(info, fig.subplots())
+    fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=8)

@@ -1,0 +1,171 @@
+"""A study -- several sweeps of one experiment -- as a folder with Tables 1 to 4, Figures 1 to 11, the tables of the
+ablations and one page. All or nothing, as with the report of one sweep.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab import schema
+from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
+from cppo_lab.analysis.study import MAIN, Study, StudySweep, read_study
+from cppo_lab.reports import markup, sheets, text_tables
+from cppo_lab.reports.configuration import configuration_table
+from cppo_lab.reports.distinction import distinction_table
+from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
+from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.figures.gallery import gallery
+from cppo_lab.reports.figures.picture import Absent, Picture
+from cppo_lab.reports.folder import MARKER, require_ours, swap_in
+from cppo_lab.reports.names import origin
+from cppo_lab.reports.printed import ablation_curves, main_grid
+from cppo_lab.reports.study_page import Ablation, StudyTables, render_study, study_core, study_page
+from cppo_lab.reports.tables import MainTable, full_table, main_table
+from cppo_lab.reports.text_tables import TextTable
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """What to report: the `sweeps` of study `name`, whose runs are in `experiment` of the store at `uri`, into folder
+    `out`.
+
+    The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
+    size. `title` and `question` head the page, `command` is what rebuilds it. `partial` reports a study with gaps,
+    marked.
+    """
+
+    name: str
+    uri: str
+    experiment: str
+    sweeps: tuple[SweepGrid, ...]
+    out: Path
+    title: str
+    question: str
+    partial: bool = False
+    command: str = ""
+
+
+def build_study(request: StudyRequest) -> Path:
+    """Builds the report and returns the path of its page, `index.html`.
+
+    The same runs give the same bytes. Until the last moment nothing at `request.out` changes. Raises UserError, with
+    nothing written, if the runs or their diagnostics cannot be read or scored (see `read_study`), or if `request.out`
+    is something else than a report of ours.
+    """
+    out = request.out.absolute()
+    require_ours(out)
+    study = read_study(request.uri, request.experiment, request.name, request.sweeps, request.partial)
+    swap_in(out, _files(request, study))
+    return request.out / "index.html"
+
+
+def paper_study_request(
+    uri: str, out: Path, partial: bool = False, command: str = "cppo report study --from paper"
+) -> StudyRequest:
+    """The study made of the paper's own curves, from what `cppo reference import` put into the store."""
+    ablations: dict[str, dict[ExpectedRun, None]] = {}
+    for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
+        ablations.setdefault(row.ablation, {})[ExpectedRun(None, row.model, row.variant, None)] = None
+    grids = [SweepGrid(MAIN, "Main results", "Is CPPO best on every model?", main_grid())]
+    for name, heading in (*MECHANISMS, *SETTINGS):
+        question = "An ablation of the paper, from its curves."
+        grids.append(SweepGrid(name, heading, question, tuple(ablations[name])))
+    return StudyRequest(
+        name="study",
+        uri=uri,
+        experiment=schema.experiment_name(schema.PAPER),
+        sweeps=tuple(grids),
+        out=out,
+        title="The paper's figures, drawn again from its curves",
+        question="What do the paper's plotted curves show when they go through the report of our own runs?",
+        partial=partial,
+        command=command,
+    )
+
+
+def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
+    """Every file of the report by name."""
+    tables = _tables(study)
+    texts = _table_files(study, tables)
+    pictures = gallery(study)
+    drawn: dict[str, bytes] = {}
+    for picture in pictures:
+        drawn |= _draw(picture)
+    about = (request.title, request.question, request.command or f"cppo report {request.name}")
+    page = study_page(study, tables, pictures, about, sorted([*texts, *drawn]))
+    texts["index.html"] = render_study(page)
+    texts[MARKER] = f"report {request.name}; {origin(study_core(study))}\n"
+    return {name: text.encode() for name, text in texts.items()} | drawn
+
+
+def _draw(picture: Picture) -> dict[str, bytes]:
+    """The files of one figure; none where it cannot be drawn."""
+    if isinstance(picture.drawing, Absent):
+        return {}
+    title = f"{picture.heading} ({picture.source})"
+    files = render(picture.drawing, title, picture.run_ids)
+    return {f"{picture.name}.{kind}": data for kind, data in files.items()}
+
+
+def _tables(study: Study) -> StudyTables:
+    board = study.board(MAIN)
+    used = {run.rule for each in study.boards for run in each.runs if run.rule}
+    distinction = distinction_table("How the rules differ (Table 2)", used)
+    main = None if board is None else main_table(board, "Mean score by model (Table 1)")
+    ablations = tuple(_ablation(sweep, main) for sweep in study.sweeps if sweep.grid.name != MAIN)
+    if board is None:
+        return StudyTables(None, distinction, None, None, ablations)
+    return StudyTables(
+        main=main,
+        distinction=distinction,
+        configuration=configuration_table(board, study.models, "Configuration of each model (Table 3)"),
+        full=full_table(board, "Score by benchmark (Table 4)"),
+        ablations=ablations,
+    )
+
+
+def _ablation(sweep: StudySweep, main: MainTable | None) -> Ablation:
+    table = None if sweep.board is None else full_table(sweep.board, sweep.grid.title)
+    known = () if main is None else main.notes
+    notes = () if table is None else tuple(note for note in table.notes if note not in known)
+    return Ablation(sweep.grid.title, sweep.grid.question, table, notes, sweep.absent)
+
+
+def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
+    """Every table in Markdown, LaTeX and CSV, and the list of runs of every sweep."""
+    texts: dict[str, str] = {}
+    if tables.main is not None:
+        texts |= {
+            "table_1.md": markup.main_markdown(tables.main),
+            "table_1.tex": markup.main_latex(tables.main),
+            "table_1.csv": sheets.main_csv(tables.main),
+        }
+    for number, text_table in ((2, tables.distinction), (3, tables.configuration)):
+        texts |= _text_files(f"table_{number}", text_table)
+    if tables.full is not None:
+        texts |= {
+            "table_4.md": markup.full_markdown(tables.full),
+            "table_4.tex": markup.full_latex(tables.full),
+            "table_4.csv": sheets.full_csv(tables.full),
+        }
+    beside = [sweep for sweep in study.sweeps if sweep.grid.name != MAIN]
+    for sweep, ablation in zip(beside, tables.ablations, strict=True):
+        if ablation.table is not None:
+            name = f"table_{sweep.grid.name}"
+            texts[f"{name}.md"] = markup.full_markdown(ablation.table)
+            texts[f"{name}.tex"] = markup.full_latex(ablation.table)
+            texts[f"{name}.csv"] = sheets.full_csv(ablation.table)
+    for sweep in study.sweeps:
+        if sweep.board is not None:
+            texts[f"long_{sweep.grid.name}.csv"] = sheets.long_csv(sweep.board)
+            texts[f"runs_{sweep.grid.name}.csv"] = sheets.runs_csv(sweep.board)
+    return texts
+
+
+def _text_files(name: str, table: TextTable | None) -> dict[str, str]:
+    writers: Sequence = (
+        ("md", text_tables.text_markdown),
+        ("tex", text_tables.text_latex),
+        ("csv", text_tables.text_csv),
+    )
+    return {} if table is None else {f"{name}.{kind}": write(table) for kind, write in writers}

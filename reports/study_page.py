@@ -1,0 +1,166 @@
+"""The page of a study: frozen info in, one self-contained HTML text out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import describe_gap
+from cppo_lab.analysis.study import MAIN, Study
+from cppo_lab.reports.figures.inline import inline_svg
+from cppo_lab.reports.figures.picture import Absent, Picture
+from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.names import origin
+from cppo_lab.reports.page import RunLine, render_template, run_line
+from cppo_lab.reports.tables import FullTable, MainTable, core_of
+from cppo_lab.reports.text_tables import TextTable
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """One numbered figure: `svg` is markup of our own, empty where there is a `reason` not to draw it."""
+
+    heading: str
+    caption: str
+    svg: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One sweep beside the main one; `table` None: `absent` says why. `notes`: those that the main table has not."""
+
+    title: str
+    question: str
+    table: FullTable | None
+    notes: tuple[str, ...]
+    absent: str
+
+
+@dataclass(frozen=True)
+class StudyTables:
+    """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show."""
+
+    main: MainTable | None
+    distinction: TextTable
+    configuration: TextTable | None
+    full: FullTable | None
+    ablations: tuple[Ablation, ...]
+
+
+@dataclass(frozen=True)
+class StudyPage:
+    """Everything on the page."""
+
+    name: str
+    title: str
+    question: str
+    experiment: str
+    command: str
+    core: str
+    origin: str
+    run_count: int
+    sweep_count: int
+    gaps: tuple[str, ...]
+    absent: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    main: MainTable | None
+    main_absent: str
+    distinction: TextTable
+    configuration: TextTable | None
+    full: FullTable | None
+    ablations: tuple[Ablation, ...]
+    figures: tuple[PageFigure, ...]
+    runs: tuple[tuple[str, tuple[RunLine, ...]], ...]
+    unused: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def study_page(
+    study: Study,
+    tables: StudyTables,
+    pictures: Sequence[Picture],
+    about: tuple[str, str, str],
+    files: Sequence[str],
+) -> StudyPage:
+    """Puts the page together; `about` is (title, question, command)."""
+    title, question, command = about
+    core = study_core(study)
+    shown = [(sweep.grid, sweep.board) for sweep in study.sweeps if sweep.board is not None]
+    gaps: dict[str, list[str]] = {}
+    for grid, board in shown:
+        for run in board.gaps:
+            gaps.setdefault(describe_gap(run), []).append(grid.name)
+    used = {run.run_id for board in study.boards for run in board.runs}
+    unused = {run_id for board in study.boards for run_id in board.unused["run_id"]} - used
+    return StudyPage(
+        name=study.name,
+        title=title,
+        question=question,
+        experiment=study.experiment,
+        command=command,
+        core=core,
+        origin=origin(core),
+        run_count=len({run.mlflow_id or describe_gap(run) for board in study.boards for run in board.runs}),
+        sweep_count=len(study.sweeps),
+        gaps=tuple(f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()),
+        absent=absent_parts(study, pictures),
+        headlines=study_headlines(study),
+        main=tables.main,
+        main_absent=study.why_absent(MAIN) if tables.main is None else "",
+        distinction=tables.distinction,
+        configuration=tables.configuration,
+        full=tables.full,
+        ablations=tables.ablations,
+        figures=tuple(page_figure(picture) for picture in pictures),
+        runs=tuple((grid.name, tuple(run_line(run) for run in board.runs)) for grid, board in shown),
+        unused=tuple(sorted(unused)),
+        files=tuple(files),
+    )
+
+
+def render_study(page: StudyPage) -> str:
+    """The page as HTML; every text is escaped, only the drawings are markup."""
+    return render_template("study.html.j2", page)
+
+
+def study_core(study: Study) -> str:
+    """The core behind the study's runs; several are named together."""
+    cores = {core for board in study.boards for core in core_of(board).split("+")}
+    return "+".join(sorted(cores)) or schema.PAPER
+
+
+def absent_parts(study: Study, pictures: Sequence[Picture]) -> tuple[str, ...]:
+    """The sweeps and figures that cannot be shown, each with its reason."""
+    sweeps = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
+    figures = [
+        f"{picture.heading}: {picture.drawing.reason}"
+        for picture in pictures
+        if isinstance(picture.drawing, Absent)
+    ]
+    return (*sweeps, *figures)
+
+
+def study_headlines(study: Study) -> tuple[Headline, ...]:
+    """What can be said of the main sweep, model by model, and of each ablation under its title."""
+    found: list[Headline] = []
+    for sweep in study.sweeps:
+        if sweep.board is None:
+            continue
+        of_sweep = headlines(sweep.board)
+        if sweep.grid.name == MAIN:
+            found.extend(of_sweep)
+        else:
+            found.extend(
+                Headline(f"{sweep.grid.title} ({entry.about})", entry.sentences) for entry in of_sweep
+            )
+    return tuple(found)
+
+
+def page_figure(picture: Picture) -> PageFigure:
+    """A figure as it stands on the page: without its title, which the caption has."""
+    if isinstance(picture.drawing, Absent):
+        return PageFigure(picture.heading, picture.caption, "", picture.drawing.reason)
+    draw = partial(picture.drawing, headed=False)
+    svg = inline_svg(draw, picture.name, (8.0, 4.0), picture.heading)
+    return PageFigure(picture.heading, f"{picture.caption} Source: {picture.source}.", svg, "")

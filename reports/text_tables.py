@@ -1,0 +1,55 @@
+"""Tables whose cells are plain text, such as the constants of each model, and how they are written out."""
+
+from dataclasses import dataclass
+
+from cppo_lab import schema
+from cppo_lab.reports.markup import document, escape_latex, escape_markdown, latex_document, markdown_table
+from cppo_lab.reports.sheets import csv_text
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """One row: its label and one text for each heading."""
+
+    label: str
+    shaded: bool
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """`lead` heads the column of labels; `core` is empty where the table holds no numbers of a run."""
+
+    title: str
+    core: str
+    lead: str
+    headings: tuple[str, ...]
+    rows: tuple[TextRow, ...]
+    notes: tuple[str, ...]
+
+
+def text_markdown(table: TextTable) -> str:
+    """The table as a Markdown document."""
+    rows = [[escape_markdown(text) for text in (row.label, *row.cells)] for row in table.rows]
+    headings = [escape_markdown(text) for text in (table.lead, *table.headings)]
+    return document(table.title, markdown_table(headings, rows), table.notes)
+
+
+def text_latex(table: TextTable) -> str:
+    """The table as a LaTeX snippet."""
+    head = " & ".join(map(escape_latex, (table.lead, *table.headings))) + r" \\"
+    rows = [
+        (r"\rowcolor{black!8} " if row.shaded else "")
+        + " & ".join(map(escape_latex, (row.label, *row.cells)))
+        + r" \\"
+        for row in table.rows
+    ]
+    body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    return latex_document(table.title, "l" + "r" * len(table.headings), body, table.notes)
+
+
+def text_csv(table: TextTable) -> str:
+    """The table as CSV; numbers of a core of our own name it in every row."""
+    core = [table.core] if table.core not in ("", schema.PAPER) else []
+    rows = ([row.label, *row.cells, *core] for row in table.rows)
+    return csv_text([table.lead, *table.headings, *(["core"] if core else [])], rows)

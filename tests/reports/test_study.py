@@ -1,0 +1,277 @@
+"""The report of a study: every figure from a made-up store, gaps named, collapse handled, the same bytes again."""
+
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cppo_lab import schema
+from cppo_lab.analysis.selection import State
+from cppo_lab.analysis.study import Study, read_study
+from cppo_lab.errors import UserError
+from cppo_lab.reports.configuration import configuration_table
+from cppo_lab.reports.distinction import PROPERTIES, distinction_table
+from cppo_lab.reports.figures import ablations, gaps, model_curves, schematic, token_window, warmup
+from cppo_lab.reports.figures.gallery import gallery
+from cppo_lab.reports.figures.picture import Absent
+from cppo_lab.reports.folder import MARKER
+from cppo_lab.reports.study import StudyRequest, build_study, paper_study_request
+from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
+
+MADE = MadeStudy()
+FIGURES = {f"figure_{number}.{kind}" for number in range(1, 12) for kind in ("png", "svg", "pdf")}
+
+
+@pytest.fixture(scope="session")
+def made_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The store of the whole made-up study. Do not write to it."""
+    folder = tmp_path_factory.mktemp("study")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    MADE.write(uri, folder)
+    return uri
+
+
+@pytest.fixture(scope="session")
+def study(made_store: str) -> Study:
+    return read_study(made_store, "cppo-mini", "study", MADE.grids())
+
+
+def request_for(uri: str, out: Path) -> StudyRequest:
+    return StudyRequest("study", uri, "cppo-mini", MADE.grids(), out, "A study", "Does it hold?")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_models_take_their_roles_in_the_order_of_the_declaration(study: Study) -> None:
+    assert study.models == MODELS
+    headings = [picture.heading for picture in gallery(study)]
+    assert headings[7:] == [
+        f"Figure {8 + index}. All curves of {model}" for index, model in enumerate(MODELS)
+    ]
+    turned = replace_models(study, ("moe", "base_m", "base_s", "post"))
+    assert [picture.heading for picture in gallery(turned)][7] == "Figure 8. All curves of moe"
+    assert "post, with the best score" in gallery(turned)[0].caption
+
+
+def replace_models(study: Study, models: Sequence[str]) -> Study:
+    """The same study, its main sweep declared in another order."""
+    main = study.sweeps[0]
+    expected = sorted(main.grid.expected, key=lambda run: models.index(run.model))
+    return replace(
+        study, sweeps=(replace(main, grid=replace(main.grid, expected=tuple(expected))), *study.sweeps[1:])
+    )
+
+
+def test_all_eleven_figures_can_be_drawn(study: Study) -> None:
+    pictures = gallery(study)
+    assert [picture.name for picture in pictures] == [f"figure_{number}" for number in range(1, 12)]
+    assert not [picture.heading for picture in pictures if isinstance(picture.drawing, Absent)]
+    assert all("core=mini" in picture.source for picture in pictures)
+    assert all(picture.run_ids for picture in pictures)
+    assert len(pictures[3].run_ids) == 3 * len(METHODS) * 2
+    assert "lowest to the highest seed" in pictures[3].caption
+
+
+def test_figure_1(study: Study) -> None:
+    info = schematic.schematic_info(study.board("main"), "moe", "Figure 1", "")
+    assert [panel.rule for panel in info.rules] == ["grpo", "dppo", "trm_max", "cppo"]
+    assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
+    assert info.panel is not None
+    assert info.panel.model == "moe"
+    labels = [label for label, _ in info.scores]
+    assert [label.split(": ")[0] for label in labels][-1] == "CPPO"
+    assert re.fullmatch(r"CPPO: \d+\.\d\d", labels[-1])
+    assert "CISPO: collapse" in labels
+    empty = schematic.schematic_info(None, None, "Figure 1", "no runs")
+    assert (empty.panel, empty.absent, len(empty.rules)) == (None, "no runs", 4)
+
+
+def test_figure_2(study: Study) -> None:
+    info = gaps.gaps_info(study, "Figure 2")
+    assert isinstance(info, gaps.GapsInfo)
+    assert (info.model, info.delta) == ("post", 0.15)
+    assert [(line.variant, line.gaps.runs) for line in info.lines] == [("dppo", 2), ("cppo", 2)]
+    assert len(info.threshold) == MADE.length
+    assert info.threshold[0] == pytest.approx(0.15)
+    assert info.threshold[-1] == pytest.approx(0.15 / 0.8)
+    assert set(info.run_ids) == {f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)}
+
+
+def test_figure_3_shows_both_kinds_of_masking(study: Study) -> None:
+    info = token_window.window_info(study, "Figure 3")
+    assert isinstance(info, token_window.WindowInfo)
+    assert len(info.symbols) == token_window.TOKENS
+    assert {"token", "prefix"} <= set(info.kinds)
+    assert len(info.run_ids) == 1
+    assert all(value <= info.window.token_threshold for value in info.effective)
+
+
+@pytest.mark.parametrize(("rows", "first"), [(ablations.MECHANISMS, "post"), (ablations.SETTINGS, "base_s")])
+def test_figures_5_and_6(study: Study, rows: tuple[tuple[str, str], ...], first: str) -> None:
+    info = ablations.ablations_info(study, "Figure", rows)
+    assert isinstance(info, ablations.AblationsInfo)
+    assert [panel.sweep for panel in info.panels] == [name for name, _ in rows]
+    for entry in info.panels:
+        assert entry.panel is not None
+        assert entry.panel.model == first
+        assert {line.variant for line in entry.panel.lines} == set(SWEEPS[entry.sweep][1])
+        assert all(len(line.seeds) == 2 for line in entry.panel.lines)
+        # The full method has its colour, whatever the sweep calls it.
+        full = [own for own in entry.panel.lines if SWEEPS[entry.sweep][1][own.variant] == "cppo"]
+        assert {line.colour for line in full} <= {"#0052D9"}
+        assert len({line.colour for line in entry.panel.lines}) == len(entry.panel.lines)
+
+
+def test_figure_7(study: Study) -> None:
+    board = study.board("main")
+    assert board is not None
+    info = warmup.warmup_info(board, MODELS[1:], "Figure 7")
+    assert isinstance(info, warmup.WarmupInfo)
+    assert [(panel.metric, panel.model) for panel in info.panels] == [
+        (metric, model) for metric, _ in warmup.METRICS for model in MODELS[1:]
+    ]
+    assert all(panel.traces[0].runs == 2 for panel in info.panels)
+    assert len(info.run_ids) == 6
+
+
+def test_figures_8_to_11(study: Study) -> None:
+    board = study.board("main")
+    assert board is not None
+    info = model_curves.model_info(board, "moe", "Figure 11")
+    assert isinstance(info, model_curves.ModelInfo)
+    assert [panel.benchmark for panel in info.benchmarks] == list(BENCHMARKS)
+    assert len(info.legend) == len(METHODS)
+    assert [panel.metric for panel in info.traces] == [model_curves.LENGTH, model_curves.ERROR]
+    reward = next(line for line in info.rewards if line.variant == "cppo")
+    assert reward.steps == tuple(range(1, MADE.t_stop + 1))
+    assert max(reward.smooth) < max(reward.raw)
+    # Seed 1 of CISPO fell at half time: its line ends there, and so does the mean.
+    cispo = next(line for line in info.benchmarks[0].lines if line.variant == "cispo")
+    assert [(seed.collapsed, seed.steps[-1]) for seed in cispo.seeds] == [(False, 20), (True, 10)]
+    assert cispo.steps[-1] == 10
+
+
+def test_a_stopped_run_is_a_collapse_and_no_gap(study: Study) -> None:
+    board = study.board("main")
+    assert board is not None
+    cell = board.cells["moe", "cispo"]
+    assert (cell.state, cell.collapsed, cell.provisional) == (State.COLLAPSE, 1, False)
+    assert board.gaps == ()
+
+
+def test_the_report(made_store: str, tmp_path: Path) -> None:
+    page = build_study(request_for(made_store, tmp_path / "report"))
+    files = contents(page.parent)
+    tables = {
+        f"table_{name}.{kind}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:]) for kind in ("md", "tex", "csv")
+    }
+    lists = {f"{kind}_{name}.csv" for kind in ("runs", "long") for name in SWEEPS}
+    assert set(files) == FIGURES | tables | lists | {"index.html", MARKER}
+    html = files["index.html"].decode()
+    assert html.count("<svg") == 11
+    assert "Not drawn" not in html
+    assert "Incomplete" not in html
+    assert "collapse 1/2" in html
+    assert "CPPO has the highest score on 4 of 4 models" in html
+    counted = Counter(re.findall(r'\bid="([^"]+)"', html))
+    assert max(counted.values()) == 1
+    loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', html)
+    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
+    assert "<script" not in html
+    assert files["table_3.csv"].decode().splitlines()[:2] == [
+        "Model,Prompts,n,Minibatch,Updates,T_max,delta,delta_b_min,w_min,Learning rate,T_stop,core",
+        "post,32,8,16,2,32,0.15,0.02,0.8,0.0006,20,mini",
+    ]
+    for name in ("figure_1.png", "figure_11.svg", "figure_6.pdf"):
+        assert b"core=mini" in files[name] or b"/Title" in files[name]
+    assert b"base_s-cppo_kl-1" in files["figure_6.svg"]
+    build_study(request_for(made_store, tmp_path / "again"))
+    assert contents(tmp_path / "again") == files
+
+
+def test_a_study_with_gaps_is_refused_or_marked(empty_store: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    some = MadeStudy(
+        seeds=(0,),
+        artifacts=False,
+        left_out=frozenset({"post-dppo-0", "base_s-cppo_kl-0", *(f"moe-{name}-0" for name in METHODS)}),
+    )
+    some.write(uri, tmp_path)
+    grids = tuple(grid for grid in some.grids() if grid.name != "binary_vs_topk")
+    late = replace(some.grids()[0], name="late", title="Late")
+    request = replace(request_for(uri, tmp_path / "out"), sweeps=(*grids, replace(late, expected=())))
+    with pytest.raises(UserError, match=r"dppo on post, seed 0 \(missing\)"):
+        build_study(request)
+    assert not (tmp_path / "out").exists()
+
+    files = contents(build_study(replace(request, partial=True)).parent)
+    html = files["index.html"].decode()
+    assert "dppo on post, seed 0 (missing): in main, single_mechanism" in html
+    for reason in (
+        "Sweep late:",
+        "Figure 2. Gap between the policies by token position: no run of CPPO on post has",
+        "Figure 3. The prefix constraint on some tokens of one response: no run of CPPO has",
+        "Figure 11. All curves of moe: no run on moe yet",
+        "the study has no sweep &#39;binary_vs_topk&#39;",
+    ):
+        assert reason in html, reason
+    assert {name for name in files if name.endswith(".png")} == {
+        f"figure_{number}.png" for number in range(1, 11) if number not in (2, 3)
+    }
+    assert "lowest to the highest seed" not in html  # there is one
+
+
+def test_a_broken_diagnostic_is_named_and_nothing_written(made_store: str, tmp_path: Path) -> None:
+    folder = Path(made_store.removeprefix("sqlite:///")).parent
+    shutil.copy(folder / "mlflow.db", tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` = 'post-cppo-0'")
+    broken = folder / "artifacts" / run.info.run_id / "artifacts" / "diagnostics" / "positions.json"
+    kept = broken.read_text()
+    try:
+        broken.write_text("{")
+        with pytest.raises(UserError, match=r"diagnostics/positions.json of MLflow run .* is no JSON"):
+            build_study(request_for(uri, tmp_path / "out"))
+    finally:
+        broken.write_text(kept)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_papers_own_curves_make_the_figures_they_can(reference_uri: str, tmp_path: Path) -> None:
+    request = paper_study_request(reference_uri, tmp_path / "study")
+    study = read_study(reference_uri, request.experiment, request.name, request.sweeps)
+    reasons = {
+        picture.name: picture.drawing.reason
+        for picture in gallery(study)
+        if isinstance(picture.drawing, Absent)
+    }
+    assert reasons == {
+        "figure_2": "no run of CPPO on Qwen3-1.7B has diagnostics/positions.json",
+        "figure_3": "no run of CPPO has diagnostics/window.json",
+    }
+    board = study.board("main")
+    assert board is not None
+    table = configuration_table(board, study.models, "Table 3")
+    assert table.rows[-1].cells == ("256", "16", "32", "8", "16384", "0.20", "0.020", "0.8")
+
+
+def test_table_2_has_the_rules_of_the_registry() -> None:
+    pytest.importorskip("torch")
+    from cppo_lab.maths.rules import RULES
+
+    assert list(PROPERTIES) == list(RULES)
+    table = distinction_table("Table 2", {"cppo", "dppo"})
+    assert [row.label for row in table.rows if row.cells[-1] == "yes"] == ["DPPO", "CPPO"]
+    assert {len(row.cells) for row in table.rows} == {len(table.headings)}
