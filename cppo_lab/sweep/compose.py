@@ -1,5 +1,6 @@
 """Hydra's only home: from override strings to typed configs."""
 
+import copy
 import logging
 import re
 from collections.abc import Sequence
@@ -49,7 +50,11 @@ def compose(overrides: Sequence[str]) -> Composed:
 
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
-    values = resolve(overrides)
+    # Runs of several seeds differ in nothing else: they are composed once.
+    seeds = [text for text in overrides if re.fullmatch(r"seed=\d+", text)]
+    values = resolve(tuple(text for text in overrides if text not in seeds))
+    if seeds:
+        values["seed"] = int(seeds[-1].partition("=")[2])
     values.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
     launcher = parse(LauncherSpec, values.pop("launcher", {}), "launcher")
     tracking = parse(TrackingSpec, values.pop("tracking", {}), "tracking")
@@ -60,6 +65,11 @@ def compose(overrides: Sequence[str]) -> Composed:
 
 def resolve(overrides: Sequence[str]) -> dict[str, Any]:
     """The composed configuration as plain values, interpolations resolved."""
+    return copy.deepcopy(_resolve(tuple(overrides)))
+
+
+@cache
+def _resolve(overrides: tuple[str, ...]) -> dict[str, Any]:
     # Hydra logs a warning for each file without a schema; validation is ours.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
@@ -124,7 +134,7 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
         return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}")
     key = match[1].split("@")[0]
     base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
-    if any(re.split(r"[=@]", text)[0] == key for text in base):
+    if any(re.split(r"[=@]", text)[0] == key for text in base) or len(base) == len(overrides):
         return UserError(f"override of group {key!r}: {str(error).strip().splitlines()[0]}")
     names = _dotted(OmegaConf.create(resolve(base)))
     section = key.rpartition(".")[0]
