@@ -85,6 +85,16 @@ FAILED = "failed"
 STATUSES = (RUNNING, DONE, COLLAPSED, FAILED)
 FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left to train
 
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: `status` DONE or COLLAPSED, after step `step`; why, if it collapsed."""
+
+    status: str
+    step: int
+    reason: str = ""
+
+
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
 CORES = ("mini", "verl")

@@ -77,8 +77,9 @@ class OldRule(Spec):
 @pytest.mark.parametrize("name", groups()["rule"])
 def test_rule_files_give_exactly_the_constants_of_the_rule(name: str) -> None:
     """A key that the function does not take, or a constant without a default that the file forgets, fails here."""
-    parameters = list(inspect.signature(RULES[name]).parameters.values())[5:]
-    given = set(compose([f"rule={name}"]).run.rule.parameters())
+    rule = compose([f"rule={name}"]).run.rule
+    parameters = list(inspect.signature(RULES[rule.name]).parameters.values())[5:]
+    given = set(rule.parameters())
     assert given <= {parameter.name for parameter in parameters}
     drawn = {"permutation"}  # by the trainer for each rollout: no constant
     assert given >= {p.name for p in parameters if p.default is inspect.Parameter.empty} - drawn

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cppo_lab.errors import unknown
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 
 
@@ -21,15 +22,6 @@ class MetricSink(Protocol):
 
 
 CHECKPOINT = "checkpoint.pt"  # in the run's folder; removed when the run is recorded
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How training ended: `status` schema.DONE or schema.COLLAPSED, after step `step`; why, if it collapsed."""
-
-    status: str
-    step: int
-    reason: str = ""
 
 
 @dataclass(frozen=True)

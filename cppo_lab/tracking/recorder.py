@@ -18,7 +18,6 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Outcome
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import ensure_experiment, folder_tag, mark_failed, open_client
@@ -84,7 +83,7 @@ class Recorder:
         if path not in self._artifacts:
             self._artifacts.append(path)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: schema.Outcome) -> None:
         """Training ended as `outcome` says: at its last step, or in a collapse.
 
         Raises UserError if the store stayed away; the points are in the run's folder then.

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT, Outcome, Resources
+from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY

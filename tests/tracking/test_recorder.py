@@ -7,8 +7,8 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Outcome
 from cppo_lab.errors import UserError
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import recorder as recorder_module

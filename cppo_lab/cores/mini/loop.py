@@ -3,10 +3,11 @@
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT, MetricSink, Outcome, Resources
+from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.mini.checkpoint import FORMAT, Row, load_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 
 
