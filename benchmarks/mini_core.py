@@ -3,19 +3,22 @@
     python benchmarks/mini_core.py [--quick]
 
 sampled_tokens_per_second        `Trainer.collect`: problems, sampling up to the end token, recording, grading.
-sampler_*, hugging_face_*        `sample` and `generate` on the same weights and prompts. No token ends a response
+sampler_*, hugging_face_*        `sample` and `generate` on the same weights and prompts: ours gets each prompt once
+                                 and the number of copies, theirs the prompts repeated. No token ends a response
                                  (ours gets an end token that does not exist, theirs `eos_token_id=None`): both make
                                  rows x max_response_length tokens. Ours records log-probs, entropies and the top K;
                                  theirs the sampled log-probs, from `output_scores`. `_bare`: neither records.
 trained_tokens_per_second*       response tokens through `Trainer.update` under cppo and grpo; Hugging Face: forward,
                                  log_softmax, gather, PPO clipping, backward, clip_grad_norm_, AdamW (`_fused`: with
-                                 fused=True), in the same minibatches. Logits and gradients are compared beforehand.
+                                 fused=True), in the same minibatches. Ours reads a prompt once for the responses of
+                                 its group, theirs with every row. Logits and gradients are compared beforehand.
 cppo_update_over_grpo_update     one update under `cppo` (Top-K divergence, position weights, prefix budget) over the
                                  same under `grpo`.
 training_share_of_gemm           training_gflops, the useful work of `Trainer.update` under cppo, over gemm_gflops, the
-                                 machine's matrix-product rate: see `baselines/machine.py` for what is counted.
-stacking_upper_bound_*           three times the rows through one set of weights, speed per token over that of one
-                                 time the rows: what stacking the parameters of three seeds can gain at most.
+                                 machine's matrix-product rate. A prompt counts once per group, as it is read: see
+                                 `baselines/machine.py`.
+stacking_upper_bound_*           three times the prompts through one set of weights, speed per token over that of one
+                                 time the prompts: what stacking the parameters of three seeds can gain at most.
 stacked_update_speedup           forward and backward of three models one after the other over all three by
                                  stack_module_state and vmap; null if PyTorch cannot stack the model.
 
@@ -40,10 +43,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from baselines import machine, stacking
-from cppo_lab.cores.mini.task import Tokenizer
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
+from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.mini.trainer import Batch, Trainer
 from cppo_lab.sweep.compose import compose
 
@@ -76,36 +79,41 @@ def timed(step: Callable[[], object]) -> float:
 
 
 def sampling_steps(trainer: Trainer, prompts: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """Ways to sample for `prompts` [B, P] without an end."""
-    tokenizer = Endless(trainer.tokenizer.modulus)
-    new_tokens = trainer.spec.rollout.max_response_length
+    """Ways to sample a rollout batch for `prompts` [G, P] without an end."""
+    tokenizer = Endless(trainer.tokenizer.modulus, trainer.tokenizer.spellings)
+    new_tokens, copies = trainer.spec.rollout.max_response_length, trainer.spec.batch.responses
+    top_k = trainer.objective.top_k
 
-    def ours(rows: torch.Tensor, top_k: int) -> None:
+    def ours(prompts: torch.Tensor, top_k: int) -> None:
         rollout = sample(
             trainer.model,
-            rows,
+            prompts,
             tokenizer,
+            copies=copies,
             max_response_length=new_tokens,
             temperature=1.0,
             top_p=1.0,
             generator=trainer.sampling,
             top_k=top_k,
         )
+        assert rollout.responses.shape == (copies * len(prompts), new_tokens)
         assert rollout.lengths.eq(new_tokens).all()
 
     steps: dict[str, Callable[[], object]] = {
-        "sampler": lambda: ours(prompts, trainer.top_k),
+        "sampler": lambda: ours(prompts, top_k),
         "sampler_bare": lambda: ours(prompts, 0),
-        "sampler_wide": lambda: ours(prompts.repeat(stacking.SEEDS, 1), trainer.top_k),
+        "sampler_wide": lambda: ours(prompts.repeat(stacking.SEEDS, 1), top_k),
     }
     if hugging_face is not None:
         model = hugging_face.same_model(trainer.model).eval()
         difference = hugging_face.logit_difference(trainer.model, model, torch.Generator().manual_seed(0))
         assert difference < 1e-4, f"logits differ by {difference}"
 
+        rows = prompts.repeat_interleave(copies, dim=0)
+
         def theirs(recorded: bool) -> None:
-            responses = hugging_face.generate(model, prompts, tokenizer.pad, new_tokens, recorded)
-            assert responses.shape == (len(prompts), new_tokens)
+            responses = hugging_face.generate(model, rows, tokenizer.pad, new_tokens, recorded)
+            assert responses.shape == (len(rows), new_tokens)
 
         steps |= {"hugging_face": lambda: theirs(True), "hugging_face_bare": lambda: theirs(False)}
     return steps
@@ -186,7 +194,7 @@ def trained_tokens(batch: Batch) -> float:
 
 def measure(folder: Path, repeats: int) -> dict[str, float | None]:
     """All figures."""
-    resources = Resources(folder, device="cpu")
+    resources = Resources(folder, folder, device="cpu")
     # Speed does not depend on how good the start is.
     start = ["model.warm_start.steps=150"]
     trainers = {rule: Trainer(compose([f"rule={rule}", *start]).run, resources) for rule in ("grpo", "cppo")}

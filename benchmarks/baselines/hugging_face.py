@@ -119,25 +119,23 @@ class PlainTrainer:
     def loss(self, batch: Batch, rows: Tensor) -> Tensor:
         """Minus the mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A)."""
         rollout, rule = batch.rollout.select(rows), self.spec.rule
-        width = int(rollout.lengths.max())
-        mask = rollout.valid()[:, :width].float()
-        responses = rollout.responses[:, :width]
-        tokens = torch.cat([rollout.prompts, responses], dim=1)[:, :-1]
-        present = torch.cat([rollout.prompts != self.pad, mask.bool()], dim=1)[:, :-1]
+        prompts, responses, valid = rollout.prompts[rollout.group], rollout.responses, rollout.valid()
+        tokens = torch.cat([prompts, responses], dim=1)[:, :-1]
+        present = torch.cat([prompts != self.pad, valid], dim=1)[:, :-1]
         logits = self.model(tokens, attention_mask=present.long(), use_cache=False).logits
-        logp = logits[:, rollout.prompts.shape[1] - 1 :].log_softmax(-1)
+        logp = logits[:, prompts.shape[1] - 1 :].log_softmax(-1)
         logp = logp.gather(-1, responses[..., None])[..., 0]
-        ratio = (logp - rollout.logp[:, :width]).exp()
+        ratio = (logp - rollout.logp).exp()
         clipped = ratio.clamp(1 - rule.clip_low, 1 + rule.clip_high)
         advantages = batch.advantages[rows][:, None]
         objective = torch.minimum(ratio * advantages, clipped * advantages)
-        return -(objective * mask).sum() / mask.sum()
+        return -(objective * valid).sum() / valid.sum()
 
 
 def gradient_difference(ours: Trainer, theirs: PlainTrainer, batch: Batch) -> float:
     """Relative difference of the embedding's gradient, ours and theirs, on the first rows that have a signal."""
     rows = batch.keep.nonzero()[:32, 0]
-    (loss, *_) = ours.loss(batch.rollout.select(rows), batch.advantages[rows])
+    loss = ours.objective(batch.rollout.select(rows), batch.advantages[rows]).loss
     (mine,) = torch.autograd.grad(loss, ours.model.embedding.weight)
     (plain,) = torch.autograd.grad(theirs.loss(batch, rows), theirs.model.model.embed_tokens.weight)
     return float((mine - plain).norm() / mine.norm())

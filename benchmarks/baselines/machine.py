@@ -21,13 +21,17 @@ def gemm_flops_per_second() -> float:
 def useful_flops(trainer: Trainer, batch: Batch) -> float:
     """Matrix products, forward and backward, for the responses of `batch` whose group has a signal.
 
-    6 per weight of the linear layers and real position, prompts included; 6 per output weight and response token;
+    A prompt counts once per group, not once per response: the responses of a group share it, and our trainer reads
+    it once. 6 per weight of the linear layers and real position that is read; 6 per output weight and response token;
     12 x attention width per pair of positions that causal attention relates. Padding does not count.
     """
-    arch, lengths = trainer.spec.model.architecture, batch.rollout.lengths[batch.keep].double()
-    positions = lengths + (batch.rollout.prompts != trainer.tokenizer.pad).sum(1)[batch.keep] - 1
+    arch, rollout = trainer.spec.model.architecture, batch.rollout
     attention_width = arch.heads * arch.head_dim
     projections = arch.width * (2 * attention_width + 2 * arch.kv_heads * arch.head_dim + 3 * arch.mlp_width)
-    pairs = positions * (positions + 1) / 2
-    per_row = arch.layers * (6 * projections * positions + 12 * attention_width * pairs)
-    return float((per_row + 6 * arch.width * trainer.tokenizer.vocabulary * lengths).sum())
+    prompts = (rollout.prompts != trainer.tokenizer.pad).sum(1).double()  # [G] real tokens
+    group, tokens = rollout.group[batch.keep], rollout.lengths[batch.keep].double()
+    shared, own = prompts[group.unique()], tokens - 1  # a response's last token is never read
+    positions = shared.sum() + own.sum()
+    pairs = (shared * (shared + 1) / 2).sum() + (own * prompts[group] + own * (own + 1) / 2).sum()
+    body = arch.layers * (6 * projections * positions + 12 * attention_width * pairs)
+    return float(body + 6 * arch.width * trainer.tokenizer.vocabulary * tokens.sum())
