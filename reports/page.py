@@ -17,6 +17,7 @@ from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.markup import plain, steps_text
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import FullTable, MainTable
+from cppo_lab.reports.text_tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class PageInfo:
     headlines: tuple[Headline, ...]
     main: MainTable
     full: FullTable
+    intervals: TextTable | None
     legend: tuple[tuple[str, str], ...]
     curves: tuple[InlineFigure, ...]
     diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
@@ -62,7 +64,7 @@ class PageInfo:
 
 def page_info(
     board: Scoreboard,
-    tables: tuple[MainTable, FullTable],
+    tables: tuple[MainTable, FullTable, TextTable | None],
     shown: tuple[curves.CurvesInfo, diagnostics.DiagnosticsInfo | None],
     audit: AuditView | None,
     about: tuple[str, str, str, str],
@@ -85,6 +87,7 @@ def page_info(
         headlines=headlines(board),
         main=tables[0],
         full=tables[1],
+        intervals=tables[2],
         legend=curves_shown.legend,
         curves=inline_curves(curves_shown),
         diagnostics=inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
