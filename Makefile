@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart test lint bench mutations clean help
+.PHONY: quickstart study test lint bench mutations clean help
 
 help:
 	@echo "make quickstart  install, train the study in miniature, write its report page (about 4 minutes)"
+	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 40 minutes)"
 	@echo "make test        install with the development tools and run all tests"
 	@echo "make lint        ruff"
 	@echo "make bench       run every benchmark (QUICK=1: under a minute each)"
@@ -24,6 +25,12 @@ quickstart: $(VENV)/.installed
 	@echo
 	@echo "The page:   file://$(CURDIR)/reports/build/quickstart/index.html"
 	@echo "In MLflow:  as \`cppo launch\` said above; the commands are in $(BIN)"
+
+study: $(VENV)/.installed
+	$(BIN)/cppo launch study
+	$(BIN)/cppo report study
+	@echo
+	@echo "The page:   file://$(CURDIR)/reports/build/study/index.html"
 
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -30,6 +30,9 @@ _NAMES = {
     "cppo_tv": "CPPO, TV",
     "cppo_topk_tv": "CPPO, Top-K TV",
     "cppo_binary_tv": "CPPO, Binary TV",
+    "cppo_fixed_budget": "CPPO, fixed budget rate",
+    "cppo_low_w_min": "CPPO, lower w_min",
+    "no_trust_region": "no trust region",
 }
 _CONSTANTS = re.compile(r"cppo_db(?P<delta_b>[\d.]+)_w(?P<w_min>[\d.]+)")
 _BENCHMARK = re.compile(r"(?P<letters>[A-Za-z]+)(?P<digits>\d+)")
