@@ -13,7 +13,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.reconcile import State, repair, run_states
 from cppo_lab.run import Attempt, is_held
-from cppo_lab.sweep.plan import Plan, PlannedRun
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.recorder import read_status

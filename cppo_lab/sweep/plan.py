@@ -1,31 +1,13 @@
-"""From a sweep file to the runs it means: every run once, each with its id."""
+"""What a sweep or a study comes to: every run once, each with its id and its names."""
 
-import itertools
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose
-from cppo_lab.sweep.declare import ANY_CORE, Scalar, Study, Sweep, load_sweep
-
-DEFAULT_CORE = "mini"  # as in conf/config.yaml
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """One run, and the name of its variant in each sweep that it belongs to."""
-
-    run_id: str
-    variants: dict[str, str]
-    spec: RunSpec
-
-    @property
-    def variant(self) -> str:
-        """Its name in the first of its sweeps."""
-        return next(iter(self.variants.values()))
+from cppo_lab.sweep.compose import TrackingSpec
+from cppo_lab.sweep.declare import Study, Sweep, load_sweep
+from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, core_of, enumerate_runs, refuse
 
 
 @dataclass(frozen=True)
@@ -39,7 +21,7 @@ class Plan:
     runs: tuple[PlannedRun, ...]
     launcher: LauncherSpec
     tracking: TrackingSpec
-    is_study: bool = False
+    is_study: bool
 
     @property
     def core(self) -> str:
@@ -55,33 +37,56 @@ def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
     Raises UserError for a bad override or configuration, before anything else happens.
     """
     if isinstance(declared, Sweep):
-        return _plan_sweep(declared, overrides)
-    parts = [load_sweep(name) for name in declared.sweeps]
-    plans = []
-    for part in parts:
-        if isinstance(part, Study):
-            raise UserError(f"study {declared.name}: {part.name} is a study itself; name its sweeps")
-        sweep = part.model_copy(update={"axes": part.axes | declared.axes})
-        chosen = _within(sweep, overrides)
-        if chosen is not None:
-            plans.append(_plan_sweep(sweep, chosen))
-    if not plans:
-        raise UserError(f"study {declared.name}: no sweep of it has what {' '.join(overrides)!r} asks for")
+        only = enumerate_runs(declared, overrides)
+        refuse(only.unused)
+        return _plan(declared, [only], only.runs)
+    parts = [_with_axes(load_sweep(name), declared) for name in declared.sweeps]
+    _check_names(parts, overrides)
+    chosen = [(part, _within(part, overrides)) for part in parts]
+    found = [enumerate_runs(part, texts) for part, texts in chosen if texts is not None]
+    if not found:
+        raise UserError(f"study {declared.name}: no sweep of it has all of {' '.join(overrides)!r}")
+    refuse([text for text in overrides if all(text in part.unused for part in found)])
     runs: dict[str, PlannedRun] = {}
-    for plan in plans:
-        for run in plan.runs:
+    for part in found:
+        for run in part.runs:
             runs.setdefault(run.run_id, replace(run, variants={})).variants.update(run.variants)
+    # All of one seed before the next: an interrupted study is then a smaller study, not a part of one.
+    return _plan(declared, found, sorted(runs.values(), key=lambda run: run.spec.seed))
+
+
+def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[PlannedRun]) -> Plan:
     return Plan(
         name=declared.name,
         title=declared.title,
         question=declared.question,
-        sweeps=tuple(sweep for plan in plans for sweep in plan.sweeps),
-        # All of one seed before the next: an interrupted study is then a smaller study, not a part of one.
-        runs=tuple(sorted(runs.values(), key=lambda run: run.spec.seed)),
-        launcher=plans[0].launcher,
-        tracking=plans[0].tracking,
-        is_study=True,
+        sweeps=tuple(part.sweep for part in found),
+        runs=tuple(runs),
+        launcher=found[0].launcher,
+        tracking=found[0].tracking,
+        is_study=isinstance(declared, Study),
     )
+
+
+def _with_axes(part: Sweep | Study, study: Study) -> Sweep:
+    if isinstance(part, Study):
+        raise UserError(f"study {study.name}: {part.name} is a study itself; name its sweeps")
+    return part.model_copy(update={"axes": part.axes | study.axes})
+
+
+def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """What `model=` and `variant=` may name in a sweep."""
+    return {"model": sweep.models_of(core_of(overrides)), "variant": tuple(sweep.variants)}
+
+
+def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
+    """Every model and variant named on the command line is one of some sweep."""
+    for text in overrides:
+        key, _, value = text.partition("=")
+        valid = [name for part in parts for name in _choices(part, overrides).get(key, ())]
+        for name in value.split(",") if valid else ():
+            if name not in valid:
+                raise unknown(f"{key} of this study", name, dict.fromkeys(valid))
 
 
 def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
@@ -89,7 +94,7 @@ def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
     kept = []
     for text in overrides:
         key, _, value = text.partition("=")
-        valid = {"model": sweep.models_of(_core(overrides)), "variant": tuple(sweep.variants)}.get(key)
+        valid = _choices(sweep, overrides).get(key)
         if valid is not None:
             names = [name for name in value.split(",") if name in valid]
             if not names:
@@ -97,140 +102,3 @@ def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
             text = f"{key}={','.join(names)}"
         kept.append(text)
     return kept
-
-
-def _core(overrides: Sequence[str]) -> str:
-    return next((text[5:] for text in reversed(overrides) if text.startswith("core=")), DEFAULT_CORE)
-
-
-def _plan_sweep(sweep: Sweep, overrides: Sequence[str]) -> Plan:
-    sweep, rest = _narrow(sweep, overrides)
-    _check_keys(sweep)
-    runs: dict[str, PlannedRun] = {}
-    places: dict[tuple[str, str, int], str] = {}
-    applied: set[str] = set()
-    composed = None
-    for variant, fixed in _combinations(sweep):
-        fitting = [text for text in rest if _fits(text, fixed)]
-        applied.update(fitting)
-        composed = compose([*fixed, *fitting])
-        run = PlannedRun(composed.run.run_id, {sweep.name: variant}, composed.run)
-        twin = runs.setdefault(run.run_id, run)
-        if twin.variant != variant:
-            raise UserError(
-                f"sweep {sweep.name}: variants {twin.variant!r} and {variant!r} compose to the same run "
-                f"{run.run_id}: remove one, or the override that makes them equal"
-            )
-        place = (run.spec.model.name, variant, run.spec.seed)
-        if places.setdefault(place, run.run_id) != run.run_id:
-            raise UserError(
-                f"sweep {sweep.name}: variant {variant!r} on {place[0]} with seed {place[2]} stands for two different "
-                "runs: give each setting a variant of its own; only models and seeds make runs of one variant"
-            )
-    for text in rest:
-        if text not in applied:
-            _fits(text, (), must=True)
-    assert composed is not None
-    return Plan(
-        sweep.name,
-        sweep.title,
-        sweep.question,
-        (sweep,),
-        tuple(runs.values()),
-        composed.launcher,
-        composed.tracking,
-    )
-
-
-def _check_keys(sweep: Sweep) -> None:
-    """A key has one source, and a sweep says nothing of how runs are started or tracked."""
-    for variant, keys in sweep.variants.items():
-        for key in keys:
-            if key in sweep.axes or key == "model":
-                raise UserError(
-                    f"sweep {sweep.name}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them"
-                )
-    for key in [*sweep.axes, *(key for keys in sweep.variants.values() for key in keys)]:
-        if key.partition(".")[0] in ("launcher", "tracking"):
-            raise UserError(f"sweep {sweep.name}: {key!r} belongs on the command line, not in a sweep file")
-
-
-def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(variant, overrides) of every run that the sweep declares."""
-    axes = [[(key, value) for value in values] for key, values in sweep.axes.items()]
-    for model, (variant, keys) in itertools.product(sweep.models[ANY_CORE], sweep.variants.items()):
-        for point in itertools.product(*axes):
-            pairs = [("model", model), *keys.items(), *point]
-            yield variant, tuple(f"{key}={quote(value)}" for key, value in pairs)
-
-
-def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
-    """Apply the overrides that choose what to enumerate; return the rest."""
-    chosen = {key for keys in sweep.variants.values() for key in keys}
-    changes: dict[str, object] = {"models": {ANY_CORE: sweep.models_of(_core(overrides))}}
-    axes, rest = dict(sweep.axes), []
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {text!r} is not of the form key=value")
-        if key == "model":
-            changes["models"] = {ANY_CORE: tuple(value.split(","))}
-        elif key == "variant":
-            names = value.split(",")
-            for name in names:
-                if name not in sweep.variants:
-                    raise unknown(f"variant of sweep {sweep.name}", name, sweep.variants)
-            changes["variants"] = {name: sweep.variants[name] for name in names}
-        elif key in axes:
-            axes[key] = tuple(_scalar(part) for part in value.split(","))
-        elif key in chosen:
-            raise UserError(
-                f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
-                f"with variant= (valid: {', '.join(sweep.variants)})"
-            )
-        else:
-            rest.append(text)
-    return sweep.model_copy(update={**changes, "axes": axes}), rest
-
-
-def _fits(text: str, fixed: Sequence[str], must: bool = False) -> bool:
-    """Whether an override applies to a run: a rule's constant only to rules that have it."""
-    key = text.split("=", 1)[0]
-    if not must and not key.startswith("rule."):
-        return True
-    try:
-        compose([*fixed, text])
-    except UnknownKey as error:
-        if must or error.key != key:
-            raise
-        return False
-    if must:
-        raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")
-    return True
-
-
-def _scalar(text: str) -> Scalar:
-    """A value of an axis as typed on the command line."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def quote(value: Scalar) -> str:
-    """A value in Hydra's override grammar; text is always quoted, so that nothing in it is syntax."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if value.replace("_", "").replace("-", "").isalnum() and value.isascii():
-        return value
-    if "${" in value:
-        raise UserError(f"value {value!r}: a sweep file holds plain values; ${{...}} belongs into conf/")
-    # In Hydra's grammar a backslash is special only in a run of them before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"

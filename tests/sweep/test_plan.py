@@ -7,7 +7,8 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose, groups
 from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
-from cppo_lab.sweep.plan import make_plan, quote
+from cppo_lab.sweep.enumerate import quote
+from cppo_lab.sweep.plan import make_plan
 
 
 def test_quickstart_enumerates_three_rules_by_two_seeds() -> None:
