@@ -1,8 +1,8 @@
 """95 % intervals over seeds: Student's t on the runs of a cell, and on differences paired by seed.
 
 Two scores per run. `best` is the selected one (`selection.choose`). `final` is the mean over the last part of the
-window (`window.LATE_SHARE`), in which a collapsed run counts with the score it ended at: stopping a broken run early
-must not flatter it.
+window (`window.LATE_SHARE`), in which a collapsed run counts with the score it ended at, or began with if that is lower:
+stopping a broken run early must not flatter it.
 """
 
 import math
@@ -112,6 +112,9 @@ def _final(board: Scoreboard, run: RunScore) -> float:
     if run.state is not State.COLLAPSE or run.t_stop is None or len(scores) < 2:
         return float(late.mean()) if len(late) else float(scores.iloc[-1])
     every = int(scores.index[-1] - scores.index[-2])
-    last, ended = float(scores.iloc[-1]), int(scores.index[-1])
-    missing = (run.t_stop - max(ended, int((1 - LATE_SHARE) * run.t_stop))) // every
+    # A run whose gradient broke may have ended between validations, with a high score still: it counts as if back
+    # where it began.
+    last, ended = min(float(scores.iloc[-1]), float(scores.iloc[0])), int(scores.index[-1])
+    begin = (1 - LATE_SHARE) * run.t_stop
+    missing = sum(step > begin for step in range(ended + every, run.t_stop + 1, every))
     return (math.fsum(late) + missing * last) / (len(late) + missing) if len(late) + missing else last

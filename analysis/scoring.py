@@ -72,7 +72,7 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
     if all(run.choice.score is None for run in runs):
         raise UserError(
             f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
-            f"inside its window; wait for the first evaluation, or see `cppo status {data.sweep}`"
+            f"inside its window; wait for the first evaluation, or see `cppo plan {data.sweep}`"
         )
     pairs = list(dict.fromkeys((run.model, run.variant) for run in runs))
     cells = {
@@ -151,7 +151,7 @@ def _score(entry: ExpectedRun, row: pd.Series | None, curves: ValidationCurves) 
         status=row["status"],
         reason=row["reason"],
         t_stop=t_stop,
-        state=run_state(row["status"], choice),
+        state=run_state(row["status"], row["core"], choice),
         choice=choice,
     )
 

@@ -18,7 +18,7 @@ from cppo_lab import schema
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
 # tie.
 TIE = 1e-5
-# PAPER: the paper prints `collapse` without a definition. Ours: the last mean score inside the window is
+# PAPER: the paper prints `collapse` without a definition. For its curves: the last mean score inside the window is
 # below this share of the run's own best. In the paper's curves that is CISPO on Qwen3-30B-A3B-Base (ends at
 # 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
 COLLAPSE_SHARE = 0.1
@@ -162,11 +162,14 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
     )
 
 
-def run_state(status: str, choice: Choice) -> State:
+def run_state(status: str, core: str, choice: Choice) -> State:
     """The state of a run with this status tag: its choice's if it is done, else what the tag says.
 
-    A run whose training diverged ends early with the status COLLAPSED: a collapse, whatever its last score was.
+    A run of ours says itself that it collapsed (cores/collapse.py), and is then a collapse whatever its last score
+    was; only the paper's curves are judged by their shape.
     """
+    if status == schema.DONE and core != schema.PAPER and choice.state is State.COLLAPSE:
+        return State.SCORED
     told = {
         schema.RUNNING: State.RUNNING,
         schema.FAILED: State.FAILED,

@@ -92,16 +92,24 @@ def execute(attempt: Attempt) -> None:
     with held(attempt.folder):
         past = attempts(open_client(attempt.uri), schema.experiment_name(spec.core), [spec.run_id])
         if any(one.status == "FINISHED" for one in past[spec.run_id]):
+            _remove_checkpoint(attempt.folder / CHECKPOINT)  # killed before it could do so itself
             return
         (attempt.folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
         recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder)
         try:
             resources = Resources(attempt.runs, attempt.folder, threads=attempt.threads)
             recorder.finish(load_core(spec.core)(spec, recorder, resources))
-            (attempt.folder / CHECKPOINT).unlink(missing_ok=True)
         except BaseException as error:
             recorder.fail(describe(error), traceback.format_exc())
             raise
+        _remove_checkpoint(attempt.folder / CHECKPOINT)
+
+
+def _remove_checkpoint(path: Path) -> None:
+    """The run is recorded: what it could be continued from is no longer needed."""
+    for leftover in (path, path.with_suffix(".partial")):
+        with contextlib.suppress(OSError):  # a file too many makes no failed run
+            leftover.unlink(missing_ok=True)
 
 
 def describe(error: BaseException) -> str:

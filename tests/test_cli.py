@@ -49,7 +49,8 @@ MISTAKES = [
     (["launch", "nowhere/mine.yaml"], "sweep file nowhere/mine.yaml does not exist"),
     (["report", "quickstart"], "mlflow.db does not exist: run `cppo launch SWEEP`"),
     (["report", "main", "--from", "paper"], "mlflow.db does not exist"),
-    (["report", "main"], "unknown sweep 'main': valid: quickstart"),
+    (["report", "main"], "mlflow.db does not exist: run `cppo launch SWEEP`"),
+    (["report", "maine"], "unknown sweep 'maine': did you mean 'main'?"),
     (["report", "quickstart", "--from", "paper"], "cppo report main --from paper"),
 ]
 

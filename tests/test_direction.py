@@ -11,11 +11,12 @@ BASE = {"errors", "schema", "store", "__init__", "__version__"}
 ALLOWED = {
     "maths": set(),
     "spec": set(),
+    "parse": {"spec"},
     "cores": {"maths", "spec"},
     "tracking": {"spec"},
     "run": {"spec", "cores", "tracking"},
     "launch": {"spec", "tracking", "run"},
-    "sweep": {"spec", "tracking", "run", "launch"},
+    "sweep": {"spec", "parse", "tracking", "run", "launch"},
     "analysis": set(),
     "reports": {"analysis"},
     "calculator": {"maths"},

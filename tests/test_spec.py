@@ -10,8 +10,10 @@ from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
-from cppo_lab.spec import RunSpec, Spec, fingerprint, parse
-from cppo_lab.sweep.compose import compose, groups
+from cppo_lab.parse import parse
+from cppo_lab.spec import RunSpec, Spec, fingerprint
+from cppo_lab.sweep.compose import CONF, compose, groups
+from cppo_lab.sweep.enumerate import DEFAULT_CORE
 
 # Ids are part of users' records: a change here orphans every run made before.
 GOLDEN_IDS = {
@@ -83,6 +85,17 @@ def test_rule_files_give_exactly_the_constants_of_the_rule(name: str) -> None:
     assert given <= {parameter.name for parameter in parameters}
     drawn = {"permutation"}  # by the trainer for each rollout: no constant
     assert given >= {p.name for p in parameters if p.default is inspect.Parameter.empty} - drawn
+
+
+def test_the_default_core_is_the_one_in_conf() -> None:
+    assert compose([]).run.core == DEFAULT_CORE
+
+
+def test_a_value_that_refers_to_the_seed_follows_it() -> None:
+    for seed in (0, 5):
+        run = compose(["model.warm_start.seed=${seed}", f"seed={seed}"]).run
+        assert (run.seed, run.model.warm_start.seed) == (seed, seed)
+    assert not [path for path in CONF.rglob("*.yaml") if "${seed}" in path.read_text()]
 
 
 def test_an_integer_and_its_float_are_the_same_run() -> None:

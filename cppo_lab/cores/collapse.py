@@ -1,10 +1,11 @@
 """When a run counts as collapsed: one rule for every core.
 
 A run has collapsed when its validation score has been below `share` times its best so far, and at least
-MARGIN below it, at `patience` validations in a row; or when a gradient is not finite. It ends there.
+MARGIN below it, at `patience` validations in a row; or when a log-probability or gradient is not finite. It ends there.
 
-PAPER: the paper prints `collapse` without a definition. With share 0.4 the rule finds, among the paper's own
-curves, CISPO on Qwen3-30B-A3B-Base and nothing else.
+PAPER: the paper prints `collapse` without a definition. Share 0.4 separates its own curves as its table does: CISPO
+on Qwen3-30B-A3B-Base falls below, and no other run. That curve ends at its first such point, so only patience 1
+finds it; ours go on, and 2 tells a breakdown from one bad validation.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ MARGIN = 0.05  # a policy that never learned anything has nothing to lose: its s
 
 
 class NotFinite(ArithmeticError):
-    """A gradient is infinite or NaN: an update would destroy the weights."""
+    """A log-probability or gradient is infinite or NaN: an update would destroy the weights, or has done so."""
 
 
 def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
@@ -17,7 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.spec import RunSpec, Spec, parse
+from cppo_lab.parse import parse
+from cppo_lab.spec import RunSpec, Spec
 
 CONF = resources.files("cppo_lab") / "conf"
 
@@ -50,8 +52,9 @@ def compose(overrides: Sequence[str]) -> Composed:
 
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
-    # Runs of several seeds differ in nothing else: they are composed once.
-    seeds = [text for text in overrides if re.fullmatch(r"seed=\d+", text)]
+    # Runs of several seeds differ in nothing else, unless an override refers to the seed: they are composed once.
+    refers = any("${seed}" in text for text in overrides)
+    seeds = [] if refers else [text for text in overrides if re.fullmatch(r"seed=\d+", text)]
     values = resolve(tuple(text for text in overrides if text not in seeds))
     if seeds:
         values["seed"] = int(seeds[-1].partition("=")[2])
@@ -120,6 +123,17 @@ def groups() -> dict[str, list[str]]:
         for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
         if folder.is_dir()
     }
+
+
+@cache
+def groups_set_by(rule: str) -> tuple[str, ...]:
+    """The other groups of which the file of `rule` in conf/rule chooses the option."""
+    if rule not in groups()["rule"]:
+        return ()
+    defaults = yaml.safe_load((CONF / "rule" / f"{rule}.yaml").read_text(encoding="utf-8")).get(
+        "defaults", []
+    )
+    return tuple(key.removeprefix("override /") for entry in defaults for key in entry)
 
 
 def _unknown_option(error: MissingConfigException) -> UserError:

@@ -8,7 +8,8 @@ import yaml
 from pydantic import Field, field_validator
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.spec import Spec, parse
+from cppo_lab.parse import parse
+from cppo_lab.spec import Spec
 
 Scalar = str | int | float | bool | None
 Axes = dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]]
@@ -58,7 +59,7 @@ class Sweep(Spec):
 class Study(Spec):
     """What a study file declares: several sweeps, of which each run is trained once.
 
-    `axes` replace the axes of the same name in every sweep.
+    `axes` are those of every sweep, in place of its own of the same name.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose
+from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose, groups, groups_set_by
 from cppo_lab.sweep.declare import ANY_CORE, Scalar, Sweep
 
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
@@ -108,7 +108,12 @@ def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
     """Apply the overrides that choose what to enumerate; return the rest."""
     chosen = {key for keys in sweep.variants.values() for key in keys}
-    changes: dict[str, object] = {"models": {ANY_CORE: sweep.models_of(core_of(overrides))}}
+    chosen |= {
+        group for keys in sweep.variants.values() for group in groups_set_by(str(keys.get("rule", "")))
+    }
+    changes: dict[str, object] = {}
+    if not any(text.startswith("model=") for text in overrides):
+        changes["models"] = {ANY_CORE: sweep.models_of(core_of(overrides))}
     axes, rest = dict(sweep.axes), []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -124,7 +129,7 @@ def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
             changes["variants"] = {name: sweep.variants[name] for name in names}
         elif key in axes:
             axes[key] = tuple(_scalar(part) for part in value.split(","))
-        elif key in chosen:
+        elif key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}:
             raise UserError(
                 f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
                 f"with variant= (valid: {', '.join(sweep.variants)})"
@@ -136,7 +141,12 @@ def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
 
 def _fits(text: str, fixed: Sequence[str], must: bool = False) -> bool:
     """Whether an override applies to a run: a rule's constant only to rules that have it."""
-    key = text.split("=", 1)[0]
+    key = text.split("=", 1)[0].lstrip("+~")
+    if key.startswith("trust_region."):
+        # Constants that rules take from their model: no part of a run by themselves.
+        if must:
+            raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
+        return compose([*fixed, text]).run.run_id != compose(fixed).run.run_id
     if not must and not key.startswith("rule."):
         return True
     try:

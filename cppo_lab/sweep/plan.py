@@ -41,6 +41,9 @@ def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
         refuse(only.unused)
         return _plan(declared, [only], only.runs)
     parts = [_with_axes(load_sweep(name), declared) for name in declared.sweeps]
+    names = [part.name for part in parts]
+    if len(set(names)) < len(names):
+        raise UserError(f"study {declared.name}: sweeps={names} must have distinct names")
     _check_names(parts, overrides)
     chosen = [(part, _within(part, overrides)) for part in parts]
     found = [enumerate_runs(part, texts) for part, texts in chosen if texts is not None]

@@ -41,17 +41,27 @@ class Recorder:
             run_name=f"{spec.rule.name} {spec.model.name} s{spec.seed}",
         )
         self.mlflow_id: str = run.info.run_id
-        params = [Param(key, value) for key, value in flatten(spec.model_dump(mode="json")).items()]
-        self.client.log_batch(self.mlflow_id, params=params)
-        config = folder / "config.json"
-        config.write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        self.client.log_artifact(self.mlflow_id, str(config))
-        self._spool = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        self._recorded = False  # nothing that happens after the end is recorded can change it
         self._waiting: list[Metric] = []
         self._artifacts: list[Path] = []
         self._shipped_at = time.monotonic()
         self._score: float | None = None
+        try:
+            self._describe(spec)
+            self._spool = (folder / "metrics.jsonl").open("w", encoding="utf-8")
+        except Exception as error:
+            with contextlib.suppress(*_STORE_FAULTS):
+                mark_failed(self.client, self.mlflow_id, f"{type(error).__name__}: {error}")
+            raise
         self._status(schema.RUNNING, 0)
+
+    def _describe(self, spec: RunSpec) -> None:
+        """The configuration, as parameters and as an artifact."""
+        params = [Param(key, value) for key, value in flatten(spec.model_dump(mode="json")).items()]
+        self.client.log_batch(self.mlflow_id, params=params)
+        config = self.folder / "config.json"
+        config.write_text(spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        self.client.log_artifact(self.mlflow_id, str(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of training step `step`.
@@ -97,11 +107,14 @@ class Recorder:
         if outcome.reason:
             self.client.set_tag(self.mlflow_id, schema.TAG_REASON, outcome.reason[:500])
         self.client.set_terminated(self.mlflow_id, "FINISHED")
+        self._recorded = True
         with contextlib.suppress(OSError):  # the store has it; a full disk makes no failed run of it
             self._status(outcome.status, outcome.step, outcome.reason)
 
     def fail(self, reason: str, traceback: str) -> None:
         """The run ended otherwise; `reason` is one line, `traceback` becomes an artifact."""
+        if self._recorded:
+            return
         # Each step by itself: what broke the run (a full disk, a store that went away) may break some of them,
         # and must not hide the reason.
         report = self.folder / "traceback.txt"

@@ -70,15 +70,21 @@ def test_differences_are_paired_by_seed() -> None:
     assert cppo.best is not None and cppo.best.half is not None and cppo.best.half > 0.1
 
 
-def test_a_collapsed_run_counts_with_the_score_it_ended_at() -> None:
-    steps = {0: 0.2, 5: 0.9, 10: 0.1, 15: 0.1, 20: 0.1}
-    broken = {step: value for step, value in steps.items() if step <= 10}
-    late = board({("a", 0): steps, ("b", 0): broken}, collapsed={("b", 0)})
-    whole, stopped = intervals(late)
-    assert stopped.collapsed == 1
-    assert stopped.best is not None and stopped.best.mean == pytest.approx(0.9)
-    assert whole.final is not None and stopped.final is not None
-    assert stopped.final.mean == pytest.approx(whole.final.mean) == pytest.approx(0.1)
+@pytest.mark.parametrize(
+    ("curve", "expected"),
+    [
+        # T_stop 20: the last 30 % begins after 14, so it holds 16, 18 and 20.
+        ({0: 0.2, 6: 0.9, 8: 0.1, 10: 0.1}, 0.1),  # broke before: all three count as it ended
+        ({0: 0.2, 6: 0.9, 14: 0.9, 16: 0.3, 18: 0.1}, (0.3 + 0.1 + 0.1) / 3),  # inside: one is missing
+        ({0: 0.2, 6: 0.9, 14: 0.9, 16: 0.9, 18: 0.06, 20: 0.09}, (0.9 + 0.06 + 0.09) / 3),  # none is missing
+        ({0: 0.2, 2: 0.8, 4: 0.85}, 0.2),  # a gradient broke while the score was high: back where it began
+    ],
+)
+def test_a_collapsed_run_counts_with_the_score_it_ended_at(curve: dict[int, float], expected: float) -> None:
+    [cell] = intervals(board({("a", 0): curve}, collapsed={("a", 0)}))
+    assert cell.collapsed == 1
+    assert cell.best is not None and cell.best.mean == pytest.approx(max(curve.values()))
+    assert cell.final is not None and cell.final.mean == pytest.approx(expected)
 
 
 def test_baseline() -> None:

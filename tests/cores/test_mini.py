@@ -87,6 +87,14 @@ class TestModel:
         parts += [model(tokens[:, i : i + 1], present[:, : i + 1], cache) for i in range(5, 12)]
         torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-5, rtol=1e-5)
 
+    def test_reading_on_after_a_prompt(self, model: Transformer) -> None:
+        tokens = torch.randint(0, 10, (2, 9), generator=torch.Generator().manual_seed(1))
+        cache = model.new_cache(2, 9)
+        model(tokens[:, :4], None, cache)
+        torch.testing.assert_close(
+            model(tokens[:, 4:], None, cache), model(tokens)[:, 4:], atol=1e-5, rtol=1e-5
+        )
+
     def test_left_padding_changes_nothing(self, model: Transformer) -> None:
         tokens = torch.randint(0, 10, (2, 8), generator=torch.Generator().manual_seed(2))
         padded = torch.cat([torch.full((2, 5), TOKENIZER.pad), tokens], dim=1)
@@ -325,4 +333,4 @@ class TestTrainer:
         spec = tiny_spec.model_copy(
             update={"model": tiny_spec.model.model_copy(update={"warm_start": longer})}
         )
-        assert train_warm_start(spec, model) < 0.75 * math.log(TOKENIZER.vocabulary) * 0.6
+        assert train_warm_start(spec, model) < 0.45 * math.log(TOKENIZER.vocabulary)  # a uniform guess: log V

@@ -10,17 +10,20 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, Resources
-from cppo_lab.cores.collapse import collapse_reason
+from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.mini import trainer as trainer_module
-from cppo_lab.cores.mini.checkpoint import FORMAT, load_checkpoint, save_checkpoint
+from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.weights import position_weights
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
 
+MAKER = "torch on cpu"
 LONGER = [*TINY, "training.t_stop=8"]
 
 
@@ -94,7 +97,7 @@ class TestCheckpoint:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = tmp_path / CHECKPOINT
-        save_checkpoint(path, {"format": FORMAT, "run_id": "a", "history": [(0, {"x": 1.0})], "trainer": {}})
+        save_checkpoint(path, make_checkpoint("a", MAKER, [(0, {"x": 1.0})], {}))
 
         def half(value: object, file: Any) -> None:
             file.write(b"PK half a file")
@@ -102,8 +105,8 @@ class TestCheckpoint:
 
         monkeypatch.setattr(torch, "save", half)
         with pytest.raises(Killed):
-            save_checkpoint(path, {"format": FORMAT, "run_id": "a", "history": [], "trainer": {}})
-        found = load_checkpoint(path, "a", torch.device("cpu"))
+            save_checkpoint(path, make_checkpoint("a", MAKER, [], {}))
+        found = load_checkpoint(path, "a", MAKER)
         assert found is not None
         assert found["history"] == [(0, {"x": 1.0})]
 
@@ -113,7 +116,7 @@ class TestCheckpoint:
     ) -> None:
         path = tmp_path / CHECKPOINT
         path.write_bytes(content)
-        assert load_checkpoint(path, "a", torch.device("cpu")) is None
+        assert load_checkpoint(path, "a", MAKER) is None
         assert f"{path} is not used" in capsys.readouterr().err
 
     def test_code_in_a_checkpoint_does_not_run(self, tmp_path: Path) -> None:
@@ -122,13 +125,36 @@ class TestCheckpoint:
                 return (Path.touch, (tmp_path / "touched",))
 
         torch.save({"format": FORMAT, "run_id": "a", "history": Evil()}, tmp_path / CHECKPOINT)
-        assert load_checkpoint(tmp_path / CHECKPOINT, "a", torch.device("cpu")) is None
+        assert load_checkpoint(tmp_path / CHECKPOINT, "a", MAKER) is None
         assert not (tmp_path / "touched").exists()
+
+    def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        spec = compose(LONGER).run
+        unbroken, _ = run(spec, tmp_path, tmp_path / "unbroken")
+
+        def full(descriptor: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("cppo_lab.cores.mini.checkpoint.os.fsync", full)
+        sink, outcome = run(spec, tmp_path, tmp_path / "run")
+        assert (sink.numbers(), outcome.status) == (unbroken.numbers(), schema.DONE)
+        assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
+        assert list((tmp_path / "run").iterdir()) == []
+
+    def test_another_device_or_torch_starts_anew(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / CHECKPOINT
+        save_checkpoint(path, make_checkpoint("a", "torch on cuda", [], {}))
+        assert load_checkpoint(path, "a", MAKER) is None
+        assert "made by torch on cuda, this is torch on cpu" in capsys.readouterr().err
 
     def test_another_runs_checkpoint_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / CHECKPOINT
-        save_checkpoint(path, {"format": FORMAT, "run_id": "b", "history": [], "trainer": {}})
-        assert load_checkpoint(path, "a", torch.device("cpu")) is None
+        save_checkpoint(path, make_checkpoint("b", MAKER, [], {}))
+        assert load_checkpoint(path, "a", MAKER) is None
 
 
 class TestCollapse:
@@ -147,13 +173,15 @@ class TestCollapse:
     def test_rule(self, scores: list[float], collapsed: bool) -> None:
         assert bool(collapse_reason(scores, share=0.4, patience=2)) == collapsed
 
-    def test_the_rule_finds_the_papers_collapse_and_no_other(self) -> None:
+    def test_share_finds_the_papers_collapse_and_no_other(self) -> None:
+        """The paper's curve ends at its first low point: only patience 1 can find it."""
+        share = compose([]).run.training.collapse_share
         curves = pd.read_csv(Path(__file__).parents[2] / "reports/paper/validation_curves.csv")
         means = curves.groupby(["model", "method", "step"])["avg_at_16"].mean()
         found = [
             pair
             for pair, scores in means.groupby(level=["model", "method"])
-            if collapse_reason(scores.tolist(), share=0.4, patience=1)
+            if collapse_reason(scores.tolist(), share, patience=1)
         ]
         assert found == [("Qwen3-30B-A3B-Base", "cispo")]
 
@@ -188,6 +216,15 @@ class TestCollapse:
         sink, outcome = run(spec, tmp_path, tmp_path / "run")
         assert outcome.status == schema.COLLAPSED
         assert outcome.reason == f"gradient norm is nan at step {sink.rows[-1][0] + 1}"
+
+    def test_a_policy_that_overflows_is_a_collapse(self, tmp_path: Path) -> None:
+        spec = compose([*TINY, "training.t_stop=20"]).run
+        trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
+        batch = trainer.collect()
+        for parameter in trainer.model.parameters():
+            parameter.data.mul_(1e17)
+        with pytest.raises(NotFinite, match="log-probabilities are not finite"):
+            trainer.update(batch)
 
 
 class TestDrift:
@@ -259,17 +296,41 @@ def test_diagnostics_by_position_against_a_slow_sum(tmp_path: Path) -> None:
         assert table["gap_top10"][index] == pytest.approx(sum(top) / len(top), abs=1e-6)
 
 
-def test_the_kept_window_agrees_with_the_rule(tmp_path: Path) -> None:
-    """What the window says is masked is what the rule's mask drops."""
-    tight = ["rule=cppo", "rule.delta=0.02", "rule.delta_b=0.001", "rule.delta_b_mode=fixed"]
+@pytest.mark.parametrize("rule", ["cppo", "cppo_no_position_weight"])
+@pytest.mark.parametrize("mode", ["fixed", "adaptive"])
+def test_the_kept_window_agrees_with_the_rule(tmp_path: Path, rule: str, mode: str) -> None:
+    """What the window says is masked is what the rule itself drops, and nothing else."""
+    tight = [f"rule={rule}", "rule.delta=0.02", "rule.delta_b=0.001", f"rule.delta_b_mode={mode}"]
     spec = compose([*TINY, *tight, "batch.minibatch_prompts=1", "optim.learning_rate=0.003"]).run
-    sink, _ = run(spec, tmp_path, tmp_path / "run")
-    window = sink.artifacts["diagnostics/window.json"]
+    trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
+    kept: dict[tuple[float, ...], list[bool]] = {}
+    real = trainer.diagnostics.see
+
+    def watch(step: int, result: Any, tokenizer: Any) -> None:
+        rollout, valid = result.rollout, result.rollout.valid()
+        output = get_rule(rule)(
+            result.logp, rollout.logp, result.advantages[:, None].expand_as(result.logp), valid,
+            result.divergence, **spec.rule.parameters(),
+        )  # fmt: skip
+        for row, length in enumerate(rollout.lengths.tolist()):
+            key = tuple(result.divergence[row, :length].tolist())
+            kept[key] = (output.keep[row, :length] > 0).tolist()
+        real(step, result, tokenizer)
+
+    trainer.diagnostics.see = watch  # type: ignore[method-assign]
+    for _ in range(3):
+        trainer.update(trainer.collect(), watched=True)
+    window = trainer.diagnostics.tables()["window"]
     assert {"token", "prefix"} <= set(window["masked_by"])
-    for spent, prefix, away, reason in zip(
-        window["weighted_divergence"], window["prefix_threshold"], window["moves_away"], window["masked_by"],
-        strict=True,
-    ):  # fmt: skip
-        expected = "token" if spent > 0.02 else "prefix" if spent > prefix else ""
-        assert reason == (expected if away else "")
-    assert len(window["symbols"]) == len(window["masked_by"])
+    weights = position_weights(torch.ones(1, len(window["symbols"])), spec.rule.w_min or 1.0)[0]
+    divergence = torch.tensor(window["weighted_divergence"]) / weights
+    [found] = [
+        keep for key, keep in kept.items()
+        if len(key) == len(divergence) and torch.allclose(torch.tensor(key), divergence, atol=1e-6)
+    ]  # fmt: skip
+    assert [reason == "" for reason in window["masked_by"]] == found
+
+
+def test_a_soft_gate_keeps_no_window(tmp_path: Path) -> None:
+    sink, _ = run(compose([*TINY, "rule=cppo_soft"]).run, tmp_path, tmp_path / "run")
+    assert set(sink.artifacts) == {"diagnostics/positions.json"}

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
+from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.run import AlreadyRunning, held, is_held
@@ -91,10 +94,10 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert "2 runs: 2 done" in capsys.readouterr().out
 
 
-def test_inline_and_local_give_the_same_numbers(workspace: Path) -> None:
+def test_inline_and_local_give_the_same_numbers(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     inline = [history(run, "rule/divergence_mean") for run in mlflow_runs()]
-    Path("mlflow.db").rename("inline.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///local.db")
     assert main(["launch", *SWEEP, "launcher.workers=1"]) == 0
     assert [history(run, "rule/divergence_mean") for run in mlflow_runs()] == inline
 
@@ -125,33 +128,49 @@ def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
     )
 
 
+@pytest.mark.parametrize("rate", ["1e16", "1e30"])
 def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str], rate: str
 ) -> None:
-    # A learning rate that no weight survives: the next gradient is not finite.
-    ruin = ["optim.learning_rate=1e30", "optim.clip_grad_norm=1e30", "launcher=inline"]
+    # A learning rate that no weight survives: the next log-probability or gradient is not finite.
+    ruin = [f"optim.learning_rate={rate}", "optim.clip_grad_norm=1e30", "launcher=inline"]
     assert main(["launch", *SWEEP, *ruin]) == 0
     for run in mlflow_runs():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", "collapsed")
-    assert capsys.readouterr().out.count(" collapsed: gradient norm is nan at step ") == 2
+    assert (
+        len(re.findall(r" collapsed: (gradient norm is|log-prob).* at step ", capsys.readouterr().out)) == 2
+    )
     assert main(["launch", *SWEEP, *ruin]) == 0
     assert "2 collapsed" in capsys.readouterr().err
     assert len(mlflow_runs()) == 2
 
 
-def test_killed_trainer_is_failed_at_once_and_trained_again(workspace: Path) -> None:
+def test_killed_trainer_is_failed_at_once_and_continues_with_the_numbers_of_an_unbroken_run(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = cppo("launch", *MIDDLE)
-    status = wait_for_step(workspace / "runs", 1)
+    status = wait_for_step(workspace / "runs", 20)
     os.kill(status["pid"], signal.SIGKILL)
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 1, output
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FAILED", "failed")
     assert "ended without a word" in run.data.tags[schema.TAG_REASON]
+    assert (workspace / "runs" / run.data.tags[schema.TAG_RUN_ID] / CHECKPOINT).exists()
     assert main(["launch", *MIDDLE]) == 0
     runs = mlflow_runs()
     assert [run.info.status for run in runs] == ["FAILED", "FINISHED"]
     assert len({run.data.tags[schema.TAG_RUN_ID] for run in runs}) == 1
+    assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))
+
+    names = [name for name in runs[1].data.metrics if not name.startswith("perf/")]
+    broken = {name: history(runs[1], name) for name in names}
+    assert sorted(broken["train/reward"]) == list(range(1, 401))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///unbroken.db")
+    shutil.rmtree("runs")
+    assert main(["launch", *MIDDLE]) == 0
+    [unbroken] = mlflow_runs()
+    assert {name: history(unbroken, name) for name in names} == broken
 
 
 def test_killed_launcher_leaves_nothing_running_for_ever(

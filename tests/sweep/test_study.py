@@ -75,6 +75,9 @@ def test_the_command_line_chooses_within_the_sweeps(overrides: list[str], runs: 
         (["rule.wmin=0.5"], "unknown key 'rule.wmin'"),
         (["core=verl"], "no models for core=verl"),
         (["variant=cppo_soft", "model=mini_long"], "no sweep of it has all of"),
+        (["variant=grpo", "trust_region.delta=0.2"], "no run of this sweep depends on 'trust_region.delta'"),
+        (["+trust_region.deltaa=0.2"], "no run of this sweep depends on 'trust_region.deltaa'"),
+        (["divergence=exact_kl"], "the variants of sweep main set 'divergence' themselves"),
     ],
 )
 def test_what_a_study_refuses(overrides: list[str], message: str) -> None:
@@ -98,6 +101,7 @@ def test_a_study_file_in_any_folder(tmp_path: Path) -> None:
         ("sweeps: [study]", "study is a study itself"),
         ("sweeps: [maine]", "unknown sweep 'maine'"),
         ("sweeps: []", "sweeps=[]"),
+        ("sweeps: [main, main]", "must have distinct names"),
         ("sweeps: [main]\nvariants: {}", "unknown key 'variants'"),
     ],
 )

@@ -60,6 +60,8 @@ class Rows:
         past = 0 if cache is None else cache.length
         own = torch.arange(past, past + self.length, device=device)
         self.positions = own.repeat(self.batch)
+        if present is None and past and self.length > 1:
+            present = torch.ones(1, past + self.length, dtype=torch.bool, device=device)
         self.mask = None if present is None else _visible(present, own)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

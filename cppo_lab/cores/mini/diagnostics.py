@@ -38,7 +38,7 @@ class Diagnostics:
         assert rollout.logp is not None
         gap = torch.where(valid, (seen.logp.exp() - rollout.logp.exp()).abs(), torch.nan).cpu()
         self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
-        if self.rule.delta_b is not None:
+        if self.rule.delta_b is not None and self.rule.gate is None:  # a soft gate masks nothing
             moves_away = seen.advantages[:, None] * (seen.logp - rollout.logp) > 0
             self._keep_window(step, rollout, seen.divergence, moves_away & valid, tokenizer)
 

@@ -5,7 +5,7 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.mini.checkpoint import FORMAT, Row, load_checkpoint, save_checkpoint
+from cppo_lab.cores.mini.checkpoint import Row, load_checkpoint, make_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -19,7 +19,8 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     torch.set_num_threads(resources.threads)
     trainer = Trainer(spec, resources)
     path = resources.folder / CHECKPOINT
-    found = load_checkpoint(path, spec.run_id, trainer.device)
+    maker = f"torch {torch.__version__} on {trainer.device.type}"
+    found = load_checkpoint(path, spec.run_id, maker)
     if found is not None:
         trainer.load_state(found["trainer"])
         history = found["history"]
@@ -33,7 +34,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         try:
             metrics = trainer.step()
         except NotFinite as error:
-            reason = str(error)
+            reason = f"{error} at step {trainer.steps + 1}"
             break
         validated = trainer.steps % spec.validation.every == 0
         if validated:
@@ -41,10 +42,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         history.append((trainer.steps, metrics))
         sink.log(*history[-1])
         if validated:
-            save_checkpoint(
-                path,
-                {"format": FORMAT, "run_id": spec.run_id, "history": history, "trainer": trainer.state()},
-            )
+            save_checkpoint(path, make_checkpoint(spec.run_id, maker, history, trainer.state()))
             reason = _collapsed(spec, history)
     for name, table in trainer.diagnostics.tables().items():
         sink.artifact(f"diagnostics/{name}.json", table)

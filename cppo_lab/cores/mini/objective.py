@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
@@ -44,12 +45,15 @@ class Objective:
     def __call__(self, rollout: Rollout, advantages: Tensor, permutation: Tensor | None = None) -> Result:
         """Loss and statistics of the responses `rollout` with `advantages` [B].
 
-        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them.
+        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them. Raises
+        NotFinite if the policy has overflowed.
         """
         valid = rollout.valid()
         logits = rollout.logits(self.model, self.pad)
         pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
         logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
+        if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
+            raise NotFinite("log-probabilities are not finite")
         assert rollout.logp is not None
         divergence = self.divergence(pi_logp, logp, rollout)
         shuffled = {} if permutation is None else {"permutation": permutation[:, : valid.shape[1]]}

@@ -68,7 +68,7 @@ def draw_nucleus(probabilities: Tensor, top_p: float, generator: torch.Generator
     """One token per row [B] from the smallest set of most likely tokens whose mass reaches `top_p`.
 
     By rejection: a token is in the set iff the tokens more likely than it have less mass than `top_p`. At most
-    1 - top_p of the draws are repeated, and nothing is sorted.
+    1 - top_p of the draws are repeated, and nothing is sorted. Tokens of equal probability are kept or left together.
     """
     tokens = draw(probabilities, generator)
     rows = torch.arange(len(tokens), device=tokens.device)

@@ -182,7 +182,7 @@ class Trainer:
         return metrics | {
             "train/loss": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
-            "train/relative_logprob_error": error[0] / error[1],
+            "train/relative_logprob_error": error[0] / error[1] if error[1] else 0.0,
         }
 
     def _descend(self, loss: Tensor) -> float:
@@ -191,7 +191,7 @@ class Trainer:
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm))
         if not norm < float("inf"):
-            raise NotFinite(f"gradient norm is {norm} at step {self.steps + 1}")
+            raise NotFinite(f"gradient norm is {norm}")
         self.optimizer.step()
         return norm
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cppo_lab.cores.mini.checkpoint import save_whole
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
@@ -42,9 +43,7 @@ def load_warm_start(spec: RunSpec, model: Transformer, folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
             train_warm_start(spec, model)
-            partial = path.with_suffix(".partial")
-            torch.save(model.state_dict(), partial)
-            partial.replace(path)
+            save_whole(path, model.state_dict())
     device = next(model.parameters()).device
     model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
 

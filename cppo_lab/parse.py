@@ -1,0 +1,76 @@
+"""Plain values -> typed configs, with messages that name key, value and remedy."""
+
+import json
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
+
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.spec import Spec
+
+S = TypeVar("S", bound=Spec)
+
+
+def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
+    """Validate plain values into a config. `where` names their source in messages.
+
+    Raises UserError for the first fault, naming key, value and what is valid.
+    """
+    try:
+        text = json.dumps(values)
+    except (TypeError, ValueError, RecursionError) as error:  # a date, bytes, a set, an alias to itself
+        raise UserError(
+            f"{where}: only text, numbers, true, false, lists and mappings are values: {error}"
+        ) from None
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise _explain(kind, fault, where, len(error.errors()) - 1) from None
+
+
+def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError:
+    """One line from a pydantic fault."""
+    path = [str(part) for part in fault["loc"]]
+    key = ".".join(path)
+    more = f" (and {others} more)" if others else ""
+    if fault["type"] == "extra_forbidden":
+        siblings = [".".join([*path[:-1], name]) for name in _spec_at(kind, path[:-1]).model_fields]
+        return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
+    text = fault["msg"].removeprefix("Value error, ")
+    if not key or fault["type"] in ("missing", "value_error"):
+        return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
+    valid = _interval(kind, path)
+    return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")
+
+
+def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
+    """The config class at a dotted path, as far as it leads through config classes."""
+    for name in path:
+        field = kind.model_fields.get(name)
+        inner = field.annotation if field is not None else None
+        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+            break
+        kind = inner
+    return kind
+
+
+def _interval(kind: type[Spec], path: list[str]) -> str:
+    """The valid interval of a number, such as `(0, 1]`; empty if the field is not bounded."""
+    field = _spec_at(kind, path[:-1]).model_fields.get(path[-1])
+    bounds: dict[str, Any] = {}
+    if field is not None:
+        parts = [field.annotation, *get_args(field.annotation)]
+        metadata = [item for part in parts for item in getattr(part, "__metadata__", ())] + list(
+            field.metadata
+        )
+        for item in metadata:
+            for holder in (item, *getattr(item, "metadata", ())):
+                bounds |= {
+                    name: getattr(holder, name) for name in ("gt", "ge", "lt", "le") if hasattr(holder, name)
+                }
+    if not bounds:
+        return ""
+    low = f"({bounds['gt']}" if "gt" in bounds else f"[{bounds['ge']}" if "ge" in bounds else "(-inf"
+    high = f"{bounds['lt']})" if "lt" in bounds else f"{bounds['le']}]" if "le" in bounds else "inf)"
+    return f"{low}, {high}"
