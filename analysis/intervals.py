@@ -1,8 +1,8 @@
 """95 % intervals over seeds: Student's t on the runs of a cell, and on differences paired by seed.
 
 Two scores per run. `best` is the selected one (`selection.choose`). `final` is the mean over the last part of the
-window (`window.LATE_SHARE`), in which a collapsed run counts with the score it ended at, or began with if that is lower:
-stopping a broken run early must not flatter it.
+window (`window.LATE_SHARE`), in which a collapsed run counts with the score it ended at, or began with if that is
+lower: stopping a broken run early must not flatter it.
 """
 
 import math

@@ -1,6 +1,7 @@
 """What the embedded trainer asks of a task, the tasks by name, and the problem sets that any task yields.
 
-A new task touches this dict, `DataSpec` in `cppo_lab.spec` (its name and lengths), a module here, and a file in conf/data.
+A new task touches this dict, `DataSpec` in `cppo_lab.spec` (its name and lengths), a module here, and a file in
+conf/data.
 """
 
 from collections.abc import Callable
