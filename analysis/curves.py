@@ -2,6 +2,7 @@
 mean.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -14,13 +15,15 @@ class ValidationCurves:
     """Avg@`samples` of every run as fractions in [0, 1].
 
     `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the
-    unweighted mean of all of `benchmarks`. A run that logged no benchmark at all but the mean (the paper's
+    unweighted mean of the benchmarks of the run's model: those that any run on it has logged (models on
+    different tasks have different ones). A run that logged no benchmark at all but the mean (the paper's
     ablation curves) has the mean it logged. MEAN is NaN at a step where one of the benchmarks is missing.
     """
 
     frame: pd.DataFrame
     benchmarks: tuple[str, ...]
     samples: int
+    of_model: Mapping[str, tuple[str, ...]]  # model -> its benchmarks, sorted by name
 
     def of(self, mlflow_id: str) -> pd.DataFrame:
         """One run's curves, indexed by step; empty if it has no validation."""
@@ -29,8 +32,8 @@ class ValidationCurves:
         return self.frame.iloc[:0].droplevel("mlflow_id")
 
 
-def validation_curves(metrics: pd.DataFrame) -> ValidationCurves:
-    """The validation curves in a `metrics` frame of `reader.SweepData`.
+def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
+    """The validation curves in the `metrics` and `runs` frames of `reader.SweepData`.
 
     Where benchmarks were evaluated with several numbers of samples (Avg@1 and Avg@16), the largest counts.
     """
@@ -44,10 +47,16 @@ def validation_curves(metrics: pd.DataFrame) -> ValidationCurves:
     wide.columns.name = None
     benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))
     logged_mean = wide[schema.MEAN] if schema.MEAN in wide else pd.Series(float("nan"), index=wide.index)
-    if benchmarks:
-        parts = wide[list(benchmarks)]
-        only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
-        wide[schema.MEAN] = parts.mean(axis=1, skipna=False).where(~only_mean, logged_mean)
-    else:
-        wide[schema.MEAN] = logged_mean
-    return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples)
+    wide[schema.MEAN] = logged_mean
+    model_of = runs.set_index("mlflow_id")["model"]
+    models = wide.index.get_level_values("mlflow_id").map(model_of)
+    of_model = {}
+    for model in dict.fromkeys(runs["model"]):
+        inside = models == model
+        parts = wide.loc[inside, list(benchmarks)].dropna(axis=1, how="all")
+        of_model[model] = tuple(parts.columns)
+        if len(parts.columns):
+            only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
+            mean = parts.mean(axis=1, skipna=False)
+            wide.loc[inside, schema.MEAN] = mean.where(~only_mean, wide.loc[inside, schema.MEAN])
+    return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples, of_model)

@@ -43,8 +43,12 @@ class Scoreboard:
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        """The benchmarks of the runs, sorted by name."""
+        """The benchmarks of all runs, sorted by name."""
         return self.curves.benchmarks
+
+    def benchmarks_of(self, model: str) -> tuple[str, ...]:
+        """The benchmarks of the runs on `model`, sorted by name."""
+        return self.curves.of_model.get(model, ())
 
     @property
     def gaps(self) -> tuple[RunScore, ...]:
@@ -64,7 +68,7 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
             f"sweep {data.sweep!r} declares no runs: add variants or models to its file in sweeps/"
         )
     _refuse_twins(data.sweep, expected)
-    curves = validation_curves(data.metrics)
+    curves = validation_curves(data.metrics, data.runs)
     runs = tuple(_score(entry, _find(data.runs, entry), curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if run.state in GAPS]
     if gaps and not partial:

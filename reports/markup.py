@@ -94,7 +94,7 @@ def full_markdown(table: FullTable) -> str:
         stop = "not given" if block.t_stop is None else block.t_stop
         lines += [f"## {escape_markdown(block.model)} (T_stop = {stop})", ""]
         rows = [[_label(row), *map(_markdown_entry, row.entries), steps_text(row)] for row in block.rows]
-        lines += [*markdown_table(["Method", *map(escape_markdown, table.headings), "Step"], rows), ""]
+        lines += [*markdown_table(["Method", *map(escape_markdown, block.headings), "Step"], rows), ""]
     return document(table.title, lines, table.notes)
 
 
@@ -136,9 +136,12 @@ def main_latex(table: MainTable) -> str:
 
 def full_latex(table: FullTable) -> str:
     """Table 4 as a LaTeX snippet with one block of rows per model."""
-    width = len(table.headings) + 2
-    body = [r"\toprule", " & ".join(["Method", *map(escape_latex, table.headings), "Step"]) + r" \\"]
-    for block in table.blocks:
+    width = max(len(block.headings) for block in table.blocks) + 2
+    body = [r"\toprule"]
+    for number, block in enumerate(table.blocks):
+        if number == 0 or block.headings != table.blocks[number - 1].headings:
+            body += [r"\midrule"] * (number > 0)
+            body.append(" & ".join(["Method", *map(escape_latex, block.headings), "Step"]) + r" \\")
         stop = "" if block.t_stop is None else f" ($T_{{\\mathrm{{stop}}}} = {block.t_stop}$)"
         body += [
             r"\midrule",

@@ -38,20 +38,16 @@ def main_csv(table: MainTable) -> str:
 
 
 def full_csv(table: FullTable) -> str:
-    """Table 4: `model, t_stop, method`, the benchmarks, `avg`; in percent."""
+    """Table 4: `model, t_stop, method`, the benchmarks (empty where a model has not that one), `avg`; in percent."""
     head, core = _core_column(table.core)
-    rows = (
-        [
-            block.model,
-            "" if block.t_stop is None else block.t_stop,
-            row.variant,
-            *map(_csv_entry, row.entries),
-            *core,
-        ]
-        for block in table.blocks
-        for row in block.rows
-    )
-    return csv_text(["model", "t_stop", "method", *table.benchmarks, "avg", *head], rows)
+    columns = [*dict.fromkeys(name for block in table.blocks for name in block.benchmarks), "avg"]
+    rows = []
+    for block in table.blocks:
+        for row in block.rows:
+            entries = dict(zip((*block.benchmarks, "avg"), map(_csv_entry, row.entries), strict=True))
+            lead = [block.model, "" if block.t_stop is None else block.t_stop, row.variant]
+            rows.append([*lead, *(entries.get(name, "") for name in columns), *core])
+    return csv_text(["model", "t_stop", "method", *columns, *head], rows)
 
 
 def long_csv(board: Scoreboard) -> str:

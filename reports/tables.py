@@ -59,20 +59,28 @@ class MainTable:
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of one model. `t_stop` None: the runs have none, or not the same."""
+    """The rows of one model, the entries of a row being its `benchmarks` and then their average.
+
+    `t_stop` None: the runs have none, or not the same.
+    """
 
     model: str
     t_stop: int | None
+    benchmarks: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Column headings of the entries."""
+        return (*(benchmark_name(name) for name in self.benchmarks), "Avg")
 
 
 @dataclass(frozen=True)
 class FullTable:
-    """One block per model; the entries of a row are the `benchmarks` and then their average."""
+    """One block per model. Models on different tasks have different benchmarks."""
 
     title: str
     core: str
-    benchmarks: tuple[str, ...]
     blocks: tuple[Block, ...]
     notes: tuple[str, ...]
 
@@ -80,11 +88,6 @@ class FullTable:
     def several_runs(self) -> bool:
         """Whether any row is a mean over runs; with their spreads its columns are wide."""
         return any(len(row.steps) > 1 for block in self.blocks for row in block.rows)
-
-    @property
-    def headings(self) -> tuple[str, ...]:
-        """Column headings of the entries."""
-        return (*(benchmark_name(name) for name in self.benchmarks), "Avg")
 
 
 def core_of(board: Scoreboard) -> str:
@@ -120,7 +123,7 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         ]
         parts = [
             mark(_entry(cell, cell.components.get(name), "not logged") for cell in cells)
-            for name in board.benchmarks
+            for name in board.benchmarks_of(model)
         ]
         parts.append(mark(_entry(cell, cell.score) for cell in cells))
         rows = tuple(
@@ -134,8 +137,9 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
             for index, cell in enumerate(cells)
         )
         stops = {cell.t_stop for cell in cells if cell.t_stop is not None}
-        blocks.append(Block(model, stops.pop() if len(stops) == 1 else None, rows))
-    return FullTable(title, core_of(board), board.benchmarks, tuple(blocks), table_notes(board))
+        stop = stops.pop() if len(stops) == 1 else None
+        blocks.append(Block(model, stop, board.benchmarks_of(model), rows))
+    return FullTable(title, core_of(board), tuple(blocks), table_notes(board))
 
 
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:

@@ -70,7 +70,7 @@ def model_info(board: Scoreboard, model: str, title: str) -> ModelInfo | Absent:
     variants = in_order(dict.fromkeys(run.variant for run in runs))
     palette = colours(variants)
     panels = []
-    for benchmark in board.benchmarks:
+    for benchmark in board.benchmarks_of(model):
         lines = [
             line_of(board, [run for run in runs if run.variant == name], palette[name], benchmark)
             for name in variants

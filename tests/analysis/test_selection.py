@@ -15,7 +15,7 @@ NAN = float("nan")
 
 def chosen(scores: dict[str, dict[int, float]], t_stop: int | None = 100) -> Choice:
     data = make_data([MadeRun("cppo", scores=scores)])
-    curves = validation_curves(data.metrics)
+    curves = validation_curves(data.metrics, data.runs)
     return choose(curves.of(data.runs["mlflow_id"].iloc[0]), t_stop, curves.benchmarks)
 
 
@@ -105,7 +105,7 @@ def test_the_largest_number_of_samples_counts() -> None:
         schema.validation_metric("a", 8): {10: 0.2, 20: 0.3},
     }
     data = make_data([MadeRun("cppo", logged=logged)])
-    curves = validation_curves(data.metrics)
+    curves = validation_curves(data.metrics, data.runs)
     assert curves.samples == 8
     assert list(curves.frame[schema.MEAN]) == [0.2, 0.3]
 
@@ -129,6 +129,7 @@ def test_stat() -> None:
 
 
 def test_curves_of_an_unknown_run_are_empty() -> None:
-    curves = validation_curves(make_data([MadeRun("cppo", scores=both({10: 0.3}))]).metrics)
+    data = make_data([MadeRun("cppo", scores=both({10: 0.3}))])
+    curves = validation_curves(data.metrics, data.runs)
     assert isinstance(curves.of("nobody"), pd.DataFrame)
     assert curves.of("nobody").empty
