@@ -49,13 +49,13 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
     logged_mean = wide[schema.MEAN] if schema.MEAN in wide else pd.Series(float("nan"), index=wide.index)
     wide[schema.MEAN] = logged_mean
     model_of = runs.set_index("mlflow_id")["model"]
+    logged = rows.assign(model=rows["mlflow_id"].map(model_of)).groupby("model")["benchmark"]
+    of_model = {model: tuple(sorted(set(names) - {schema.MEAN})) for model, names in logged}
     models = wide.index.get_level_values("mlflow_id").map(model_of)
-    of_model = {}
-    for model in dict.fromkeys(runs["model"]):
-        inside = models == model
-        parts = wide.loc[inside, list(benchmarks)].dropna(axis=1, how="all")
-        of_model[model] = tuple(parts.columns)
-        if len(parts.columns):
+    for model, own in of_model.items():
+        if own:
+            inside = models == model
+            parts = wide.loc[inside, list(own)]
             only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
             mean = parts.mean(axis=1, skipna=False)
             wide.loc[inside, schema.MEAN] = mean.where(~only_mean, wide.loc[inside, schema.MEAN])

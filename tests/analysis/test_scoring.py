@@ -83,9 +83,33 @@ def test_nothing_scored_at_all_is_refused_even_if_partial() -> None:
 
 
 def test_one_collapsed_seed_makes_the_cell_a_collapse() -> None:
-    runs = [MadeRun("cppo", seed=0, scores=GOOD), MadeRun("cppo", seed=1, scores=FALLEN)]
+    fallen = MadeRun("cppo", seed=1, scores=FALLEN, status=schema.COLLAPSED)
+    runs = [MadeRun("cppo", seed=0, scores=GOOD), fallen]
     cell = score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"]
     assert (cell.state, cell.collapsed, cell.expected) == (State.COLLAPSE, 1, 2)
+
+
+def test_only_the_papers_curves_are_judged_by_their_shape() -> None:
+    """A run of ours that is done has not collapsed, whatever its curve looks like: it would have said so."""
+    for core, state in (("mini", State.SCORED), (schema.PAPER, State.COLLAPSE)):
+        runs = [MadeRun("cppo", scores=FALLEN, core=core)]
+        assert score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"].state is state
+
+
+def test_models_on_different_tasks_have_benchmarks_of_their_own() -> None:
+    runs = [
+        MadeRun("cppo", model="chain", scores={"c24": {10: 0.2, 20: 0.4}, "c25": {10: 0.4, 20: 0.2}}),
+        MadeRun("cppo", model="sum", scores={"s24": {10: 0.1, 20: 0.5}, "s25": {10: 0.1, 20: 0.7}}),
+        MadeRun("dppo", model="sum", scores={"s24": {10: 0.9, 20: 0.3}}),  # s25 was not logged
+    ]
+    board = score_sweep(make_data(runs), expect(runs), partial=True)
+    assert board.benchmarks_of("chain") == ("c24", "c25")
+    assert board.benchmarks_of("sum") == ("s24", "s25")
+    chain, total = board.cells["chain", "cppo"], board.cells["sum", "cppo"]
+    assert chain.score is not None and chain.score.mean == pytest.approx(0.3)
+    assert total.score is not None and total.score.mean == pytest.approx(0.6)
+    assert set(total.components) == {"s24", "s25"}
+    assert board.cells["sum", "dppo"].state is State.NO_COMPONENTS
 
 
 def test_old_configurations_are_listed_and_not_counted() -> None:

@@ -112,11 +112,11 @@ def test_the_largest_number_of_samples_counts() -> None:
 
 def test_status_outranks_the_choice() -> None:
     choice = Choice(State.SCORED, step=10, score=0.4)
-    assert run_state(schema.DONE, choice) is State.SCORED
-    assert run_state(schema.RUNNING, choice) is State.RUNNING
-    assert run_state(schema.FAILED, choice) is State.FAILED
-    assert run_state(schema.COLLAPSED, choice) is State.COLLAPSE
-    assert run_state(schema.COLLAPSED, Choice(State.NO_VALIDATION)) is State.COLLAPSE
+    assert run_state(schema.DONE, "mini", choice) is State.SCORED
+    assert run_state(schema.RUNNING, "mini", choice) is State.RUNNING
+    assert run_state(schema.FAILED, "mini", choice) is State.FAILED
+    assert run_state(schema.COLLAPSED, "mini", choice) is State.COLLAPSE
+    assert run_state(schema.COLLAPSED, "mini", Choice(State.NO_VALIDATION)) is State.COLLAPSE
 
 
 def test_stat() -> None:

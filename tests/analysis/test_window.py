@@ -34,7 +34,7 @@ def test_a_lucky_peak_does_not_help_the_late_mean() -> None:
     runs = [
         MadeRun("lucky", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
         MadeRun("steady", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
-        MadeRun("fallen", scores=both({10: 0.9, 80: 0.9, 90: 0.9, 100: 0.0})),
+        MadeRun("fallen", scores=both({10: 0.9, 80: 0.9, 90: 0.9, 100: 0.0}), status=schema.COLLAPSED),
         MadeRun("short", scores=both({10: 0.4, 20: 0.4})),
     ]
     board = score_sweep(make_data(runs), expect(runs))

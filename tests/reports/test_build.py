@@ -19,6 +19,7 @@ from cppo_lab.reports import build
 from cppo_lab.reports.build import MARKER, ReportRequest, build_report, paper_request
 
 TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
+INTERVALS = {f"table_intervals.{kind}" for kind in ("md", "tex", "csv")}  # of several seeds
 TABLES |= {"table_long.csv", "runs.csv"}
 
 
@@ -33,7 +34,8 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
     figures = {
         f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf")
     }
-    assert set(files) == TABLES | figures | {"index.html", MARKER}
+    assert set(files) == TABLES | INTERVALS | figures | {"index.html", MARKER}
+    assert "± 12.7 |" in files["table_intervals.md"].decode()  # Student's t with one degree of freedom
     assert (
         files["table_full.csv"].decode().splitlines()[0]
         == "model,t_stop,method,chain24,chain25,chain26,avg,core"

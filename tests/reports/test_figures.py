@@ -29,7 +29,7 @@ def two_seeds() -> Scoreboard:
     return board_of(
         MadeRun("cppo", seed=0, scores=both({10: 0.2, 20: 0.4, 30: 0.3, 110: 0.9})),
         MadeRun("cppo", seed=1, scores=both({10: 0.4, 20: 0.2})),
-        MadeRun("dppo", seed=0, scores=both({10: 0.5, 20: 0.0})),
+        MadeRun("dppo", seed=0, scores=both({10: 0.5, 20: 0.0}), status=schema.COLLAPSED),
     )
 
 

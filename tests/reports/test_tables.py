@@ -120,7 +120,7 @@ def test_a_partial_table_marks_its_cells_in_every_format() -> None:
 def test_a_collapse_of_some_seeds_says_how_many() -> None:
     runs = [
         MadeRun("cppo", seed=0, scores=both({10: 0.3, 20: 0.3})),
-        MadeRun("cppo", seed=1, scores=both({10: 0.3, 20: 0.0})),
+        MadeRun("cppo", seed=1, scores=both({10: 0.3, 20: 0.0}), status=schema.COLLAPSED),
     ]
     table = main_table(board_of(*runs), "Demo")
     assert table.rows[0].entries[0].word == "collapse 1/2"
