@@ -281,3 +281,27 @@ def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
     [shared] = [run for run in runs if run.data.tags[schema.TAG_RULE] == "cppo"]
     assert shared.data.tags[schema.sweep_tag("mine")] == "ours"
     assert shared.data.tags[schema.sweep_tag("quickstart")] == "cppo"
+
+
+def test_a_study_trains_shared_runs_once_and_reports_them(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("small.yaml").write_text(
+        "title: Small\nquestion: q\nsweeps: [single_mechanism, mask_vs_soft]\naxes: {seed: [0, 1]}\n"
+    )
+    small = ["small.yaml", *TINY, "seed=0"]
+    assert main(["launch", *small, "launcher=inline"]) == 0
+    tags = [run.data.tags for run in mlflow_runs()]
+    assert len(tags) == 5  # of seven places
+    both = {schema.sweep_tag("single_mechanism"), schema.sweep_tag("mask_vs_soft")}
+    assert sorted(one[schema.TAG_RULE] for one in tags if both <= one.keys()) == ["cppo", "dppo"]
+    assert main(["launch", *small, "launcher=inline"]) == 0
+    assert "5 done" in capsys.readouterr().err
+    assert len(mlflow_runs()) == 5
+
+    assert main(["report", *small]) == 0
+    built = Path("reports/build/small")
+    page = (built / "index.html").read_text()
+    assert "core=mini" in page
+    assert "the study has no sweep &#39;main&#39;" in page  # what needs it is named, with the reason
+    assert {"figure_5.png", "long_mask_vs_soft.csv"} <= {path.name for path in built.iterdir()}
