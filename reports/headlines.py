@@ -7,7 +7,7 @@ from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import Stat, State
 from cppo_lab.analysis.window import LateMean, late_means, step_noise
-from cppo_lab.reports.names import display_name
+from cppo_lab.reports.names import display_name, in_order
 
 
 def points(fraction: float) -> str:
@@ -104,17 +104,22 @@ def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[
 
 
 def _collapses(board: Scoreboard, model: str) -> list[str]:
-    sentences = []
-    for run in board.runs:
-        choice = run.choice
-        if run.model == model and run.state is State.COLLAPSE and choice.score is not None:
-            seed = "" if run.seed is None else f" (seed {run.seed})"
-            stopped = ", where its training was stopped" if run.status == schema.COLLAPSED else ""
+    """A sentence for the only run of a variant; several seeds of a variant are counted."""
+    counts, sentences = [], []
+    for variant in in_order(board.variants):
+        runs = [run for run in board.runs if (run.model, run.variant) == (model, variant)]
+        fallen = [run for run in runs if run.state is State.COLLAPSE]
+        if len(runs) > 1 and fallen:
+            counts.append(f"{display_name(variant)} {len(fallen)} of {len(runs)}")
+        elif fallen and fallen[0].choice.score is not None:
+            choice = fallen[0].choice
+            stopped = ", where its training was stopped" if fallen[0].status == schema.COLLAPSED else ""
             sentences.append(
-                f"{display_name(run.variant)}{seed} collapses: its best is {points(choice.score)} at step "
-                f"{choice.step}, and it ends at {points(choice.last_score or 0.0)} at step "
-                f"{choice.last_step}{stopped}."
+                f"{display_name(variant)} collapses: its best is {points(choice.score)} at step {choice.step}, and "
+                f"it ends at {points(choice.last_score or 0.0)} at step {choice.last_step}{stopped}."
             )
+    if counts:
+        sentences.append(f"Runs that collapsed: {', '.join(counts)}.")
     return sentences
 
 
