@@ -11,7 +11,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: quickstart study test lint bench mutations clean help
 
 help:
-	@echo "make quickstart  install, train the study in miniature, write its report page (about 4 minutes)"
+	@echo "make quickstart  install, train the study in miniature, write its report page (about 3 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
 	@echo "make test        install with the development tools and run all tests"
 	@echo "make lint        ruff"
