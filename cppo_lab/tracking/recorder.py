@@ -49,11 +49,11 @@ class Recorder:
         try:
             self._describe(spec)
             self._spool = (folder / "metrics.jsonl").open("w", encoding="utf-8")
-        except Exception as error:
+            self._status(schema.RUNNING, 0)
+        except _STORE_FAULTS as error:
             with contextlib.suppress(*_STORE_FAULTS):
                 mark_failed(self.client, self.mlflow_id, f"{type(error).__name__}: {error}")
             raise
-        self._status(schema.RUNNING, 0)
 
     def _describe(self, spec: RunSpec) -> None:
         """The configuration, as parameters and as an artifact."""

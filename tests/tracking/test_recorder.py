@@ -87,6 +87,31 @@ def test_artifacts_reach_the_store(recorder: Recorder) -> None:
     assert json.loads(Path(path).read_text()) == {"position": [1, 2, 3]}
 
 
+def test_nothing_after_its_end_makes_a_finished_run_fail(recorder: Recorder) -> None:
+    """A signal or a fault between the end of a run and that of its process."""
+    recorder.finish(FINISHED)
+    recorder.fail("SystemExit: terminated by SIGTERM", "traceback")
+    run = recorder.client.get_run(recorder.mlflow_id)
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+    assert schema.TAG_REASON not in run.data.tags
+    assert read_status(recorder.folder)["status"] == schema.DONE
+
+
+@pytest.mark.parametrize("broken", ["config.json", "metrics.jsonl", "status.json.partial"])
+def test_a_run_that_cannot_write_at_its_start_says_why(
+    workspace: Path, tiny_spec: RunSpec, broken: str
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    (folder / broken).mkdir(parents=True)  # a folder stands where the file should
+    with pytest.raises(OSError, match=broken):
+        Recorder(tiny_spec, {}, tracking_uri(), folder)
+    experiment = open_client(tracking_uri()).get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    [run] = open_client(tracking_uri()).search_runs([experiment.experiment_id])
+    assert run.info.status == "FAILED"
+    assert "IsADirectoryError" in run.data.tags[schema.TAG_REASON]
+
+
 def test_unknown_metric_is_a_programming_error(recorder: Recorder) -> None:
     with pytest.raises(ValueError, match=r"train/rewardd.*schema\.METRICS"):
         recorder.log(1, {"train/rewardd": 1.0})
