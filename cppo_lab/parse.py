@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.spec import Spec
+from cppo_lab.spec import RUN_KINDS, TAGS, MiniRun, Spec, VerlRun
 
 S = TypeVar("S", bound=Spec)
 
@@ -29,13 +29,24 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
         raise _explain(kind, fault, where, len(error.errors()) - 1) from None
 
 
+def parse_run(values: dict[str, Any], where: str) -> MiniRun | VerlRun:
+    """Validate plain values into a run of the core that they name.
+
+    Raises UserError as `parse`.
+    """
+    core = values.get("core")
+    if core not in RUN_KINDS:
+        raise unknown("core", str(core), RUN_KINDS)
+    return parse(RUN_KINDS[core], values, where)
+
+
 def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError:
     """One line from a pydantic fault."""
     path = [str(part) for part in fault["loc"]]
-    key = ".".join(path)
+    key = _dotted(path)
     more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
-        siblings = [".".join([*path[:-1], name]) for name in _spec_at(kind, path[:-1]).model_fields]
+        siblings = [_dotted([*path[:-1], name]) for name in _spec_at(kind, path[:-1]).model_fields]
         return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
     text = fault["msg"].removeprefix("Value error, ")
     if not key or fault["type"] in ("missing", "value_error"):
@@ -44,11 +55,18 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
     return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")
 
 
+def _dotted(path: list[str]) -> str:
+    """The key as its user wrote it: without the tags by which pydantic tells kinds apart."""
+    return ".".join(part for part in path if part not in TAGS)
+
+
 def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
     """The config class at a dotted path, as far as it leads through config classes."""
     for name in path:
         field = kind.model_fields.get(name)
-        inner = field.annotation if field is not None else None
+        inner = TAGS.get(name) or (field.annotation if field is not None else None)
+        if get_args(inner):  # one of several kinds: its tag comes next
+            continue
         if not (isinstance(inner, type) and issubclass(inner, Spec)):
             break
         kind = inner

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from cppo_lab import schema
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Attempt:
     runs: Path  # the folder of all runs; this one's is runs/<run_id>
     uri: str
     tags: Mapping[str, str] = field(default_factory=dict)
+    layout: LayoutSpec | None = None  # None for the mini core, which needs neither
+    paths: PathsSpec | None = None
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
 
@@ -97,7 +99,13 @@ def execute(attempt: Attempt) -> None:
         (attempt.folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
         recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder)
         try:
-            resources = Resources(attempt.runs, attempt.folder, threads=attempt.threads)
+            resources = Resources(
+                attempt.runs,
+                attempt.folder,
+                threads=attempt.threads,
+                layout=attempt.layout,
+                paths=attempt.paths,
+            )
             recorder.finish(load_core(spec.core)(spec, recorder, resources))
         except BaseException as error:
             recorder.fail(describe(error), traceback.format_exc())

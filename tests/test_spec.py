@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
-from cppo_lab.parse import parse
-from cppo_lab.spec import RunSpec, Spec, fingerprint
+from cppo_lab.parse import parse_run
+from cppo_lab.spec import Spec, fingerprint
 from cppo_lab.sweep.compose import CONF, compose, groups
 from cppo_lab.sweep.enumerate import DEFAULT_CORE
 
@@ -34,7 +34,7 @@ def test_run_id_ignores_launcher_tracking_and_key_order() -> None:
     assert moved.run.run_id == plain.run.run_id
     values = json.loads(plain.run.model_dump_json())
     reordered = dict(reversed(values.items()))
-    assert parse(RunSpec, reordered, "test").run_id == plain.run.run_id
+    assert parse_run(reordered, "test").run_id == plain.run.run_id
 
 
 def test_run_id_does_not_depend_on_hash_randomisation() -> None:
@@ -113,7 +113,7 @@ def test_specs_are_frozen() -> None:
     [
         ({"seed": -1}, "seed=-1: must be in [0, 2147483648)"),
         ({"optim": {"learning_rate": 1.0, "beta1": 1.0}}, "optim.beta1=1.0: must be in [0, 1)"),
-        ({"core": "verls"}, "core='verls': Input should be 'mini'"),
+        ({"core": "verls"}, "unknown core 'verls': did you mean 'verl'?"),
         ({"extra": 1}, "unknown key 'extra': valid: advantage, batch"),
         ({"rule": {"name": "cppo", "w_min": 0.0}}, "rule.w_min=0.0: must be in (0, 1]"),
         ({"rule": {"name": "cppo", "wmin": 0.5}}, "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
@@ -125,7 +125,7 @@ def test_specs_are_frozen() -> None:
         ),
         (
             {"rule": {"name": "trm_max", "delta_max": 0.05}},
-            "choose divergence=topk_kl, binary_kl or exact_kl",
+            "choose divergence=topk_kl, binary_kl, exact_kl or sample_k3",
         ),
         (
             {"divergence": {"estimator": "binary", "measure": "tv", "k": 20, "convention": "union"}},
@@ -136,6 +136,6 @@ def test_specs_are_frozen() -> None:
 def test_messages_name_the_value_and_what_is_valid(change: dict[str, object], message: str) -> None:
     values = json.loads(compose([]).run.model_dump_json()) | change
     with pytest.raises(UserError) as caught:
-        parse(RunSpec, values, "configuration")
+        parse_run(values, "configuration")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cppo_lab.errors import unknown
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 
 
 class MetricSink(Protocol):
@@ -32,6 +32,8 @@ class Resources:
     folder: Path
     device: str = "auto"  # "auto" takes CUDA when there is one
     threads: int = 1
+    layout: LayoutSpec | None = None  # of the verl core
+    paths: PathsSpec | None = None
 
 
 class Core(Protocol):
@@ -42,6 +44,7 @@ class Core(Protocol):
 
 CORES: dict[str, str] = {
     "mini": "cppo_lab.cores.mini.loop:train",
+    "verl": "cppo_lab.cores.verl.core:train",
 }
 
 

@@ -18,8 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.parse import parse
-from cppo_lab.spec import RunSpec, Spec
+from cppo_lab.parse import parse, parse_run
+from cppo_lab.spec import LayoutSpec, MiniRun, PathsSpec, RunSpec, Spec, VerlRun
 
 CONF = resources.files("cppo_lab") / "conf"
 
@@ -32,9 +32,11 @@ class TrackingSpec(Spec):
 
 @dataclass(frozen=True)
 class Composed:
-    """One composed configuration: what to train, how to launch it, where to track it."""
+    """One composed configuration: what to train, where, how to launch it, where to track it."""
 
-    run: RunSpec
+    run: MiniRun | VerlRun
+    layout: LayoutSpec
+    paths: PathsSpec
     launcher: LauncherSpec
     tracking: TrackingSpec
 
@@ -61,9 +63,11 @@ def compose(overrides: Sequence[str]) -> Composed:
     values.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
     launcher = parse(LauncherSpec, values.pop("launcher", {}), "launcher")
     tracking = parse(TrackingSpec, values.pop("tracking", {}), "tracking")
-    run = parse(RunSpec, values, "configuration")
+    layout = parse(LayoutSpec, values.pop("layout", {}), "layout")
+    paths = parse(PathsSpec, values.pop("paths", {}), "paths")
+    run = parse_run(values, "configuration")
     _check_constants(run)
-    return Composed(run, launcher, tracking)
+    return Composed(run, layout, paths, launcher, tracking)
 
 
 def resolve(overrides: Sequence[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose, groups, groups_set_by
 from cppo_lab.sweep.declare import ANY_CORE, Scalar, Sweep
 
@@ -21,6 +21,7 @@ class PlannedRun:
     run_id: str
     variants: dict[str, str]
     spec: RunSpec
+    layout: LayoutSpec
 
     @property
     def variant(self) -> str:
@@ -34,6 +35,7 @@ class Enumerated:
 
     sweep: Sweep
     runs: tuple[PlannedRun, ...]
+    paths: PathsSpec
     launcher: LauncherSpec
     tracking: TrackingSpec
     unused: tuple[str, ...]
@@ -59,7 +61,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
         fitting = [text for text in rest if _fits(text, fixed)]
         applied.update(fitting)
         composed = compose([*fixed, *fitting])
-        run = PlannedRun(composed.run.run_id, {sweep.name: variant}, composed.run)
+        run = PlannedRun(composed.run.run_id, {sweep.name: variant}, composed.run, composed.layout)
         twin = runs.setdefault(run.run_id, run)
         if twin.variant != variant:
             raise UserError(
@@ -74,7 +76,9 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
             )
     assert composed is not None
     unused = tuple(text for text in rest if text not in applied)
-    return Enumerated(sweep, tuple(runs.values()), composed.launcher, composed.tracking, unused)
+    return Enumerated(
+        sweep, tuple(runs.values()), composed.paths, composed.launcher, composed.tracking, unused
+    )
 
 
 def refuse(unused: Sequence[str]) -> None:
@@ -92,7 +96,7 @@ def _check_keys(sweep: Sweep) -> None:
                     f"sweep {sweep.name}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them"
                 )
     for key in [*sweep.axes, *(key for keys in sweep.variants.values() for key in keys)]:
-        if key.partition(".")[0] in ("launcher", "tracking"):
+        if key.partition(".")[0] in ("launcher", "tracking", "paths"):
             raise UserError(f"sweep {sweep.name}: {key!r} belongs on the command line, not in a sweep file")
 
 

@@ -45,6 +45,8 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     work = [
         Attempt(
             spec=run.spec,
+            layout=run.layout,
+            paths=plan.paths,
             runs=runs,
             uri=uri,
             tags=sweep_tags(run) | {schema.TAG_CODE_VERSION: version},

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
 from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, core_of, enumerate_runs, refuse
@@ -19,6 +20,7 @@ class Plan:
     question: str
     sweeps: tuple[Sweep, ...]
     runs: tuple[PlannedRun, ...]
+    paths: PathsSpec
     launcher: LauncherSpec
     tracking: TrackingSpec
     is_study: bool
@@ -65,6 +67,7 @@ def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[P
         question=declared.question,
         sweeps=tuple(part.sweep for part in found),
         runs=tuple(runs),
+        paths=found[0].paths,
         launcher=found[0].launcher,
         tracking=found[0].tracking,
         is_study=isinstance(declared, Study),

@@ -18,12 +18,12 @@ from cppo_lab.cores.mini.sampler import Rollout, draw, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
-from cppo_lab.spec import Architecture, DataSpec, RunSpec
+from cppo_lab.spec import Architecture, RunSpec, TaskData
 from cppo_lab.sweep.compose import compose, groups
 from tests.conftest import TINY
 
 ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
-DATA = DataSpec(
+DATA = TaskData(
     name="chain", task="chain", modulus=10, operations=3, spellings=1, benchmarks=("a", "b"),
     validation_problems=20, validation_seed=7,
 )  # fmt: skip

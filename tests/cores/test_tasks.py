@@ -21,7 +21,7 @@ from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import _imitation_loss, _tie_spellings
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.spec import DataSpec
+from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 
@@ -33,7 +33,7 @@ def task_of(name: str, modulus: int = 10, operations: int = 3, spellings: int = 
         "name": "t", "task": name, "modulus": modulus, "operations": operations, "spellings": spellings,
         "benchmarks": ("a", "b"), "validation_problems": problems, "validation_seed": 7,
     }  # fmt: skip
-    return make_task(DataSpec.model_validate(data))
+    return make_task(TaskData.model_validate(data))
 
 
 def generator(seed: int) -> torch.Generator:
@@ -298,7 +298,7 @@ class TestGrading:
 
 class TestConfig:
     def test_the_registry_and_the_config_know_the_same_tasks(self) -> None:
-        assert set(TASKS) == set(get_args(DataSpec.model_fields["task"].annotation))
+        assert set(TASKS) == set(get_args(TaskData.model_fields["task"].annotation))
 
     @pytest.mark.parametrize(
         ("overrides", "message"),

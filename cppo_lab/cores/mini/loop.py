@@ -8,10 +8,10 @@ from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.mini.checkpoint import Row, load_checkpoint, make_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import MiniRun
 
 
-def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
+def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
     """Run `spec` to its last step or to its collapse, logging every step and each validation.
 
     A run with a checkpoint in its folder continues from there, with the numbers of an unbroken run.
@@ -49,7 +49,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     return Outcome(schema.COLLAPSED if reason else schema.DONE, history[-1][0], reason)
 
 
-def _collapsed(spec: RunSpec, history: list[Row]) -> str:
+def _collapsed(spec: MiniRun, history: list[Row]) -> str:
     name = schema.validation_metric(schema.MEAN, spec.validation.samples)
     scores = [metrics[name] for _, metrics in history if name in metrics]
     return collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)

@@ -13,7 +13,7 @@ from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.rules import get_rule
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import MiniRun
 
 SHUFFLED = "cppo_no_prefix_budget_shuffled"
 
@@ -34,7 +34,7 @@ class Result:
 class Objective:
     """The objective of `spec` on `model`."""
 
-    def __init__(self, spec: RunSpec, model: Transformer, tokenizer: Tokenizer) -> None:
+    def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
         self.spec, self.model, self.pad = spec, model, tokenizer.pad
         self.rule, self.constants = get_rule(spec.rule.name), spec.rule.parameters()
         self.shuffles = spec.rule.name == SHUFFLED
@@ -81,6 +81,8 @@ class Objective:
         assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
         if kind.estimator == "binary":
             return divergences.binary(logp, rollout.logp, kind.measure)
+        if kind.estimator == "sample":
+            return {"k2": divergences.k2, "k3": divergences.k3}[kind.measure](logp, rollout.logp)
         if kind.estimator == "exact":
             mu_logp = torch.empty_like(pi_logp).scatter_(-1, rollout.topk_ids, rollout.topk_logp)
             return divergences.exact(mu_logp, pi_logp, kind.measure)

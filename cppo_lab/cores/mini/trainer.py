@@ -24,7 +24,7 @@ from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.metrics import merge, summarise
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import MiniRun
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Batch:
 class Trainer:
     """Model, optimiser and random generators of one run. `steps` counts the training steps taken."""
 
-    def __init__(self, spec: RunSpec, resources: Resources) -> None:
+    def __init__(self, spec: MiniRun, resources: Resources) -> None:
         self.spec, self.steps = spec, 0
         self.device = _device(resources.device)
         self.task = make_task(spec.data)

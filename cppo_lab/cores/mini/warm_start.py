@@ -15,7 +15,7 @@ from cppo_lab.cores.mini.checkpoint import save_whole
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.spec import RunSpec, Spec, fingerprint
+from cppo_lab.spec import MiniRun, Spec, fingerprint
 
 OWN_SHARE = (
     0.1  # of a further spelling's initial embedding is its own; the rest is that of the first spelling
@@ -29,13 +29,13 @@ class _Identity(Spec):
     data: dict[str, object]
 
 
-def warm_start_file(spec: RunSpec, folder: Path) -> Path:
+def warm_start_file(spec: MiniRun, folder: Path) -> Path:
     """Where the warm start of `spec` lives below `folder`."""
     identity = _Identity(model=spec.model.model_dump(mode="json"), data=spec.data.model_dump(mode="json"))
     return folder / f"{spec.model.name}-{fingerprint(identity)}.pt"
 
 
-def load_warm_start(spec: RunSpec, model: Transformer, folder: Path) -> None:
+def load_warm_start(spec: MiniRun, model: Transformer, folder: Path) -> None:
     """Load the warm-started weights into `model`, training them first if no run has done so yet."""
     path = warm_start_file(spec, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def load_warm_start(spec: RunSpec, model: Transformer, folder: Path) -> None:
     model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
 
 
-def train_warm_start(spec: RunSpec, model: Transformer) -> float:
+def train_warm_start(spec: MiniRun, model: Transformer) -> float:
     """Train `model` in place on noisy worked examples; the validation problems are not among them.
 
     Returns the last loss (nats per response token).

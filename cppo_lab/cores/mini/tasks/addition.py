@@ -14,14 +14,14 @@ from torch import Tensor
 
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.spec import DataSpec
+from cppo_lab.spec import TaskData
 
 
 @dataclass(frozen=True)
 class Addition:
     """S = `operations` digits per number; `Problems.values` are a0 b0 a1 b1 ..., least significant first."""
 
-    data: DataSpec
+    data: TaskData
 
     @property
     def tokenizer(self) -> Tokenizer:

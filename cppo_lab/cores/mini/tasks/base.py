@@ -1,6 +1,6 @@
 """What the embedded trainer asks of a task, the tasks by name, and the problem sets that any task yields.
 
-A new task touches this dict, `DataSpec` in `cppo_lab.spec` (its name and lengths), a module here, and a file in
+A new task touches this dict, `TaskData` in `cppo_lab.spec` (its name and lengths), a module here, and a file in
 conf/data.
 """
 
@@ -14,7 +14,7 @@ from cppo_lab.cores.mini.tasks.addition import Addition
 from cppo_lab.cores.mini.tasks.chain import Chain
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.spec import DataSpec
+from cppo_lab.spec import TaskData
 
 
 class Task(Protocol):
@@ -24,7 +24,7 @@ class Task(Protocol):
     """
 
     @property
-    def data(self) -> DataSpec: ...
+    def data(self) -> TaskData: ...
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -48,13 +48,13 @@ class Task(Protocol):
         ...
 
 
-TASKS: dict[str, Callable[[DataSpec], Task]] = {
+TASKS: dict[str, Callable[[TaskData], Task]] = {
     "chain": Chain,
     "addition": Addition,
 }
 
 
-def make_task(data: DataSpec) -> Task:
+def make_task(data: TaskData) -> Task:
     """The task that `data` names."""
     return TASKS[data.task](data)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.tasks.tokenizer import OPERATORS, Tokenizer
-from cppo_lab.spec import DataSpec
+from cppo_lab.spec import TaskData
 
 
 def apply_operator(state: Tensor, operator: Tensor, operand: Tensor, modulus: int) -> Tensor:
@@ -25,7 +25,7 @@ def apply_operator(state: Tensor, operator: Tensor, operand: Tensor, modulus: in
 class Chain:
     """S = `operations` steps per problem; `Problems.values` are first operand, S operators (0..2), S operands."""
 
-    data: DataSpec
+    data: TaskData
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -1,0 +1,30 @@
+"""What every config is made of: immutable, typed, no unknown keys; and the fingerprint that names one."""
+
+import hashlib
+import json
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+# Names become parts of file names and of metric names.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+class Spec(BaseModel):
+    """Base of all configs: immutable, no unknown keys, no silent conversion of text to numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+
+def fingerprint(spec: Spec) -> str:
+    """First 12 hex digits of SHA-256 over the canonical JSON of a config.
+
+    What does not apply (None) is left out, so that a constant that a later rule brings changes no older id.
+    """
+    text = json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

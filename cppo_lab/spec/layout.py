@@ -1,0 +1,71 @@
+"""Where a run of verl's trainer runs and how it is spread over devices: no part of its identity."""
+
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
+
+from cppo_lab.spec.base import Count, Positive, Probability, Spec
+
+
+class Megatron(Spec):
+    """Parallel sizes of the Megatron engine, under the names of its settings."""
+
+    tensor: Count
+    pipeline: Count
+    expert: Count
+    context: Count
+
+
+class LayoutSpec(Spec):
+    """Nodes, devices and parallel sizes.
+
+    `tokens_per_device` bounds the tokens of one micro-batch; `verl` holds further settings of verl by their dotted
+    names, applied last.
+    """
+
+    name: str
+    device: Literal["cuda", "cpu"]
+    nodes: Count
+    devices_per_node: Count
+    strategy: Literal["fsdp2", "megatron"]
+    megatron: Megatron | None
+    sequence_parallel: Count  # Ulysses; FSDP2 only
+    rollout: Literal["vllm", "cppo_cpu"]
+    rollout_tensor_parallel: Count
+    rollout_memory: Probability  # share of a device's memory that the rollout engine may take
+    tokens_per_device: Count
+    offload: bool  # parameters and optimiser state rest in host memory between their uses
+    topk_dtype: Literal["float16", "float32"]  # of mu's Top-K log-probabilities on the wire
+    hours: Positive  # time limit of one job
+    verl: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.strategy == "megatron") != (self.megatron is not None):
+            raise ValueError(
+                f"strategy={self.strategy!r} with megatron={self.megatron!r}: the Megatron engine, and only it, needs "
+                "its parallel sizes"
+            )
+        for name, size in (
+            ("sequence_parallel", self.sequence_parallel),
+            ("rollout_tensor_parallel", self.rollout_tensor_parallel),
+        ):
+            if self.devices % size:
+                raise ValueError(f"{name}={size} must divide the {self.devices} devices of the layout")
+        if (self.device == "cpu") != (self.rollout == "cppo_cpu"):
+            raise ValueError(
+                f"rollout={self.rollout!r} with device={self.device!r}: vllm serves GPUs, cppo_cpu the CPU"
+            )
+        return self
+
+    @property
+    def devices(self) -> int:
+        """Devices of all nodes."""
+        return self.nodes * self.devices_per_node
+
+
+class PathsSpec(Spec):
+    """Where prepared data and downloaded models lie; None: the hub's own cache."""
+
+    data: str
+    models: str | None

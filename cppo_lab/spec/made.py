@@ -1,0 +1,105 @@
+"""Models that the product makes itself, and the arithmetic tasks that they learn."""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cppo_lab.schema import MEAN
+from cppo_lab.spec.base import Count, Name, Positive, Probability, Seed, Spec
+
+MAX_NUMBERS = 100_000  # symbols for numbers that a vocabulary may have
+
+
+class Architecture(Spec):
+    """Shape of the transformer."""
+
+    layers: Count
+    width: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    mlp_width: Count
+    rope_theta: Positive = 10000.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even (rotary embedding turns pairs)")
+        return self
+
+
+class WarmStart(Spec):
+    """Supervised start of the model on noisy worked examples."""
+
+    steps: Count
+    batch: Count
+    learning_rate: Positive
+    step_noise: Probability
+    seed: Seed = 0
+
+
+class MadeModel(Spec):
+    """A small transformer of the product's own making (Qwen3's architecture), and the start of its training."""
+
+    name: Name
+    architecture: Architecture
+    warm_start: WarmStart
+
+
+class TaskData(Spec):
+    """An arithmetic task and its held-out problem sets.
+
+    `chain` works `operations` operations modulo `modulus`; `addition` adds two numbers of `operations` digits in base
+    `modulus`. Each number has `spellings` symbols.
+    """
+
+    name: Name
+    task: Literal["chain", "addition"]
+    modulus: Annotated[int, Field(ge=2, le=1000)]
+    operations: Annotated[int, Field(ge=1, le=127)]
+    spellings: Annotated[int, Field(ge=1, le=1000)]
+    benchmarks: tuple[Name, ...]
+    validation_problems: Annotated[int, Field(ge=1, le=10_000)]
+    validation_seed: Seed
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.benchmarks or len(set(self.benchmarks)) != len(self.benchmarks):
+            raise ValueError(f"benchmarks={list(self.benchmarks)} must be one or more distinct names")
+        if MEAN in self.benchmarks:
+            raise ValueError(
+                f"benchmarks={list(self.benchmarks)}: {MEAN!r} names the mean over them; choose another"
+            )
+        if self.modulus * self.spellings > MAX_NUMBERS:
+            raise ValueError(
+                f"modulus={self.modulus} x spellings={self.spellings} makes {self.modulus * self.spellings} symbols, "
+                f"more than {MAX_NUMBERS}: lower spellings to {MAX_NUMBERS // self.modulus} or less"
+            )
+        needed = len(self.benchmarks) * self.validation_problems
+        if needed * 2 > self.problem_space:
+            raise ValueError(
+                f"validation_problems={self.validation_problems} x {len(self.benchmarks)} benchmarks takes more "
+                f"than half of the {self.problem_space} problems that exist: raise operations or modulus"
+            )
+        return self
+
+    @property
+    def problem_space(self) -> int:
+        """How many problems there are; another spelling is no other problem."""
+        if self.task == "addition":
+            return self.modulus ** (2 * self.operations)
+        units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
+        return self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of every prompt."""
+        return 2 * self.operations + (1 if self.task == "addition" else 2)
+
+    @property
+    def worked_length(self) -> int:
+        """Tokens of every worked response, the end token included."""
+        return (2 if self.task == "addition" else 3) * self.operations + 1

@@ -1,0 +1,203 @@
+"""Typed, frozen configuration of one training run, and its identity.
+
+A RunSpec holds everything that decides the numbers of a run, and nothing else: where it runs, where it writes
+and who tracks it live in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from cppo_lab.spec.base import Count, NonNegative, Positive, Probability, Seed, Spec, fingerprint
+from cppo_lab.spec.made import MadeModel, TaskData
+from cppo_lab.spec.published import HubModel, MathData
+from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
+
+
+def _kind_of_model(value: object) -> str:
+    """`Tag` of a model: only ours say their architecture."""
+    made = "architecture" in value if isinstance(value, dict) else isinstance(value, MadeModel)
+    return "<made>" if made else "<hub>"
+
+
+def _kind_of_data(value: object) -> str:
+    """`Tag` of a data set: only arithmetic tasks have a `task`."""
+    task = "task" in value if isinstance(value, dict) else isinstance(value, TaskData)
+    return "<task>" if task else "<math>"
+
+
+class AdvantageSpec(Spec):
+    """Group-relative advantages: divide by the group's standard deviation; drop groups without variance."""
+
+    normalize_std: bool
+    drop_zero_variance: bool
+
+
+class BatchSpec(Spec):
+    """One rollout batch: `prompts` x `responses`, cut into minibatches of `minibatch_prompts` (one update each)."""
+
+    prompts: Count
+    responses: Annotated[int, Field(ge=2)]
+    minibatch_prompts: Count
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.prompts % self.minibatch_prompts:
+            raise ValueError(
+                f"minibatch_prompts={self.minibatch_prompts} must divide prompts={self.prompts} "
+                f"(valid: {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]})"
+            )
+        return self
+
+    @property
+    def updates(self) -> int:
+        """Minibatch updates per rollout batch."""
+        return self.prompts // self.minibatch_prompts
+
+
+class SamplingSpec(Spec):
+    """How training rollouts are sampled. The paper's setting is the untruncated softmax (1, 1).
+
+    `staleness` (rollout batches by which mu is older than pi) and `precision` (of mu's weights and arithmetic)
+    make mu differ from the policy in training, as asynchronous trainers and inference engines do.
+    """
+
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    max_response_length: Annotated[int, Field(ge=2)]
+    staleness: Annotated[int, Field(ge=0, le=100)]
+    precision: Literal["float32", "bfloat16"]
+
+
+class ValidationSpec(Spec):
+    """Avg@`samples` on every benchmark each `every` steps, on sampling seeds that do not change."""
+
+    every: Count
+    samples: Count
+    temperature: Positive
+    top_p: Annotated[float, Field(gt=0, le=1)]
+
+
+class OptimSpec(Spec):
+    """AdamW, constant learning rate, gradient clipping by global norm."""
+
+    learning_rate: Positive
+    beta1: Annotated[float, Field(ge=0, lt=1)]
+    beta2: Annotated[float, Field(ge=0, lt=1)]
+    weight_decay: NonNegative
+    clip_grad_norm: Positive
+
+
+class TrainingSpec(Spec):
+    """`t_stop` training steps; how per-token objectives become one loss.
+
+    A run whose validation score stays below `collapse_share` x its best for `collapse_patience` validations in a
+    row ends as collapsed (cores/collapse.py).
+    """
+
+    t_stop: Count
+    collapse_share: Probability
+    collapse_patience: Count
+    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+class RunSpec(Spec):
+    """Everything that decides the numbers of one training run, whatever the core; each core has its own kind."""
+
+    core: str
+    seed: Seed
+    model: MadeModel | HubModel
+    data: TaskData | MathData
+    rule: RuleSpec
+    divergence: DivergenceSpec
+    advantage: AdvantageSpec
+    batch: BatchSpec
+    rollout: SamplingSpec
+    validation: ValidationSpec
+    optim: OptimSpec
+    training: TrainingSpec
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rule.name.startswith("trm_") and self.divergence.measure == "tv":
+            raise ValueError(
+                f"divergence.measure='tv' with rule {self.rule.name!r}: the thresholds of TRM are on KL(mu to pi); "
+                "choose divergence=topk_kl, binary_kl, exact_kl or sample_k3"
+            )
+        if self.training.t_stop % self.validation.every:
+            raise ValueError(
+                f"training.t_stop={self.training.t_stop} must lie on the validation grid: make it a multiple of "
+                f"validation.every={self.validation.every}"
+            )
+        return self
+
+    @property
+    def run_id(self) -> str:
+        """Twelve hex digits that name this configuration: stable over machines, Python versions and key order."""
+        return fingerprint(self)
+
+
+class MiniRun(RunSpec):
+    """A run of the embedded core."""
+
+    core: Literal["mini"]
+    model: MadeModel
+    data: TaskData
+
+    @model_validator(mode="after")
+    def _check_mini(self) -> Self:
+        if self.rule.verl_loss is not None:
+            raise ValueError(f"rule.name={self.rule.name!r} is a loss of verl's own: it needs core=verl")
+        check_length(self.data, self.rollout)
+        return self
+
+
+class VerlRun(RunSpec):
+    """A run of verl's trainer: a published model on mathematics, or a model of our own making on its task."""
+
+    core: Literal["verl"]
+    model: Annotated[
+        Annotated[HubModel, Tag("<hub>")] | Annotated[MadeModel, Tag("<made>")], Discriminator(_kind_of_model)
+    ]
+    data: Annotated[
+        Annotated[MathData, Tag("<math>")] | Annotated[TaskData, Tag("<task>")], Discriminator(_kind_of_data)
+    ]
+
+    @model_validator(mode="after")
+    def _check_verl(self) -> Self:
+        if self.rollout.staleness:
+            raise ValueError(
+                f"rollout.staleness={self.rollout.staleness}: verl's synchronous trainer samples from the current "
+                "policy; set rollout.staleness=0, or core=mini"
+            )
+        if isinstance(self.model, HubModel) != isinstance(self.data, MathData):
+            raise ValueError(
+                f"model={self.model.name!r} with data={self.data.name!r}: published models train on mathematics, "
+                "models of our own making on the tasks of their vocabulary; choose data=dapo_math for the former"
+            )
+        if isinstance(self.data, TaskData):
+            check_length(self.data, self.rollout)
+        if self.divergence.estimator == "exact" and isinstance(self.model, HubModel):
+            raise ValueError(
+                "divergence.estimator='exact' would carry mu's whole vocabulary for every token: choose "
+                "divergence=topk_tv or topk_kl"
+            )
+        return self
+
+
+def check_length(data: TaskData, rollout: SamplingSpec) -> None:
+    """A response must have room for the worked answer.
+
+    Raises ValueError.
+    """
+    worked = data.worked_length
+    if rollout.max_response_length < worked:
+        raise ValueError(
+            f"rollout.max_response_length={rollout.max_response_length}: a worked response to "
+            f"data.task={data.task!r} with operations={data.operations} has {worked} tokens; raise "
+            f"max_response_length to {worked} or more, or lower operations"
+        )
+
+
+TAGS: dict[str, type[Spec]] = {"<hub>": HubModel, "<made>": MadeModel, "<math>": MathData, "<task>": TaskData}
+RUN_KINDS: dict[str, type[MiniRun] | type[VerlRun]] = {"mini": MiniRun, "verl": VerlRun}
