@@ -117,6 +117,8 @@ def decode(
             logits_to_keep=1,
         ).logits[:, -1]
         log_mu = log_policy(logits, rule)
+        if not log_mu.amax(-1).isfinite().all():
+            raise FloatingPointError("the model's probabilities are not finite: its weights diverged")
         tokens = draw(log_mu, rule, torch.tensor([uniforms[row][step] for row in rows], device=logits.device))
         record.add(rows, step, tokens, log_mu)
         running = ~stops[rows, tokens.cpu()].numpy() & (step + 1 < limits[rows])

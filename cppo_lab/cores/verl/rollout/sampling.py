@@ -64,7 +64,7 @@ def truncate(probabilities: Tensor, rule: SamplingRule) -> Tensor:
     vocabulary = probabilities.shape[-1]
     if rule.top_p == 1 and not 0 < rule.top_k < vocabulary:
         return probabilities
-    ordered, order = probabilities.sort(-1, descending=True, stable=True)
+    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     if 0 < rule.top_k < vocabulary:
         ordered[:, rule.top_k :] = 0
     before = ordered.cumsum(-1) - ordered
