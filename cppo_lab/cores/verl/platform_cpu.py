@@ -1,0 +1,132 @@
+"""verl on CPUs: a platform for its PlatformRegistry and its FSDP engine for device "cpu".
+
+Each Ray "GPU" stands for one CPU rank: verl counts ranks by Ray's GPU resource, which is only a number
+(`ray.init(num_gpus=ranks)`), and Ray then sets CUDA_VISIBLE_DEVICES, which nothing reads.
+Besides: `actor.strategy=fsdp2` (verl places FSDP1's shards on "cpu:<device>", which does not exist), process group
+`cpu:gloo` opened before verl's own `cpu:gloo,cpu:gloo`, which torch refuses, `attn_implementation=sdpa`,
+`use_remove_padding=False`.
+"""
+
+import resource
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
+
+PLATFORM_NAME = "cpu"
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak() -> int:
+    """Bytes of memory that this process held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory() -> tuple[int, int]:
+    """Free and total bytes of the machine."""
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
+
+
+# What verl 0.9.1 calls on `get_torch_device()` on the way of FSDP training, checkpoints and weight updates (found by
+# searching its source). `is_available` False: verl then leaves allocator clean-up alone.
+DEVICE_MODULE = types.ModuleType("cppo_lab_cpu_device")
+DEVICE_MODULE.__dict__.update(
+    is_available=lambda: False,
+    get_device_name=lambda: "CPU",
+    synchronize=lambda: None,
+    empty_cache=lambda: None,
+    mem_get_info=_memory,
+    memory_allocated=_resident,
+    memory_reserved=_resident,
+    max_memory_allocated=_peak,
+    max_memory_reserved=_peak,
+)
+
+
+@PlatformRegistry.register(platform=PLATFORM_NAME)
+class PlatformCPU(PlatformBase):  # type: ignore[misc]
+    """One process of a machine without accelerator. Never chosen by verl's own detection, only by `use_cpu`."""
+
+    device_name: ClassVar[str] = "cpu"
+    vendor_name: ClassVar[str] = "cpu"
+    device_module: ClassVar[types.ModuleType] = DEVICE_MODULE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False
+
+    def current_device(self) -> torch.device:
+        # verl hands this to `Tensor.to`, where an index would mean a GPU.
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None
+
+
+def use_cpu() -> None:
+    """Makes this process's platform the CPU, also on a machine with a GPU."""
+    set_platform(PlatformCPU())
+
+
+def register_engine() -> None:
+    """Registers verl's FSDP engine, as it is, for device "cpu". After `use_cpu`: verl reads the device on import."""
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")(
+        FSDPEngineWithLMHead
+    )

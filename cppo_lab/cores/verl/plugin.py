@@ -1,0 +1,60 @@
+"""Registers everything of ours with verl, in every Ray process.
+
+verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and lets their
+errors through; entry points of group `verl.plugins` would be loaded as well, but their errors are swallowed. The
+launcher puts `plugin_environment(...)` into its own environment and Ray's `runtime_env.env_vars`. Servers are loaded
+when verl asks for them by name, so no process imports one it does not run.
+
+The device stays verl's own choice unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
+"""
+
+import os
+
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
+from cppo_lab.cores.verl import compat
+from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT
+from cppo_lab.errors import unknown
+
+MODULE = "cppo_lab.cores.verl.plugin"
+DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"
+
+
+def plugin_environment(cpu: bool) -> dict[str, str]:
+    """Environment variables that load this plugin into every process of a verl run."""
+    return {"VERL_USE_EXTERNAL_MODULES": MODULE} | ({DEVICE_VARIABLE: "cpu"} if cpu else {})
+
+
+def _cpu_replica() -> type[RolloutReplica]:
+    from cppo_lab.cores.verl.rollout.cpu_replica import CpuReplica
+
+    return CpuReplica
+
+
+def _vllm_replica() -> type[RolloutReplica]:
+    from cppo_lab.cores.verl.rollout.vllm_server import TopKReplica
+
+    return TopKReplica
+
+
+def _choose_device() -> None:
+    device = os.environ.get(DEVICE_VARIABLE)
+    if device is None:
+        return
+    if device != "cpu":
+        raise unknown(f"{DEVICE_VARIABLE} (leave it unset for verl's own choice)", device, ["cpu"])
+    from cppo_lab.cores.verl import platform_cpu
+
+    platform_cpu.use_cpu()
+    platform_cpu.register_engine()
+
+
+def _register() -> None:
+    _choose_device()  # first: verl's engines read the device when they are imported
+    RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
+    RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's own, which it extends
+    compat.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu_replica.CpuServerAdapter")
+    from cppo_lab.cores.verl.rollout import agent_loop  # noqa: F401  (verl's decorator registers it by name)
+
+
+_register()

@@ -1,0 +1,66 @@
+"""Ray on one machine, for this user alone: on loopback, with a token, without what a short run does not need.
+
+Measured with Ray 2.60 (`ss -ltn` after `ray.init()`): by default its daemons and every worker listen on all
+interfaces, at random ports. Ray replaces a given 127.0.0.1 by another address of the host, unless multi-node clusters
+are switched off, as they are on Windows and macOS: then everything listens on 127.0.0.1.
+What this does not cover: torch's process groups (torch's TCP store listens on all interfaces while a run is up), and
+runs on several machines, which need Ray's own address and the same token.
+"""
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.errors import UserError
+
+# A Unix socket's path has at most 107 bytes, and Ray appends "/session_<date>_<time>_<microseconds>_<pid>/sockets/
+# plasma_store" to its folder.
+SOCKET_PATH_LIMIT = 107
+SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
+
+
+def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Keyword arguments of `ray.init`, and the environment that must be set *before* Ray is imported.
+
+    `folder` will hold Ray's session and the token, both readable by this user alone; it is created when missing, and
+    removing it is the caller's. `num_cpus` and `num_gpus` are logical: the number of actors verl may place, and of
+    training ranks.
+
+    Raises UserError when `folder` is too long for Ray's sockets.
+    """
+    place = folder.resolve()
+    if len(os.fsencode(place)) > LONGEST_FOLDER:
+        raise UserError(
+            f"Ray's folder {place} has {len(os.fsencode(place))} bytes, and its sockets allow {LONGEST_FOLDER}: name a "
+            "shorter one, such as one made by tempfile.mkdtemp(dir='/tmp')"
+        )
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    arguments = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "include_dashboard": False,
+        "_temp_dir": str(place),
+    }
+    environment = {
+        # Off: one machine only, so Ray takes 127.0.0.1 as the node's address.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(_private_token(place / "token")),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Not another cluster's address or folder that the shell may export.
+        "RAY_ADDRESS": "local",
+        "RAY_TMPDIR": str(place),
+        # The collectives of CPU ranks: by default gloo picks the interface of the host's name.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return arguments, environment
+
+
+def _private_token(path: Path) -> Path:
+    """A file with a fresh token, never readable by others, not even while it is written."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    return path

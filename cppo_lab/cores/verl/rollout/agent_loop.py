@@ -1,0 +1,120 @@
+"""verl's single-turn agent loop with a seed per request and mu's Top-K carried to TransferQueue.
+
+Selected with `rollout.agent.default_agent_loop=cppo_single_turn`, together with
+`rollout.agent.agent_loop_manager_class` (see `dispatch`), which tells it training from validation.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+from cppo_lab.cores.verl.rollout.settings import (
+    ENGINE_KEY,
+    TOPK_DTYPE_REQUEST,
+    TOPK_IDS,
+    TOPK_LOGP,
+    TOPK_REQUEST,
+    VALIDATION_STEP,
+    RolloutSettings,
+)
+from cppo_lab.errors import UserError
+
+AGENT_LOOP_NAME = "cppo_single_turn"
+# Column that says whether a row is for validation: verl's agent loop workers know, but do not tell their loops.
+VALIDATE = "cppo_validate"
+
+
+class TopKAgentLoopOutput(AgentLoopOutput):  # type: ignore[misc]
+    """A response with mu's Top-K, as columns of its own.
+
+    Not in `extra_fields`: those travel to the reward workers as well, and as pickled objects.
+    """
+
+    rollout_topk_ids: Any = None  # int32 [R, K]
+    rollout_topk_logp: Any = None  # float16 or float32 [R, K]
+
+    def as_dict(self) -> dict[str, Any]:
+        """verl's columns, and the Top-K as tensors."""
+        columns: dict[str, Any] = super().as_dict()
+        columns[TOPK_IDS] = torch.from_numpy(self.rollout_topk_ids)
+        columns[TOPK_LOGP] = torch.from_numpy(self.rollout_topk_logp)
+        return columns
+
+
+@register(AGENT_LOOP_NAME)
+class TopKAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc]
+    """One prompt, one response."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        """Generates the response to one data row.
+
+        `row`: the columns of the data set, and verl's `global_steps`, `session_id` and our `VALIDATE`.
+
+        Raises UserError when a training row comes without Top-K although it is asked for, or when a row lacks
+        what its seed is made of.
+        """
+        settings = RolloutSettings.read(self.rollout_config.engine_kwargs)
+        validate = _validates(row)
+        request = dict(sampling_params)  # verl hands the same dict to all sessions of a prompt
+        if settings.seed_requests:
+            request["seed"] = _seed(settings, row, validate)
+        wanted = 0 if validate else settings.topk
+        if wanted:
+            request |= {TOPK_REQUEST: wanted, TOPK_DTYPE_REQUEST: settings.topk_dtype}
+        output = await super().run(request, **row)
+        ids, logp = (output.extra_fields.pop(name, None) for name in (TOPK_IDS, TOPK_LOGP))
+        if not wanted:
+            return output
+        ids, logp = _response_rows(ids, logp, len(output.response_ids), wanted, self.response_length)
+        given = {name: getattr(output, name) for name in output.model_fields_set}
+        return TopKAgentLoopOutput(
+            **given | {"extra_fields": output.extra_fields}, rollout_topk_ids=ids, rollout_topk_logp=logp
+        )
+
+
+def _validates(row: dict[str, Any]) -> bool:
+    if VALIDATE not in row:
+        raise UserError(
+            f"agent loop {AGENT_LOOP_NAME} cannot tell training rows from validation rows: set rollout.agent."
+            "agent_loop_manager_class=cppo_lab.cores.verl.rollout.dispatch.MarkedAgentLoopManager"
+        )
+    return bool(row[VALIDATE])
+
+
+def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int:
+    # verl's data set gives every row without `extra_info.index` the index 0: all problems would share their seeds.
+    index = (row.get("extra_info") or {}).get("index")
+    if index is None:
+        raise UserError(
+            "a data row has no extra_info.index, which its request's seed is made of: write the data with "
+            f"`cppo data prepare`, or set engine_kwargs.{ENGINE_KEY}.seed_requests=false"
+        )
+    step = VALIDATION_STEP if validate else int(row["global_steps"])
+    return settings.request_seed(step, str(row.get("data_source", "")), index, int(row["session_id"]))
+
+
+def _response_rows(
+    ids: NDArray[np.int32] | None, logp: NDArray[np.floating] | None, length: int, topk: int, limit: int
+) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
+    """The first `length` rows of mu's Top-K, one per response token; verl cuts responses at `limit` tokens.
+
+    Raises UserError when there are none, or not as many as tokens.
+    """
+    if ids is None or logp is None:
+        raise UserError(
+            f"the rollout server returned no Top-K although engine_kwargs.{ENGINE_KEY}.topk={topk}: use rollout.name="
+            "vllm or cppo_cpu with VERL_USE_EXTERNAL_MODULES=cppo_lab.cores.verl.plugin and a synchronous trainer, "
+            "or a divergence without Top-K and topk=0"
+        )
+    complete = len(ids) == length or (len(ids) > length == limit)
+    if not complete or ids.shape[1:] != (topk,) or ids.shape != logp.shape:
+        raise UserError(
+            f"the rollout server returned Top-K of shapes {ids.shape} and {logp.shape} for {length} response tokens "
+            f"and topk={topk}: the server and the agent loop are not of one version, or the chat template adds tokens"
+        )
+    # Copies: arrays that came over Ray cannot be written to, which torch tensors must allow.
+    return ids[:length].copy(), logp[:length].copy()
