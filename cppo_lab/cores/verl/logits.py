@@ -72,7 +72,7 @@ def fsdp_outputs(
         measure=measure,
         convention=convention,
         entropy=True,
-        overwrite_logits=alone and not rows.is_leaf,
+        overwrite_logits=alone,
     )
     assert found.entropy is not None
     outputs = {LOGP: found.logp, ENTROPY: found.entropy}
