@@ -11,6 +11,7 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.loop import train
@@ -271,9 +272,9 @@ def test_diagnostics_by_position_against_a_slow_sum(tmp_path: Path) -> None:
     trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
     real = trainer.diagnostics.see
 
-    def watch(step: int, result: Any, tokenizer: Any) -> None:
-        seen.append((result.logp.exp(), result.rollout.logp.exp(), result.rollout.valid()))
-        real(step, result, tokenizer)
+    def watch(step: int, tokens: Watched, text: Any) -> None:
+        seen.append((tokens.logp.exp(), tokens.rollout_logp.exp(), tokens.valid))
+        real(step, tokens, text)
 
     trainer.diagnostics.see = watch  # type: ignore[method-assign]
     trainer.update(trainer.collect(), watched=True)
@@ -306,16 +307,19 @@ def test_the_kept_window_agrees_with_the_rule(tmp_path: Path, rule: str, mode: s
     kept: dict[tuple[float, ...], list[bool]] = {}
     real = trainer.diagnostics.see
 
-    def watch(step: int, result: Any, tokenizer: Any) -> None:
-        rollout, valid = result.rollout, result.rollout.valid()
+    def watch(step: int, seen: Watched, text: Any) -> None:
         output = get_rule(rule)(
-            result.logp, rollout.logp, result.advantages[:, None].expand_as(result.logp), valid,
-            result.divergence, **spec.rule.parameters(),
-        )  # fmt: skip
-        for row, length in enumerate(rollout.lengths.tolist()):
-            key = tuple(result.divergence[row, :length].tolist())
+            seen.logp,
+            seen.rollout_logp,
+            seen.advantages,
+            seen.valid,
+            seen.divergence,
+            **spec.rule.parameters(),
+        )
+        for row, length in enumerate(seen.valid.sum(1).tolist()):
+            key = tuple(seen.divergence[row, :length].tolist())
             kept[key] = (output.keep[row, :length] > 0).tolist()
-        real(step, result, tokenizer)
+        real(step, seen, text)
 
     trainer.diagnostics.see = watch  # type: ignore[method-assign]
     for _ in range(12):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.collapse import NotFinite
+from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
@@ -29,6 +30,13 @@ class Result:
     logp: Tensor  # [B, T] log pi(y_t)
     divergence: Tensor  # [B, T] D_t
     advantages: Tensor  # [B]
+
+    def watched(self) -> Watched:
+        """What the diagnostics look at."""
+        assert self.rollout.logp is not None
+        advantages = self.advantages[:, None].expand_as(self.logp)
+        valid, tokens = self.rollout.valid(), self.rollout.responses
+        return Watched(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
 
 
 class Objective:

@@ -14,7 +14,7 @@ from torch import Tensor
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.mini.diagnostics import Diagnostics
+from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.policy import RolloutPolicy
@@ -170,7 +170,7 @@ class Trainer:
             permutation = None if batch.permutation is None else batch.permutation[rows]
             result = self.objective(batch.rollout.select(rows), batch.advantages[rows], permutation)
             if watched:
-                self.diagnostics.see(self.steps + 1, result, self.tokenizer)
+                self.diagnostics.see(self.steps + 1, result.watched(), self.tokenizer.names)
             norms.append(self._descend(result.loss))
             stats.append(result.stats)
             losses.append(float(result.loss.detach()))

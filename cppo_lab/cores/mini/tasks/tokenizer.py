@@ -66,6 +66,10 @@ class Tokenizer:
         """Readable text: `7`, in its second spelling `7_1`, in its third `7_2`; padding is dropped."""
         return " ".join(self._name(i) for i in ids if i != self.pad)
 
+    def names(self, ids: list[int]) -> list[str]:
+        """The text of each symbol by itself; of padding, nothing."""
+        return [self.decode([i]) for i in ids]
+
     def _name(self, symbol: int) -> str:
         if symbol >= self.operator:
             return (*OPERATORS, "=", "<eos>")[symbol - self.operator]

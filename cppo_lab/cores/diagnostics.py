@@ -4,15 +4,14 @@ Both come from the batches whose step is validated, and are small whatever the l
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cppo_lab.cores.mini.objective import Result
-from cppo_lab.cores.mini.sampler import Rollout
-from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.weights import position_weights
@@ -21,8 +20,23 @@ from cppo_lab.spec import RuleSpec
 TOP_SHARE = 0.1  # the paper's "top 10 %"
 
 
+@dataclass(frozen=True)
+class Watched:
+    """The tokens of one batch as a rule saw them; every tensor [B, T], right-padded, without gradient."""
+
+    logp: Tensor  # log pi(y_t)
+    rollout_logp: Tensor  # log mu(y_t)
+    divergence: Tensor  # D_t
+    advantages: Tensor
+    valid: Tensor  # bool
+    tokens: Tensor  # ids
+
+
 class Diagnostics:
-    """Sums over the watched steps, and the best example so far."""
+    """Sums over the watched steps, and the best example so far.
+
+    Batches of `horizon` positions at most, of a step that all come before `end_step`.
+    """
 
     def __init__(self, rule: RuleSpec, horizon: int) -> None:
         self.rule = rule
@@ -32,15 +46,12 @@ class Diagnostics:
         self.window: dict[str, Any] | None = None
         self._pending: list[Tensor] = []
 
-    def see(self, step: int, seen: Result, tokenizer: Tokenizer) -> None:
-        """One minibatch of training step `step`."""
-        rollout, valid = seen.rollout, seen.rollout.valid()
-        assert rollout.logp is not None
-        gap = torch.where(valid, (seen.logp.exp() - rollout.logp.exp()).abs(), torch.nan).cpu()
+    def see(self, step: int, seen: Watched, text: Callable[[list[int]], list[str]]) -> None:
+        """One batch of training step `step`; `text` gives the readable text of each of some token ids."""
+        gap = torch.where(seen.valid, (seen.logp.exp() - seen.rollout_logp.exp()).abs(), torch.nan).cpu()
         self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
         if self.rule.delta_b is not None and self.rule.gate is None:  # a soft gate masks nothing
-            moves_away = seen.advantages[:, None] * (seen.logp - rollout.logp) > 0
-            self._keep_window(step, rollout, seen.divergence, moves_away & valid, tokenizer)
+            self._keep_window(step, seen, text)
 
     def end_step(self) -> None:
         """All minibatches of a watched step are seen."""
@@ -57,22 +68,22 @@ class Diagnostics:
         # Weighted by all tokens of the position, so that steps add up as they do for the mean.
         self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
 
-    def _keep_window(
-        self, step: int, rollout: Rollout, divergence: Tensor, moves_away: Tensor, tokenizer: Tokenizer
-    ) -> None:
+    def _keep_window(self, step: int, seen: Watched, text: Callable[[list[int]], list[str]]) -> None:
         """Keep the response that shows most of both tests; a later one at equal merit."""
-        rule, valid = self.rule, rollout.valid()
+        rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None
+        moves_away = (seen.advantages * (seen.logp - seen.rollout_logp) > 0) & valid
         weights = position_weights(valid, rule.w_min or 1.0)
         rate = effective_delta_b(divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed")
         tests = threshold_tests(divergence, weights, valid, rule.delta, rate)
         by_token = moves_away & tests.token_fails
         by_prefix = moves_away & tests.prefix_fails & ~by_token
         merit = torch.minimum(by_token.sum(1), by_prefix.sum(1)) * 1000 + by_prefix.sum(1)
+        merit = merit.where(valid.any(1), -1)  # an empty row pads a batch: there is nothing to show
         row = int(merit.argmax())
-        if self.window is not None and int(merit[row]) < self.window["merit"]:
+        if int(merit[row]) < (0 if self.window is None else self.window["merit"]):
             return
-        end = int(rollout.lengths[row])
+        end = int(valid[row].sum())
         reasons = [
             "token" if t else "prefix" if p else ""
             for t, p in zip(by_token[row], by_prefix[row], strict=True)
@@ -80,7 +91,7 @@ class Diagnostics:
         self.window = {
             "merit": int(merit[row]),
             "step": step,
-            "symbols": [tokenizer.decode([token]) for token in rollout.responses[row, :end].tolist()],
+            "symbols": text(seen.tokens[row, :end].tolist()),
             "weighted_divergence": tests.weighted[row, :end].tolist(),
             "token_threshold": rule.delta,
             "prefix_threshold": (rule.delta - tests.excess[row, :end]).tolist(),

@@ -1,0 +1,193 @@
+"""From pi's logits inside verl's engines: log pi of the labels, the divergence from mu, and the entropy of pi.
+
+verl calls its loss as a logits processor when the batch carries `distillation_use_topk`: on the packed rows of a
+micro-batch, after the division by the temperature. Row p predicts token p + 1. mu's Top-K columns hold response tokens
+only; here they are laid on the rows that predict those tokens. The other rows (all of a prompt but its last, and the
+last of a response) hold a harmless filler, and verl drops their outputs.
+
+FSDP (also with Ulysses sequence parallelism): one pass gives the log-probabilities, with gradient, and the divergence
+and the entropy, without. With `distillation_only` in the batch verl leaves its own log-probabilities out.
+
+Megatron: logits are cut over the vocabulary. verl keeps computing the log-probabilities, from the same logits; the
+divergence and the entropy are added. Read in verl's `MegatronEngineWithLMHead._lm_head_logits_processor`, and tested on
+verl's own packing with a stand-in for Megatron's process groups; Megatron itself was not run.
+
+N = packed rows of this rank, K = tokens kept of mu, V = vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_input_tensor
+
+from cppo_lab.cores.verl.vocab_parallel import logp_and_entropy
+from cppo_lab.errors import UserError
+from cppo_lab.maths.divergence import topk_from_logp
+from cppo_lab.maths.from_logits import logp_and_divergence
+
+# Keys of the model's output. Not "entropy": verl's loss would take that for its entropy bonus.
+LOGP, DIVERGENCE, ENTROPY = "log_probs", "divergence", "policy_entropy"
+NO_TOKEN = -1  # an empty place of the Top-K partition
+
+
+class Columns(NamedTuple):
+    """What the rollout recorded, on packed rows."""
+
+    tokens: Tensor  # [N] the token that the row predicts
+    rollout_logp: Tensor  # [N] log mu of it
+    topk_ids: Tensor | None  # [N, K]
+    topk_logp: Tensor | None  # [N, K]
+
+
+def fsdp_outputs(
+    logits: Tensor, data: Any, *, top_k: bool, measure: str, convention: str
+) -> dict[str, Tensor]:
+    """LOGP, ENTROPY and, if `top_k`, DIVERGENCE, each [1, N].
+
+    Args:
+        logits: [1, N, V], divided by the temperature; under Ulysses this rank's rows.
+        data: the micro-batch, see `packed_columns`.
+        top_k: D_t on mu's K most likely tokens; without, it follows from log-probabilities alone.
+        measure, convention: as `maths.divergence.topk`.
+    """
+    columns = packed_columns(data, top_k)
+    if get_ulysses_sequence_parallel_world_size() > 1:
+        # As verl cuts its labels: zeros behind the packed row up to a multiple of the ranks, then equal parts.
+        columns = _each(columns, lambda column: slice_input_tensor(column, dim=0))
+    # verl's own log-probabilities or entropy would read the logits after us.
+    alone = tu.get_non_tensor_data(data, "distillation_only", False) and not (
+        tu.get_non_tensor_data(data, "calculate_entropy", False)
+        or tu.get_non_tensor_data(data, "calculate_sum_pi_squared", False)
+    )
+    rows = logits.squeeze(0)
+    found = logp_and_divergence(
+        rows,
+        columns.tokens,
+        columns.topk_ids,
+        columns.topk_logp,
+        columns.rollout_logp,
+        measure=measure,
+        convention=convention,
+        entropy=True,
+        overwrite_logits=alone,
+    )
+    assert found.entropy is not None
+    outputs = {LOGP: found.logp, ENTROPY: found.entropy}
+    if top_k:
+        outputs[DIVERGENCE] = found.divergence
+    return {key: value.unsqueeze(0) for key, value in outputs.items()}
+
+
+def megatron_outputs(
+    logits: Tensor, data: Any, data_format: str, *, top_k: bool, measure: str, convention: str
+) -> dict[str, Tensor]:
+    """ENTROPY and, if `top_k`, DIVERGENCE, shaped as the first two dimensions of the logits.
+
+    Args:
+        logits: this rank's part of the vocabulary, [1, N, V / p] ("thd") or [B, S, V / p] ("bshd").
+        data_format: "thd" or "bshd".
+        (the others as in `fsdp_outputs`)
+    """
+    from megatron.core.parallel_state import get_tensor_model_parallel_group
+    from verl.models.mcore import util as packing
+
+    place = packing.preprocess_thd_engine if data_format == "thd" else packing.preprocess_bshd_engine
+    offsets = data["input_ids"].offsets()
+
+    def placed(column: Tensor) -> Any:
+        """As verl places the labels: padded to its alignment, this rank's part under context parallelism."""
+        nested = torch.nested.nested_tensor_from_jagged(column, offsets)
+        return place(nested, pre_process=True)[0].flatten(0, 1)
+
+    columns = _each(packed_columns(data, top_k), placed)
+    flat = logits.detach().flatten(0, 1)
+    if len(flat) != len(columns.tokens):
+        raise UserError(
+            f"logits have {len(flat)} rows, verl's packing gives {len(columns.tokens)}: switch off FP8 padding, "
+            "pad_to_length and pad_bshd_to_minibatch_max, and use verl's default context-parallel layout"
+        )
+    wanted = columns.tokens[:, None]
+    if columns.topk_ids is not None:
+        wanted = torch.cat([wanted, columns.topk_ids.to(wanted.dtype)], 1)
+    logp, entropy = logp_and_entropy(flat, wanted, get_tensor_model_parallel_group())
+    outputs = {ENTROPY: entropy}
+    if columns.topk_ids is not None and columns.topk_logp is not None:
+        outputs[DIVERGENCE] = topk_from_logp(
+            columns.topk_ids,
+            columns.topk_logp,
+            logp[:, 1:],
+            columns.tokens,
+            columns.rollout_logp,
+            logp[:, 0],
+            measure=measure,
+            convention=convention,
+        )
+    return {key: value.view(logits.shape[:2]) for key, value in outputs.items()}
+
+
+def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:
+    """The columns that there are, each changed."""
+    tokens, rollout_logp, ids, topk_logp = columns
+    return Columns(
+        change(tokens),
+        change(rollout_logp),
+        None if ids is None else change(ids),
+        None if topk_logp is None else change(topk_logp),
+    )
+
+
+def packed_columns(data: Any, top_k: bool) -> Columns:
+    """The recorded columns on the packed rows of a micro-batch.
+
+    Args:
+        data: nested `input_ids` [B, P + R], `responses` and `old_log_probs` [B, R], and, if `top_k`,
+            `rollout_topk_ids` and `rollout_topk_logp` [B, R, K].
+
+    Raises:
+        UserError: Top-K columns that are missing or do not have a row for each response token.
+    """
+    sequences, responses = data["input_ids"], data["responses"]
+    rows = predicting_rows(sequences.offsets(), responses.offsets())
+    total = len(sequences.values())
+    tokens = torch.roll(
+        sequences.values(), -1
+    )  # as verl: the last row of a sequence sees the next one's first
+    rollout_logp = laid(data["old_log_probs"].values(), rows, total, 0.0)
+    if not top_k:
+        return Columns(tokens, rollout_logp, None, None)
+    recorded = []
+    for name, filler in (("rollout_topk_ids", NO_TOKEN), ("rollout_topk_logp", 0.0)):
+        if name not in data.keys():  # noqa: SIM118 (a TensorDict iterates over its rows)
+            raise UserError(
+                f"the batch has no column {name!r}: the rollout must record mu's most likely tokens, set "
+                "rollout.engine_kwargs.cppo_lab.topk, or choose divergence=binary_tv or binary_kl"
+            )
+        if not torch.equal(data[name].offsets().diff(), responses.offsets().diff()):
+            raise UserError(
+                f"{name} has {data[name].offsets().diff().tolist()} rows, the responses have "
+                f"{responses.offsets().diff().tolist()} tokens: record one row per response token"
+            )
+        recorded.append(laid(data[name].values(), rows, total, filler))
+    return Columns(tokens, rollout_logp, *recorded)
+
+
+def predicting_rows(sequences: Tensor, responses: Tensor) -> Tensor:
+    """Packed row that predicts each response token [sum R], from the offsets [B + 1] of both.
+
+    Token t of response i is the one before the last R_i - t rows of its sequence, and predicted one row earlier.
+    """
+    lengths = responses.diff()
+    first = sequences[1:] - lengths - 1
+    count = int(responses[-1])
+    return (first - responses[:-1]).repeat_interleave(lengths, output_size=count) + torch.arange(
+        count, device=lengths.device
+    )
+
+
+def laid(values: Tensor, rows: Tensor, total: int, filler: float) -> Tensor:
+    """[sum R, ...] -> [total, ...]: `values` at `rows`, `filler` elsewhere."""
+    out = values.new_full((total, *values.shape[1:]), filler)
+    return out.index_copy_(0, rows, values)

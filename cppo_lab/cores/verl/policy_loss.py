@@ -1,0 +1,255 @@
+"""The rules of `maths.rules` as verl's policy loss.
+
+`trust_region_loss` has verl's two-phase protocol (that of its `distillation_ppo_loss`): an engine calls it on the
+logits, see `logits.py`, and then for the loss of a micro-batch. Parts of a minibatch add up to the loss of the whole:
+each is divided by what the whole minibatch holds (its tokens, or its responses), and multiplied by the number of
+data-parallel ranks, over which FSDP and Megatron average gradients.
+
+Importing this module also registers the loss `trust_region` in verl's standard protocol, for recipes that do not use
+our worker; it has only what verl hands on: no Top-K, unless D_t comes in place of `rollout_is_weights`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from verl.trainer.ppo.core_algos import register_policy_loss
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import no_padding_2_padding
+
+from cppo_lab.cores.collapse import NotFinite
+from cppo_lab.cores.diagnostics import Watched
+from cppo_lab.cores.verl import logits as from_engine
+from cppo_lab.cores.verl.loss_config import NAME, PERMUTATION, TrustRegionLossConfig
+from cppo_lab.cores.verl.loss_metrics import diagnostic_sums, report
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.maths import aggregation, divergence
+from cppo_lab.maths.checks import compute_dtype
+from cppo_lab.maths.metrics import summarise
+from cppo_lab.maths.output import RuleOutput, common_stats, tokens
+from cppo_lab.maths.rules import get_rule
+
+
+class Responses(NamedTuple):
+    """The responses of a micro-batch, right-padded [B, T]; only `logp` has a gradient."""
+
+    logp: Tensor
+    rollout_logp: Tensor
+    advantages: Tensor
+    valid: Tensor  # bool
+    permutation: Tensor | None = None
+
+
+class Whole(NamedTuple):
+    """What of its whole minibatch a micro-batch has to know. `responses` is None where verl counts none."""
+
+    tokens: float
+    responses: float | None
+    dp_size: int
+
+
+def trust_region_loss(
+    config: Any,
+    model_output: Any = None,
+    data: Any = None,
+    dp_group: Any = None,
+    student_logits: Tensor | None = None,
+    data_format: str = "thd",
+    *,
+    watch: Callable[[Watched], None] | None = None,
+) -> Any:
+    """Both phases of the loss; bind `config` (an ActorConfig) and `watch` with `functools.partial`.
+
+    With `student_logits`: dict of per-row outputs, as `logits.fsdp_outputs` or `logits.megatron_outputs`. Otherwise:
+    the micro-batch's loss and its metrics, see `loss_metrics`.
+
+    Args:
+        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (mu's own), `advantages`; for the
+            seq-mean modes `minibatch_responses`; for the shuffled rule `weight_permutation`.
+        watch: called with the tokens of every micro-batch.
+
+    Raises:
+        UserError: settings of the actor that this loss does not have, or missing columns.
+        NotFinite: a log-probability of a response token is NaN or infinite.
+    """
+    loss_config = config.policy_loss
+    if student_logits is not None:
+        return _from_logits(config, student_logits, data, data_format)
+    responses = _responses(model_output, data)
+    d = _divergence(loss_config, responses, _on_responses(model_output, data, from_engine.DIVERGENCE))
+    if watch is not None:
+        watch(
+            Watched(
+                responses.logp.detach(), responses.rollout_logp, d, responses.advantages, responses.valid,
+                _padded(data["responses"], responses.logp.shape[1]),
+            )
+        )  # fmt: skip
+    whole = _whole(data)
+    if loss_config.loss_mode == NAME:
+        loss, output = evaluate(config, config.loss_agg_mode, responses, d, whole)
+        stats, metrics = output.stats, {}
+    else:
+        loss, metrics = _verl_loss(config, model_output, data, dp_group, whole)
+        batch = tokens(responses.logp.detach(), *responses[1:4], d)
+        # verl's own loss masks in its own way, and reports that itself.
+        stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
+    entropy = _on_responses(model_output, data, from_engine.ENTROPY)
+    stats = stats | diagnostic_sums(responses.logp.detach(), *responses[1:2], responses.valid, entropy)
+    return loss, metrics | report(stats, loss=loss, minibatch_tokens=whole.tokens, dp_size=whole.dp_size)
+
+
+def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> dict[str, Tensor]:
+    """The first phase: what the engine's logits say of each packed row."""
+    loss_config = config.policy_loss
+    top_k = loss_config.needs_topk
+    # Where D_t does not come from the logits, the measure is of no account: "sample" has others.
+    cells = {
+        "measure": loss_config.measure if top_k else "tv",
+        "convention": loss_config.convention or "union",
+    }
+    if config.strategy == "megatron":
+        return from_engine.megatron_outputs(logits, data, data_format, top_k=top_k, **cells)
+    return from_engine.fsdp_outputs(logits, data, top_k=top_k, **cells)
+
+
+def evaluate(
+    config: Any, mode: str, responses: Responses, d: Tensor, whole: Whole
+) -> tuple[Tensor, RuleOutput]:
+    """The rule on these responses with divergence `d` [B, T], and their part of the minibatch's loss.
+
+    `mode` is the aggregation. Raises UserError as `trust_region_loss`.
+    """
+    _check_actor(config, mode)
+    loss_config = config.policy_loss
+    own = {} if responses.permutation is None else {PERMUTATION: responses.permutation}
+    output = get_rule(loss_config.rule)(*responses[:4], d, **loss_config.constants, **own)
+    denominator = whole.tokens if mode == "token-mean" else whole.responses
+    if denominator is None:
+        raise UserError(
+            f"loss_agg_mode={mode} needs the column minibatch_responses: the non-padding responses of the "
+            "minibatch over all ranks (verl's global_batch_size counts padding rows)"
+        )
+    if not denominator:  # a minibatch of padding alone
+        return 0.0 * output.objective.sum(), output
+    horizon = loss_config.horizon if mode == "seq-mean-token-sum-norm" else None
+    part = aggregation.aggregate(
+        output.objective, responses.valid, mode, denominator=denominator, horizon=horizon
+    )
+    return -whole.dp_size * part, output
+
+
+def _check_actor(config: Any, mode: str) -> None:
+    """Raise UserError for settings of the actor that our losses do not have."""
+    if mode not in aggregation.MODES:
+        raise unknown("actor.loss_agg_mode", mode, aggregation.MODES)
+    if mode == "seq-mean-token-sum-norm" and config.policy_loss.horizon is None:
+        raise UserError(
+            f"actor.loss_agg_mode={mode} without policy_loss.horizon: set it to the maximum response length"
+        )
+    if config.entropy_coeff or config.use_kl_loss:
+        raise UserError(
+            f"actor.entropy_coeff={config.entropy_coeff}, actor.use_kl_loss={config.use_kl_loss}: rules have "
+            "neither an entropy bonus nor a KL loss; set 0 and False"
+        )
+
+
+def _responses(model_output: Any, data: Any) -> Responses:
+    """The padded [B, T] arguments of a rule.
+
+    Raises NotFinite for log-probabilities of valid tokens that are not.
+    """
+    logp = compute_dtype(no_padding_2_padding(model_output[from_engine.LOGP], data))
+    width = logp.shape[1]
+    valid = _padded(data["response_mask"], width).bool()
+    if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
+        raise NotFinite("log-probabilities are not finite")
+    permutation = data.get("weight_permutation", None)
+    return Responses(
+        logp,
+        _padded(data["old_log_probs"], width),
+        _padded(data["advantages"], width),
+        valid,
+        None if permutation is None else _padded(permutation, width).long(),
+    )
+
+
+def _padded(column: Tensor, width: int) -> Tensor:
+    """[B, width] from a column of response tokens, nested or padded already."""
+    if not column.is_nested:
+        return column
+    padded: Tensor = torch.nested.to_padded_tensor(column, 0, (column.size(0), width))
+    return padded
+
+
+def _on_responses(model_output: Any, data: Any, key: str) -> Tensor | None:
+    """[B, T] without gradient from an output of the logits processor; None where there is none."""
+    return no_padding_2_padding(model_output[key], data).detach() if key in model_output else None
+
+
+def _whole(data: Any) -> Whole:
+    """What verl and our batch say of the whole minibatch."""
+    counts = data.get("minibatch_responses", None)
+    if counts is not None:
+        # The same number in every row but those that pad, which hold 0.
+        counts = float((counts.values() if counts.is_nested else counts).max())
+    return Whole(float(data["batch_num_tokens"]), counts, int(data["dp_size"]))
+
+
+def _divergence(loss_config: TrustRegionLossConfig, responses: Responses, measured: Tensor | None) -> Tensor:
+    """D_t [B, T]: what the logits processor measured, or from the sampled tokens' log-probabilities."""
+    if measured is not None:
+        return compute_dtype(measured)
+    logp, rollout_logp, measure = responses.logp.detach(), responses.rollout_logp, loss_config.measure
+    if loss_config.needs_topk:
+        raise UserError(
+            f"policy_loss.estimator={loss_config.estimator!r} but the engine did not measure D_t: set "
+            "distillation_use_topk in the batch, or choose estimator binary or sample"
+        )
+    if loss_config.estimator == "sample":
+        return {"k2": divergence.k2, "k3": divergence.k3}[measure](logp, rollout_logp)
+    return divergence.binary(logp, rollout_logp, measure)
+
+
+def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, whole: Whole) -> Any:
+    """verl's own policy loss with its metrics; seq-mean modes divide by the responses that do not pad."""
+    if whole.responses is not None:
+        data = data.clone(recurse=False)
+        tu.assign_non_tensor(data, global_batch_size=max(whole.responses, 1.0))
+    return ppo_loss(config, model_output, data, dp_group)
+
+
+@register_policy_loss(NAME)  # type: ignore[untyped-decorator]
+def registered_loss(
+    old_log_prob: Tensor,
+    log_prob: Tensor,
+    advantages: Tensor,
+    response_mask: Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """`trust_region` in verl's standard protocol: the same evaluation with what verl hands on.
+
+    `rollout_is_weights` is D_t [B, T] if given; without, it follows from the log-probabilities. The seq-mean modes
+    divide by verl's `global_batch_size`, padding rows included. The metrics are those of one micro-batch, which verl
+    averages.
+    """
+    if not isinstance(config.policy_loss, TrustRegionLossConfig):
+        raise UserError(
+            f"policy_loss.loss_mode={NAME} with a {type(config.policy_loss).__name__}: set policy_loss._target_ to "
+            f"{TrustRegionLossConfig.__module__}.{TrustRegionLossConfig.__name__}"
+        )
+    known = config.global_batch_info
+    valid = response_mask.bool()
+    responses = Responses(log_prob, old_log_prob, advantages, valid)
+    tokens_in_all, rows_in_all = known.get("batch_num_tokens"), known.get("global_batch_size")
+    whole = Whole(
+        float(valid.sum() if tokens_in_all is None else tokens_in_all),
+        float(valid.any(1).sum() if rows_in_all is None else rows_in_all),
+        known.get("dp_size", 1),
+    )
+    d = _divergence(config.policy_loss, responses, rollout_is_weights)
+    loss, output = evaluate(config, loss_agg_mode, responses, d, whole)
+    return loss, {f"actor/rule/{name}": value for name, value in summarise(output.stats).items()}

@@ -1,0 +1,82 @@
+"""Recorded responses in verl's form: micro-batches of nested columns, as its engines hand them to the loss."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPActorConfig
+
+from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
+
+
+def actor(
+    rule: str = "grpo", constants: dict[str, Any] | None = None, mode: str = "token-mean", **policy: Any
+) -> FSDPActorConfig:
+    """verl's config of an actor with our loss; `policy` are further keys of the loss's config."""
+    if "loss_mode" not in policy:
+        policy |= {"rule": rule, "constants": constants or {}}
+    return plain_actor(TrustRegionLossConfig(**policy), loss_agg_mode=mode)
+
+
+def plain_actor(policy_loss: Any, **keys: Any) -> FSDPActorConfig:
+    return FSDPActorConfig(
+        strategy="fsdp2", rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss, **keys
+    )
+
+
+def nested(rows: Sequence[Tensor]) -> Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def packed_output(values: Tensor, lengths: Sequence[int], prompts: Sequence[int]) -> Tensor:
+    """What an engine returns for `values` [B, T]: row p of a sequence speaks of token p + 1.
+
+    Elsewhere it holds numbers that must never count.
+    """
+    rows = []
+    for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+        before, after = torch.full((prompt - 1,), -77.0), torch.full((1,), -99.0)
+        rows.append(torch.cat([before.to(values.dtype), values[row, :length], after.to(values.dtype)]))
+    return torch.nested.nested_tensor_from_jagged(
+        torch.cat(rows), torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    )
+
+
+def micro_batch(
+    columns: dict[str, Tensor], valid: Tensor, prompts: Sequence[int], **known: Any
+) -> tuple[Any, list[int]]:
+    """A TensorDict of `columns` [B, T, ...], and the lengths; a row without a token pads, with one response token."""
+    lengths = valid.sum(1).clamp_min(1).tolist()
+    batch = {
+        name: nested([row[:length] for row, length in zip(column, lengths, strict=True)])
+        for name, column in columns.items()
+    }
+    batch["response_mask"] = nested([row[:length].long() for row, length in zip(valid, lengths, strict=True)])
+    batch["prompts"] = nested([torch.arange(n) for n in prompts])
+    batch.setdefault("responses", nested([torch.arange(n) + 100 for n in lengths]))
+    batch["input_ids"] = nested(
+        [torch.cat(pair) for pair in zip(batch["prompts"].unbind(), batch["responses"].unbind(), strict=True)]
+    )
+    data = tu.get_tensordict(batch, {})
+    tu.assign_non_tensor(data, **known)
+    return data, lengths
+
+
+def reduced(parts: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, float]:
+    """What verl's trainer makes of metrics of [minibatch][rank][micro-batch], by verl's own functions."""
+    from verl.utils.metric import Metric, reduce_metrics
+    from verl.utils.py_functional import append_to_dict, rename_dict
+
+    steps: dict[str, Any] = {}
+    for minibatch in parts:
+        ranks = []
+        for micro_batches in minibatch:
+            collected: dict[str, Any] = {}
+            for metrics in micro_batches:  # as workers/engine/utils.py: postprocess_batch_func
+                append_to_dict(collected, metrics)
+            ranks.append(collected)
+        # As TrainingWorker.train_mini_batch, after the gathering over ranks.
+        append_to_dict(steps, {key: Metric.aggregate_dp([rank[key] for rank in ranks]) for key in ranks[0]})
+    return reduce_metrics(rename_dict(steps, "actor/"))

@@ -1,0 +1,203 @@
+"""From logits on packed rows to what each response token needs, against loops over single tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.torch_functional import logprobs_from_logits
+from verl.workers.utils.padding import no_padding_2_padding
+
+from cppo_lab.cores.verl.logits import packed_columns, predicting_rows
+from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.errors import UserError
+from cppo_lab.maths import divergence
+from tests.cores.verl.recorded import actor, nested
+
+pytestmark = pytest.mark.verl
+V, K = 50, 6
+PROMPTS, LENGTHS = [4, 1, 7, 2], [5, 3, 1, 8]
+
+
+def recorded(
+    seed: int = 0, noise: float = 0.5, wire: torch.dtype = torch.float32, k: int = K
+) -> tuple[Any, Tensor]:
+    """A micro-batch whose mu recorded its Top-K, and pi's logits [N, V] at all packed rows, float32 leaf.
+
+    mu's logits differ from pi's by `noise`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    columns: dict[str, list[Tensor]] = {}
+    packed = []
+    for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
+        rows = 2 * torch.randn(prompt + length, V, generator=generator)
+        packed.append(rows)
+        mu = rows[prompt - 1 : -1] + noise * torch.randn(length, V, generator=generator)
+        logp = mu.double().log_softmax(-1).float()  # another arithmetic than that of the maths
+        responses = torch.multinomial(logp.exp(), 1, generator=generator)[:, 0]
+        prompts = torch.randint(V, (prompt,), generator=generator)
+        top = logp.topk(k)
+        row = {
+            "prompts": prompts, "responses": responses, "input_ids": torch.cat([prompts, responses]),
+            "old_log_probs": logp.gather(-1, responses[:, None])[:, 0],
+            "rollout_topk_ids": top.indices.int(), "rollout_topk_logp": top.values.to(wire),
+        }  # fmt: skip
+        for name, value in row.items():
+            columns.setdefault(name, []).append(value)
+    data = tu.get_tensordict({name: nested(rows) for name, rows in columns.items()}, {})
+    tu.assign_non_tensor(data, distillation_use_topk=True, distillation_only=True)
+    return data, torch.cat(packed).requires_grad_()
+
+
+def of_a_layer(leaf: Tensor) -> Tensor:
+    """[1, N, V] that no one else holds, as the output of a language model's head: a gradient may overwrite it."""
+    return (leaf * 1.0).unsqueeze(0)
+
+
+def processed(config: Any, data: Any, logits: Tensor) -> dict[str, Tensor]:
+    """The processor's outputs on response tokens [B, T], on the way on which verl takes them."""
+    outputs = trust_region_loss(config, data=data, student_logits=of_a_layer(logits))
+    assert all(value.shape == (1, len(logits)) for value in outputs.values())
+    return {key: no_padding_2_padding(value.squeeze(0), data).detach() for key, value in outputs.items()}
+
+
+def topk(measure: str = "tv", k: int = K, convention: str = "union") -> Any:
+    return actor("dppo", {"delta": 0.1}, estimator="topk", k=k, convention=convention, measure=measure)
+
+
+@pytest.mark.parametrize("convention", ["union", "replace_kth"])
+@pytest.mark.parametrize("measure", ["tv", "kl"])
+def test_every_token_against_its_own_row(measure: str, convention: str) -> None:
+    data, logits = recorded()
+    found = processed(topk(measure, convention=convention), data, logits)
+    at = 0
+    for row, (prompt, length) in enumerate(zip(PROMPTS, LENGTHS, strict=True)):
+        for t in range(length):
+            # The row before the token's own.
+            pi = logits[at + prompt + t - 1].detach().double()
+            token = data["responses"][row][t]
+            expected = divergence.topk(
+                data["rollout_topk_ids"][row][t].long(), data["rollout_topk_logp"][row][t].double(), pi,
+                token, data["old_log_probs"][row][t].double(), measure=measure, convention=convention,
+            )  # fmt: skip
+            p = pi.softmax(-1)
+            assert float(found["divergence"][row, t]) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+            assert float(found["log_probs"][row, t]) == pytest.approx(float(p[token].log()), abs=1e-5)
+            assert float(found["policy_entropy"][row, t]) == pytest.approx(
+                float(-(p * p.log()).sum()), abs=1e-5
+            )
+        at += prompt + length
+    assert 0.01 < float(found["divergence"].max()) < 1 or measure == "kl"
+
+
+def test_log_probabilities_and_gradient_are_verls() -> None:
+    """On every packed row, those of prompts too; divergence and entropy have no gradient."""
+    data, logits = recorded()
+    labels = torch.roll(data["input_ids"].values(), -1)
+    weight = torch.randn(len(labels), generator=torch.Generator().manual_seed(1))
+    outputs = trust_region_loss(topk(), data=data, student_logits=of_a_layer(logits))
+    assert outputs["log_probs"].requires_grad
+    assert not outputs["divergence"].requires_grad and not outputs["policy_entropy"].requires_grad
+    (outputs["log_probs"][0] * weight).sum().backward()
+    found, logits.grad = logits.grad, None
+    expected = logprobs_from_logits(logits, labels)
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(outputs["log_probs"][0], expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found, logits.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("measure", ["tv", "kl"])
+def test_whole_vocabulary_is_the_exact_divergence(measure: str) -> None:
+    data, logits = recorded(k=V)
+    config = actor("dppo", {"delta": 0.1}, estimator="exact", measure=measure)
+    found = processed(config, data, logits)["divergence"]
+    rows = predicting_rows(data["input_ids"].offsets(), data["responses"].offsets())
+    pi = logits.detach()[rows].double().log_softmax(-1)
+    ids, logp = data["rollout_topk_ids"].values().long(), data["rollout_topk_logp"].values().double()
+    expected = divergence.exact(torch.empty_like(pi).scatter_(-1, ids, logp), pi, measure)
+    valid = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    torch.testing.assert_close(found[valid].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator, measure", [("binary", "tv"), ("sample", "k3")])
+def test_without_top_k(estimator: str, measure: str) -> None:
+    data, logits = recorded()
+    del data["rollout_topk_ids"], data["rollout_topk_logp"]
+    found = processed(actor("dppo", {"delta": 0.1}, estimator=estimator, measure=measure), data, logits)
+    assert set(found) == {"log_probs", "policy_entropy"}
+
+
+class TestOnPolicy:
+    """mu = pi: D_t is what rounding leaves."""
+
+    def floor(self, wire: torch.dtype, measure: str) -> tuple[Tensor, Tensor]:
+        """D_t and the entropy of many tokens, K = 20."""
+        found = []
+        for seed in range(40):
+            data, logits = recorded(seed, noise=0.0, wire=wire, k=20)
+            outputs = trust_region_loss(topk(measure, k=20), data=data, student_logits=logits.unsqueeze(0))
+            rows = predicting_rows(data["input_ids"].offsets(), data["responses"].offsets())
+            found.append(torch.stack([outputs[key][0, rows] for key in ("divergence", "policy_entropy")]))
+        d, entropy = torch.cat(found, 1)
+        return d, entropy
+
+    @pytest.mark.parametrize("measure", ["tv", "kl"])
+    def test_float32_on_the_wire(self, measure: str) -> None:
+        d, _ = self.floor(torch.float32, measure)
+        assert float(d.max()) < 1e-6
+
+    def test_floor_with_float16_on_the_wire(self) -> None:
+        """float16 rounds a log-probability by 2^-11 of itself, p by p |log p| 2^-11: TV <= 2^-11 x entropy."""
+        d, entropy = self.floor(torch.float16, "tv")
+        assert bool((d <= entropy * 2**-11 + 1e-6).all())
+        per_nat = float(d.sum() / entropy.sum())
+        assert 0.8e-4 < per_nat < 1.2e-4  # about 1e-4 for each nat of entropy: it is there, and no more
+        d, _ = self.floor(torch.float16, "kl")
+        assert float(d.max()) < 1e-5  # rounding enters KL squared
+
+
+def test_the_gradient_may_take_the_logits_place() -> None:
+    """Only where verl reads them no more: `distillation_only`, and no entropy of its own."""
+    for flags, reused in (
+        ({"distillation_only": True}, True),
+        ({"distillation_only": False}, False),
+        ({"distillation_only": True, "calculate_entropy": True}, False),
+        ({"distillation_only": True, "calculate_sum_pi_squared": True}, False),
+    ):
+        data, leaf = recorded()
+        tu.assign_non_tensor(data, **flags)
+        logits = leaf * 1.0
+        before = logits.detach().clone()
+        trust_region_loss(topk(), data=data, student_logits=logits.unsqueeze(0))["log_probs"].sum().backward()
+        assert torch.equal(logits.detach(), before) != reused
+        expected = torch.zeros_like(leaf)
+        labels = torch.roll(data["input_ids"].values(), -1)
+        expected.scatter_(1, labels[:, None], 1.0).sub_(before.softmax(-1))
+        torch.testing.assert_close(leaf.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+class TestColumns:
+    def test_missing_top_k(self) -> None:
+        data, _ = recorded()
+        del data["rollout_topk_logp"]
+        with pytest.raises(UserError, match="no column 'rollout_topk_logp'"):
+            packed_columns(data, True)
+
+    def test_rows_of_the_prompt_too_many(self) -> None:
+        data, _ = recorded()
+        data["rollout_topk_ids"] = nested([torch.zeros(n, K).int() for n in (9, 4, 8, 10)])
+        with pytest.raises(UserError, match=r"rollout_topk_ids has \[9, 4, 8, 10\] rows"):
+            packed_columns(data, True)
+
+    def test_survive_verls_cutting_into_micro_batches(self) -> None:
+        data, _ = recorded()
+        whole = packed_columns(data, True)
+        first, second = tu.chunk_tensordict(data, 2)
+        parts = [packed_columns(part, True) for part in (first, second)]
+        for name in ("topk_ids", "topk_logp", "rollout_logp"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
+        assert parts[0].topk_ids.dtype == torch.int32  # and none is widened on the way

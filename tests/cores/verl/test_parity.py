@@ -1,0 +1,256 @@
+"""The verl path against the embedded core's arithmetic and against verl's own losses, on identical tensors."""
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from torch import Tensor
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn
+from verl.workers.config import PolicyLossConfig
+
+from cppo_lab.cores.verl.loss_metrics import rule_metrics
+from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.divergence import binary
+from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
+from cppo_lab.maths.output import RuleOutput
+from cppo_lab.maths.rules import RULES, get_rule
+from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
+from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, random_batch, random_permutation
+
+pytestmark = pytest.mark.verl
+HORIZON = 20
+# [rank][micro-batch] -> rows. Row 6 has no token: it pads, once in company and once alone.
+CUTS = {1: [[[0, 3], [1, 2, 4, 5], [6]]], 2: [[[5, 0, 1], [2]], [[4, 6], [3]]]}
+
+
+def responses(seed: int) -> TokenBatch:
+    """Seven responses in float64, the last one without a token."""
+    batch = random_batch(seed, rows=7)
+    lengths = torch.tensor([12, 3, 7, 1, 12, 5, 0])
+    return batch._replace(valid=torch.arange(12) < lengths[:, None])
+
+
+def mini(name: str, mode: str, batch: TokenBatch) -> tuple[Tensor, Tensor, RuleOutput]:
+    """Loss, its gradient in logp, and the rule's output, as cores/mini/objective.py has them."""
+    logp = batch.logp.clone().requires_grad_()
+    output = get_rule(name)(logp, *batch[1:], **constants(name, batch))
+    horizon = HORIZON if mode == "seq-mean-token-sum-norm" else None
+    loss = -aggregate(output.objective, batch.valid, mode, horizon=horizon)
+    loss.backward()
+    assert logp.grad is not None
+    return loss.detach(), logp.grad, output
+
+
+def verl_parts(name: str, mode: str, batch: TokenBatch, ranks: int, entropy: Tensor) -> tuple:
+    """Loss and gradient of the minibatch as FSDP makes them from the micro-batches, and all metrics."""
+    config = actor(name, CONSTANTS[name], mode, measure="kl" if name.startswith("trm") else "tv",
+                   estimator="topk", k=4, convention="union", horizon=HORIZON)  # fmt: skip
+    logp = batch.logp.clone().requires_grad_()
+    tokens, rows = int(batch.valid.sum()), int(batch.valid.any(1).sum())
+    losses, metrics = [], []
+    for cut in CUTS[ranks]:
+        metrics.append([])
+        for index in cut:
+            given = {"old_log_probs": batch.rollout_logp, "advantages": batch.advantages}
+            if name == "cppo_no_prefix_budget_shuffled":
+                given["weight_permutation"] = random_permutation(batch.valid, 0).int()
+            counts = torch.where(batch.valid.any(1), float(rows), 0.0)[index, None]
+            prompts = [2 + i % 3 for i in index]
+            data, lengths = micro_batch(
+                {key: value[index] for key, value in given.items()}, batch.valid[index], prompts,
+                dp_size=ranks, batch_num_tokens=tokens, global_batch_size=7,
+            )  # fmt: skip
+            data["minibatch_responses"] = counts
+            output = {
+                "log_probs": packed_output(logp[index], lengths, prompts),
+                "divergence": packed_output(batch.divergence[index], lengths, prompts),
+                "policy_entropy": packed_output(entropy[index], lengths, prompts),
+            }
+            loss, reported = trust_region_loss(config, output, data)
+            (loss / ranks).backward()  # FSDP averages gradients over the ranks
+            losses.append(float(loss.detach()) / ranks)
+            metrics[-1].append(reported)
+    return sum(losses), logp.grad, metrics
+
+
+@pytest.mark.parametrize("ranks", CUTS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", RULES)
+def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int) -> None:
+    batch = responses(3)
+    expected, gradient, output = mini(name, mode, batch)
+    assert bool((output.keep[batch.valid] < 1).any()) or name in ("cispo", "minpro")
+    loss, found, _ = verl_parts(name, mode, batch, ranks, torch.zeros_like(batch.logp))
+    assert loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+    torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(found == 0, gradient == 0)  # the same tokens are dropped
+
+
+@pytest.mark.parametrize("ranks", CUTS)
+@pytest.mark.parametrize("name", RULES)
+def test_metrics_survive_verls_reductions(name: str, ranks: int) -> None:
+    """Three minibatches, the last of padding alone; shares and means over a step, as the embedded core's."""
+    batches = [responses(3), responses(4), responses(5)]
+    batches[2] = batches[2]._replace(valid=torch.zeros_like(batches[2].valid))
+    entropies = [torch.rand(7, 12, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
+    parts = [
+        verl_parts(name, "token-mean", batch, ranks, entropy)
+        for batch, entropy in zip(batches, entropies, strict=True)
+    ]
+    metrics = rule_metrics(
+        reduced([metrics for _, _, metrics in parts]) | {"actor/grad_norm": (2 + 5 + 0) / 3}
+    )
+    whole = [mini(name, "token-mean", batch) for batch in batches[:2]]
+    expected = {f"rule/{key}": v for key, v in summarise(merge([out.stats for *_, out in whole])).items()}
+    flat = [torch.cat([b[i][b.valid] for b in batches]) for i in range(2)]
+    error, scale = relative_logprob_error(*flat, torch.ones_like(flat[0]))
+    spread = torch.cat([e[b.valid] for e, b in zip(entropies, batches, strict=True)])
+    expected |= {
+        "train/loss": sum(float(loss) for loss, *_ in whole) / 2,
+        "train/grad_norm": 3.5,
+        "train/relative_logprob_error": float(error / scale),
+        "train/mean_abs_probability_gap": float((flat[0].exp() - flat[1].exp()).abs().mean()),
+        "train/entropy": float(spread.mean()),
+    }
+    assert metrics == pytest.approx(expected, rel=1e-5)
+
+
+def test_reduction_goes_by_the_name() -> None:
+    """verl takes the maximum where "max" is in a name, and the minimum where "min" is: none of ours misleads it."""
+    for name in RULES:
+        _, _, output = mini(name, "token-mean", responses(3))
+        for stat in output.stats:
+            assert "min" not in stat
+            assert ("max" in stat) == stat.endswith("_max")
+
+
+def test_no_sums_no_metrics() -> None:
+    assert rule_metrics({"actor/pg_loss": 1.0, "actor/grad_norm": 2.0}) == {}
+    only_padding = responses(3)._replace(valid=torch.zeros(7, 12, dtype=torch.bool))
+    loss, gradient, metrics = verl_parts("cppo", "token-mean", only_padding, 2, torch.zeros(7, 12))
+    assert loss == 0 and not gradient.any()
+    assert rule_metrics(reduced([metrics])) == {}
+
+
+def clips(low: float, high: float, cap: float = 1e9) -> dict[str, float]:
+    """verl's keys for them; `cap` bounds rho in its dppo, and vanilla's loss where A < 0."""
+    return {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": cap}
+
+
+class TestVerlsOwnLosses:
+    """verl's losses on float64 tensors without empty rows. Ours is the rule and `aggregate`."""
+
+    def both(self, loss_mode: str, rule: str, own: dict, mode: str = "token-mean", **keys: float) -> tuple:
+        """(value, gradient) of verl's loss and of ours; divergences are the binary ones that verl has."""
+        batch = random_batch(11, rows=6, width=9)
+        valid = torch.arange(9) < torch.tensor([9, 4, 1, 6, 9, 2])[:, None]
+        config = plain_actor(PolicyLossConfig(loss_mode=loss_mode), **keys)
+        found = []
+        for which in ("verl", "ours"):
+            logp = batch.logp.clone().requires_grad_()
+            if which == "verl":
+                loss, _ = get_policy_loss_fn(loss_mode)(
+                    old_log_prob=batch.rollout_logp, log_prob=logp, advantages=batch.advantages,
+                    response_mask=valid.double(), loss_agg_mode=mode, config=config,
+                )  # fmt: skip
+            else:
+                measure = "kl" if loss_mode == "dppo_kl" else "tv"
+                d = binary(logp, batch.rollout_logp, measure) if rule == "dppo" else None
+                output = get_rule(rule)(logp, batch.rollout_logp, batch.advantages, valid, d, **own)
+                loss = -aggregate(output.objective, valid, mode)
+            loss.backward()
+            found.append((float(loss.detach()), logp.grad))
+        return *found, batch, valid
+
+    @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"])
+    @pytest.mark.parametrize(
+        "loss_mode, rule, own, keys",
+        [
+            ("vanilla", "grpo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, clips(0.2, 0.28, 3.0)),
+            ("vanilla", "ppo", {"clip_low": 0.2, "clip_high": 0.2}, clips(0.2, 0.2)),
+            ("cispo", "cispo", {"clip_high": 0.4, "clip_low": 0.3}, clips(0.3, 0.4)),
+            # Our default leaves the lower side open: verl's bound is then a ratio of 0, which no ratio falls below.
+            ("cispo", "cispo", {"clip_high": 4.0}, clips(1.0, 4.0)),
+            ("gspo", "gspo", {"clip_low": 0.05, "clip_high": 0.08}, clips(0.05, 0.08)),
+        ],
+    )  # fmt: skip
+    def test_equal_in_value_and_gradient(
+        self, loss_mode: str, rule: str, own: dict, keys: dict, mode: str
+    ) -> None:
+        verls, ours, *_ = self.both(loss_mode, rule, own, mode, **keys)
+        assert verls[0] == pytest.approx(ours[0], rel=1e-12)
+        torch.testing.assert_close(verls[1], ours[1], rtol=1e-12, atol=1e-15)
+
+    @pytest.mark.parametrize(
+        "loss_mode, rule, own, keys",
+        [
+            ("vanilla", "grpo", {"clip_low": 0.2, "clip_high": 0.28}, clips(0.2, 0.28)),
+            ("gspo", "gspo", {"clip_low": 0.05, "clip_high": 0.08}, clips(0.05, 0.08)),
+            ("sapo", "sapo", {"tau_positive": 1.0, "tau_negative": 1.05}, {}),
+            ("geo_mean", "geo_mean", {"log_clip_low": 0.3, "log_clip_high": 0.4}, clips(0.3, 0.4)),
+        ],
+    )  # fmt: skip
+    def test_equal_over_mean_lengths(self, loss_mode: str, rule: str, own: dict, keys: dict) -> None:
+        """seq-mean-token-mean, the only mode of verl's sapo and geo_mean; verl adds 1e-8 to each length."""
+        verls, ours, *_ = self.both(loss_mode, rule, own, "seq-mean-token-mean", **keys)
+        assert verls[0] == pytest.approx(ours[0], rel=1e-7)
+        torch.testing.assert_close(verls[1], ours[1], rtol=1e-7, atol=1e-12)
+
+    @pytest.mark.parametrize("loss_mode, delta", [("dppo_tv", 0.1), ("dppo_kl", 0.02)])
+    def test_dppo_has_our_gradient_and_another_value(self, loss_mode: str, delta: float) -> None:
+        """verl minimises -sg(M rho) A log pi, ours is -M rho A: one gradient, M rho A, and two values.
+
+        verl also truncates rho at clip_ratio_c, here out of reach, and its KL adds 1e-8 to 1 - p, which here moves no
+        token over the threshold.
+        """
+        verls, ours, batch, valid = self.both(loss_mode, "dppo", {"delta": delta}, **clips(delta, delta))
+        torch.testing.assert_close(verls[1], ours[1], rtol=1e-12, atol=1e-15)
+        dropped = (ours[1] == 0) & valid & (batch.advantages != 0)
+        assert bool(dropped.any())
+        score_function = float((ours[1] * batch.logp).sum())
+        assert verls[0] == pytest.approx(score_function, rel=1e-12)
+        assert abs(verls[0] - ours[0]) > 0.01
+
+    def test_verls_clip_ratio_c_truncates_dppo(self) -> None:
+        """The key of vanilla's dual clip, 3.0 by default, caps rho in verl's dppo: not the paper's rule."""
+        verls, ours, batch, _ = self.both("dppo_tv", "dppo", {"delta": 0.1}, **clips(0.1, 0.1, 1.5))
+        ratio = (batch.logp - batch.rollout_logp).exp()
+        capped = (ratio > 1.5) & (ours[1] != 0)
+        assert bool(capped.any())
+        expected = torch.where(capped, ours[1] * 1.5 / ratio, ours[1])
+        torch.testing.assert_close(verls[1], expected, rtol=1e-12, atol=1e-15)
+
+    def test_verls_geo_mean_takes_the_mean_of_each_micro_batch(self) -> None:
+        """It ignores the size of the minibatch: two micro-batches give twice the loss of one. Ours adds up."""
+        batch = random_batch(11, rows=6, width=9)
+        config = plain_actor(PolicyLossConfig(loss_mode="geo_mean"), clip_ratio_low=0.3, clip_ratio_high=0.4)
+
+        def loss(rows: slice) -> float:
+            return float(
+                get_policy_loss_fn("geo_mean")(
+                    old_log_prob=batch.rollout_logp[rows], log_prob=batch.logp[rows],
+                    advantages=batch.advantages[rows], response_mask=torch.ones(6, 9)[rows], config=config,
+                )[0]
+            )  # fmt: skip
+
+        assert loss(slice(0, 3)) + loss(slice(3, 6)) == pytest.approx(2 * loss(slice(0, 6)), rel=1e-9)
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_verls_group_advantages(normalize: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(12).repeat_interleave(8)
+    rewards = (torch.rand(96, generator=generator) < 0.15).float()
+    mask = torch.arange(5) < torch.randint(1, 6, (96, 1), generator=generator)
+    scores = torch.zeros(96, 5)
+    scores[:, 0] = rewards
+    ours, keep = group_advantages(rewards, groups, normalize_std=normalize)
+    theirs, _ = compute_grpo_outcome_advantage(
+        scores, mask.float(), groups.numpy(), norm_adv_by_std_in_grpo=normalize
+    )
+    assert 0 < int(keep.sum()) < 96  # some groups are all right or all wrong, and dropped by ours
+    torch.testing.assert_close((ours[:, None] * mask)[keep], theirs[keep], rtol=1e-6, atol=1e-6)
+    assert float(theirs[~keep].abs().max()) < 1e-6  # what verl keeps of them has no signal
