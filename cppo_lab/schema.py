@@ -22,6 +22,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("train/reward_smoothed", "fraction", "the paper's own smoothed reward curve (reference only)"),
     MetricInfo("train/response_length", "tokens", "mean response length of the rollout batch"),
     MetricInfo("train/relative_logprob_error", "ratio", "sum |lp_train - lp_rollout| / sum |lp_rollout|"),
+    MetricInfo("train/mean_abs_probability_gap", "probability", "mean |pi - mu| of the sampled tokens"),
     MetricInfo(
         "train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"
     ),
@@ -41,10 +42,13 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("perf/update_seconds", "s", "of it: minibatch updates"),
     MetricInfo("perf/sampled_tokens_per_second", "tokens/s", "response tokens sampled per second of rollout"),
     MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
+    MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
+    MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
+_ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
 
@@ -59,9 +63,18 @@ def parse_validation_metric(name: str) -> tuple[str, int] | None:
     return (match["benchmark"], int(match["samples"])) if match else None
 
 
+def answer_rule_metric(benchmark: str, samples: int) -> str:
+    """The share of responses that DAPO's `Answer:` rule takes for right, beside Avg@k by mathematical equality."""
+    return f"val/{benchmark}/answer_rule_at_{samples}"
+
+
 def is_known_metric(name: str) -> bool:
     """Whether a core may log `name`."""
-    return name in METRIC_BY_NAME or parse_validation_metric(name) is not None
+    return (
+        name in METRIC_BY_NAME
+        or parse_validation_metric(name) is not None
+        or _ANSWER_RULE.fullmatch(name) is not None
+    )
 
 
 # Tags of an MLflow run. A run that several sweeps share carries one sweep tag for each.

@@ -1,0 +1,192 @@
+"""One run through verl's trainer, from its first step or its last whole checkpoint to its end."""
+
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cppo_lab import schema
+from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.cores.collapse import collapse_reason
+from cppo_lab.cores.verl import steps
+from cppo_lab.errors import UserError
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import HubModel, LayoutSpec, PathsSpec, RunSpec, VerlRun
+
+FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
+# Logical processors: verl's actors wait most of the time, and each asks Ray for one whole.
+LOGICAL_CPUS = 16
+
+
+def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
+    """Run `spec` to its last step or to its collapse; a run with a whole checkpoint continues from there.
+
+    Raises UserError for what is missing or does not fit, and RuntimeError with the reason of a run that broke off.
+    """
+    layout, paths, folder = resources.layout, resources.paths, resources.folder
+    assert isinstance(spec, VerlRun) and layout is not None and paths is not None
+    if importlib.util.find_spec("verl") is None:
+        raise UserError("package 'verl' is not installed: pip install 'cppo-lab[verl]'")
+    step = steps.resume_step(folder)
+    recorded = steps.cut_after(folder, step)
+    for number, metrics in recorded:
+        sink.log(number, metrics)
+    outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, resources, step)
+    for path in sorted((folder / "diagnostics").glob("*.json")):
+        sink.artifact(f"diagnostics/{path.name}", json.loads(path.read_text(encoding="utf-8")))
+    shutil.rmtree(folder / steps.CHECKPOINTS, ignore_errors=True)  # the best one is kept beside them
+    return outcome
+
+
+def _ended(spec: VerlRun, recorded: list[steps.Row]) -> Outcome | None:
+    """How a run ended that was stopped between its last row and the word on its end."""
+    if not recorded:
+        return None
+    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    scores = [row[name] for _, row in recorded if name in row]
+    reason = collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)
+    last = recorded[-1][0]
+    if reason:
+        return Outcome(schema.COLLAPSED, last, reason)
+    return Outcome(schema.DONE, last) if last >= spec.training.t_stop else None
+
+
+def _train_on(
+    spec: VerlRun,
+    layout: LayoutSpec,
+    paths: PathsSpec,
+    sink: MetricSink,
+    resources: Resources,
+    step: int | None,
+) -> Outcome:
+    """Train from `step` (None: from the beginning) with verl."""
+    folder = resources.folder
+    with own_ray(layout) as ray_init:
+        # Imported here: Ray and verl read the environment when they are loaded.
+        from cppo_lab.cores.verl.checks import check_config
+        from cppo_lab.cores.verl.config import verl_config
+
+        config = verl_config(spec, layout, find_files(spec, paths, resources.shared, folder, step))
+        config.ray_kwargs.ray_init = ray_init
+        check_config(spec, layout, config)
+        with _following(folder, sink):
+            _run(config)
+    outcome = steps.read_outcome(folder)
+    if outcome is None:
+        raise RuntimeError("verl's trainer ended without a word on how: see the run's log")
+    return outcome
+
+
+def find_files(spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, step: int | None) -> Any:
+    """The model and data of a run; those of our own making are made if they are not there.
+
+    Raises UserError for prepared data or a model that is not there.
+    """
+    from cppo_lab.cores.verl.config import Files
+
+    resume = None if step is None else steps.checkpoint_folder(folder, step)
+    if not isinstance(spec.model, HubModel):
+        from cppo_lab.cores.verl.made_model import make_model, write_task
+
+        train, validation = write_task(spec, folder / "data")
+        return Files(str(make_model(spec, shared)), train, (validation,), folder, resume)
+    data = Path(paths.data).resolve()
+    train, validation = data / "train.parquet", [data / f"{name}.parquet" for name in spec.data.benchmarks]
+    for path in (train, *validation):
+        if not path.is_file():
+            raise UserError(
+                f"{path} does not exist: run `cppo data prepare --out {paths.data}`, or set paths.data"
+            )
+    model = spec.model.repository
+    if paths.models is not None:
+        local = Path(paths.models).resolve() / model
+        if not (local / "config.json").is_file():
+            raise UserError(
+                f"{local} holds no model: download {model} (revision {spec.model.revision}) there, or set "
+                "paths.models=null to take it from the hub's cache"
+            )
+        model = str(local)
+    return Files(model, train, tuple(validation), folder, resume)
+
+
+@contextmanager
+def own_ray(layout: LayoutSpec) -> Iterator[dict[str, Any]]:
+    """Arguments of `ray.init` for a cluster of this run's own on this machine, gone afterwards."""
+    from cppo_lab.cores.verl.ray_local import local_ray_settings
+
+    cpu = layout.device == "cpu"
+    folder = Path(tempfile.mkdtemp(prefix="cppo", dir="/tmp"))  # short: Ray's sockets live there
+    cpus = LOGICAL_CPUS if cpu else max(LOGICAL_CPUS, os.cpu_count() or 1)
+    ray_init, environment = local_ray_settings(folder, cpus, layout.devices_per_node)
+    plugin = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
+    plugin |= {"CPPO_LAB_VERL_DEVICE": "cpu"} if cpu else {}
+    plugin |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TOKENIZERS_PARALLELISM": "false"}
+    before = dict(os.environ)
+    os.environ.update(environment | plugin)
+    try:
+        yield ray_init | {"runtime_env": {"env_vars": plugin}}
+    finally:
+        import ray
+
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(config: Any) -> None:
+    """verl's own entry.
+
+    Raises RuntimeError with the reason in its first line.
+    """
+    from ray.exceptions import RayTaskError
+    from verl.trainer.main_ppo import run_ppo
+
+    from cppo_lab.cores.verl.task_runner import TaskRunner
+
+    try:
+        run_ppo(config, task_runner_class=TaskRunner)
+    except RayTaskError as error:
+        cause = error
+        while isinstance(cause, RayTaskError) and cause.cause is not None:
+            cause = cause.cause
+        raise RuntimeError(
+            f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[-1]}"
+        ) from error
+
+
+@contextmanager
+def _following(folder: Path, sink: MetricSink) -> Iterator[None]:
+    """Hand the rows that the trainer writes meanwhile to `sink`."""
+    ended = threading.Event()
+    offset = (folder / steps.STEPS).stat().st_size
+    failures: list[Exception] = []
+
+    def follow() -> None:
+        nonlocal offset
+        try:
+            while True:
+                last = ended.is_set()
+                for offset, (step, metrics) in steps.rows(folder, offset):
+                    sink.log(step, metrics)
+                if last:
+                    return
+                ended.wait(FOLLOW_SECONDS)
+        except (OSError, ValueError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=follow, name="follow-verl")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if failures:
+        raise failures[0]

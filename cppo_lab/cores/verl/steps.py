@@ -1,0 +1,85 @@
+"""The record that verl's trainer leaves in the run's folder: a line of metrics per training step, and how it ended.
+
+The trainer runs in a process of its own, perhaps on another machine. It appends to a file, which is on disk before the
+next step begins; the process that started it reads the file as it grows and hands the rows to the recorder. So neither
+a store that is away nor the end of either process loses a step, and the file says which checkpoints are whole: the one
+of step n is, if row n is there, since the trainer writes it after the checkpoint.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.schema import Outcome
+
+Row = tuple[int, dict[str, float]]
+STEPS, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
+CHECKPOINTS = "verl_checkpoints"
+PREFIX = "global_step_"
+
+
+def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Add the row of `step`; it is on disk when this returns."""
+    with (folder / STEPS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, "metrics": dict(metrics)}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
+    """(offset behind it, row) of every whole line from byte `offset` on."""
+    try:
+        file = (folder / STEPS).open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):  # still being written, or cut off by a kill
+                return
+            offset += len(line)
+            values = json.loads(line)
+            yield offset, (values["step"], values["metrics"])
+
+
+def resume_step(folder: Path) -> int | None:
+    """The last step that can be continued from: its row and its checkpoint are there."""
+    found = [step for _, (step, _) in rows(folder) if (checkpoint_folder(folder, step) / "actor").is_dir()]
+    return max(found, default=None)
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Where verl keeps the checkpoint of `step`."""
+    return folder / CHECKPOINTS / f"{PREFIX}{step}"
+
+
+def cut_after(folder: Path, step: int | None) -> list[Row]:
+    """Drop the rows behind `step` (all, if None), which will be trained again, and an outcome; return what is left."""
+    (folder / OUTCOME).unlink(missing_ok=True)
+    kept = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
+    partial = folder / f"{STEPS}.partial"
+    with partial.open("w", encoding="utf-8") as file:
+        for number, metrics in kept:
+            file.write(json.dumps({"step": number, "metrics": metrics}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(folder / STEPS)
+    return kept
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Say how training ended."""
+    partial = folder / f"{OUTCOME}.partial"
+    partial.write_text(json.dumps(vars(outcome)), encoding="utf-8")
+    partial.replace(folder / OUTCOME)
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """How training ended; None if it has not."""
+    try:
+        values: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return Outcome(**values)

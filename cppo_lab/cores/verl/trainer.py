@@ -1,0 +1,308 @@
+"""verl's synchronous trainer with what the paper's runs need: groups left out, whole minibatches, our metrics and end.
+
+Everything else is verl's. What is overridden here is listed in `compat`.
+"""
+
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from cppo_lab import schema
+from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl.config import lab_settings, top_k
+from cppo_lab.cores.verl.loss_metrics import rule_metrics
+from cppo_lab.cores.verl.minibatches import arrange, by_rank
+from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.validation import validation_metrics
+from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
+from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.schema import Outcome
+
+POLL_SECONDS = 0.1  # verl looks every 2 s whether a rollout batch is complete
+SHUFFLED = "cppo_no_prefix_budget_shuffled"
+BEST = "best_checkpoint"
+TRACES = "verl_traces.pt"
+
+
+class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """One run. `trainer_mode` must be `sync`."""
+
+    def __init__(self, config: Any) -> None:
+        settings = lab_settings(config)
+        self.spec, self.folder = settings.spec, settings.folder
+        self._scores: list[tuple[int, float]] = []
+        self._validation: dict[str, float] = {}
+        self._collected: dict[str, float] = {}
+        self._order: dict[str, int] = {}
+        self._broken = ""  # why the policy can't be trained further
+        self._started = time.monotonic()
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = POLL_SECONDS
+        return buffer
+
+    def _init_resource_pool_mgr(self) -> None:
+        """Our worker in the place of verl's."""
+        super()._init_resource_pool_mgr()
+        for role, actor in self.role_worker_mapping.items():
+            if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
+                self.role_worker_mapping[role] = ray.remote(TrustRegionWorker)
+
+    def _load_checkpoint(self) -> None:
+        """verl's; and what this run has recorded so far."""
+        super()._load_checkpoint()
+        name = schema.validation_metric(schema.MEAN, self.spec.validation.samples)
+        self._scores = [(n, row[name]) for _, (n, row) in steps.rows(self.folder) if name in row]
+        traces = steps.checkpoint_folder(self.folder, self.global_steps) / TRACES
+        state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
+        rule = self.spec.rule.model_dump(mode="json")
+        self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._order = {uid: place for place, uid in enumerate(batch["uid"])}
+        return super()._submit_batch_to_rollout(batch)  # type: ignore[no-any-return]
+
+    def _balance_batch(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        logging_prefix: str = "",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        """Grade, leave out the groups that teach nothing, and put the others into their minibatches."""
+        keys, tags = list(batch.keys), list(batch.tags)
+        data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
+        rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
+        groups = torch.tensor([self._order[key.split("_")[0]] for key in keys])
+        # Sessions arrive in any order; the order of the data makes runs repeatable.
+        order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), keys[i].split("_", 1)[1]))
+        keys, tags = [keys[i] for i in order], [tags[i] for i in order]
+        rewards, groups = rewards[order], groups[order]
+        _, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
+        responses = [tag["response_len"] for tag in tags]
+        self._collected = {
+            "train/reward": float(rewards.mean()),
+            "train/response_length": sum(responses) / len(responses),
+            "train/zero_variance_group_share": 1 - float(keep.float().mean()),
+            "perf/topk_megabytes": sum(responses) * self._bytes_per_token() / 1e6,
+        }
+        self._sampled_tokens = sum(responses)
+        if not self.spec.advantage.drop_zero_variance:
+            keep = torch.ones_like(keep)
+        self._trained_tokens = sum(n for n, kept in zip(responses, keep.tolist(), strict=True) if kept)
+        arrangement = arrange(
+            groups.tolist(),
+            [tag["seq_len"] for tag in tags],
+            keep.tolist(),
+            groups_per_minibatch=self.spec.batch.minibatch_prompts,
+            ranks=self._ranks(),
+            rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
+        )
+        dropped = [key for key, kept in zip(keys, keep.tolist(), strict=True) if not kept]
+        padding = self._padding_rows(
+            batch.partition_id, keys[0], tags[0], sum(r is None for r in by_rank(arrangement))
+        )
+        if dropped:
+            tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
+        spare = iter(padding)
+        chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
+        counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
+        per_rank = (
+            [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
+            if arrangement
+            else []
+        )
+        arranged = KVBatchMeta(
+            keys=[key for key, _ in chosen],
+            tags=[tag for _, tag in chosen],
+            partition_id=batch.partition_id,
+            fields=batch.fields,
+            extra_info=batch.extra_info,
+        )
+        if chosen:
+            self._write_columns(arranged, per_rank * self._ranks())
+        return arranged
+
+    def _ranks(self) -> int:
+        """Data-parallel ranks of the actor."""
+        group = self.actor_rollout_wg
+        if "actor" not in group._dispatch_info:
+            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+        return max(group._dispatch_info["actor"]) + 1
+
+    def _bytes_per_token(self) -> int:
+        wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
+        return top_k(self.spec) * (4 + (4 if wide else 2))
+
+    def _padding_rows(
+        self, partition: str, key: str, tag: dict[str, Any], count: int
+    ) -> list[tuple[str, Any]]:
+        """`count` rows that train nothing, made after the pattern of `key`."""
+        if not count:
+            return []
+        source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
+        row, row_tag = construct_minimal_padding_template(source, tag, self.tokenizer.eos_token_id)
+        for name in (TOPK_IDS, TOPK_LOGP):  # verl knows the columns of its own only
+            if name in row:
+                row[name] = torch.zeros_like(row[name][:1])
+        row["uid"] = f"pad{uuid.uuid4().hex}"
+        keys = [f"{row['uid']}_{place}_0" for place in range(count)]
+        tags = [dict(row_tag) for _ in keys]
+        rows = [row | {"session_id": place} for place in range(count)]
+        tq.kv_batch_put(
+            keys=keys, partition_id=partition, fields=tu.list_of_dict_to_tensordict(rows), tags=tags
+        )
+        return list(zip(keys, tags, strict=True))
+
+    def _write_columns(self, batch: KVBatchMeta, responses: list[int]) -> None:
+        """What the loss must know of a row: its minibatch's size, and its weights' order where they are shuffled."""
+        columns: dict[str, Any] = {
+            "minibatch_responses": torch.tensor(responses, dtype=torch.float32)[:, None]
+        }
+        if self.spec.rule.name == SHUFFLED:
+            # A fresh order per rollout, kept for all its minibatches; from the step alone, so that a continued run
+            # draws what an unbroken one would have drawn.
+            generator = torch.Generator().manual_seed(self.spec.seed * 1_000_003 + self.global_steps)
+            orders = [
+                torch.randperm(tag["response_len"], generator=generator).to(torch.int32) for tag in batch.tags
+            ]
+            columns["weight_permutation"] = torch.nested.as_nested_tensor(orders, layout=torch.jagged)
+        tq.kv_batch_put(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict(columns, batch_size=len(batch)),
+        )
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_old_log_prob(batch, metrics) if len(batch) else batch
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_advantage(batch, metrics) if len(batch) else batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's; no update where every group is left out, and the end where the policy has broken down."""
+        if not len(batch):
+            return batch
+        watched = self.global_steps % self.spec.validation.every == 0
+        batch.extra_info[WATCHED_STEP] = self.global_steps if watched else 0
+        try:
+            return super()._update_actor(batch, metrics)
+        except NotFinite as error:
+            self._broken = f"{str(error).splitlines()[-1].rpartition(': ')[2]} at step {self.global_steps}"
+            return batch
+
+    def _save_checkpoint(self) -> None:
+        """verl's, with the traces beside it."""
+        super()._save_checkpoint()
+        _, state = self.actor_rollout_wg.read_diagnostics()[0]
+        torch.save(state, steps.checkpoint_folder(self.folder, self.global_steps) / TRACES)
+
+    def _validate(self) -> dict[str, float]:
+        """verl's validation; kept in our names for the row of this step."""
+        found: dict[str, float] = super()._validate()
+        self._validation = validation_metrics(found, self.spec.data.benchmarks, self.spec.validation.samples)
+        if self.global_steps == 0:
+            self._record(0, {})
+        return found
+
+    def _compute_metrics(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        global_steps: int,
+        epoch: int,
+    ) -> None:
+        """The row of this step, in place of verl's own metrics; and what follows from a validation."""
+        reduced = {
+            name: float(value)
+            for name, value in metrics.items()
+            if isinstance(value, (int, float, np.number))
+        }
+        row = self._collected | rule_metrics(reduced)
+        norm = row.get("train/grad_norm")
+        if norm is not None and not np.isfinite(norm):
+            self._broken = f"gradient norm is {norm} at step {global_steps}"
+        rollout, update = timing_raw.get("gen", 0.0), timing_raw.get("update_actor", 0.0)
+        row |= {
+            "perf/step_seconds": timing_raw["step"],
+            "perf/rollout_seconds": rollout,
+            "perf/update_seconds": update,
+        }
+        if rollout:
+            row["perf/sampled_tokens_per_second"] = self._sampled_tokens / rollout
+        if update and len(batch):
+            row["perf/trained_tokens_per_second"] = self._trained_tokens / update
+        if "perf/mfu/actor" in reduced:
+            row["perf/mfu"] = reduced["perf/mfu/actor"]
+        metrics.clear()
+        metrics |= row | self._validation  # what verl's console shows
+        if not self._broken:
+            self._record(global_steps, row)
+        if self._broken or global_steps >= self.total_training_steps:
+            self._end(global_steps)
+
+    def _record(self, step: int, row: dict[str, float]) -> None:
+        """Write the row of `step` and look at its validation, if it has one."""
+        validation, self._validation = self._validation, {}
+        if step:
+            tables, _ = self.actor_rollout_wg.read_diagnostics()[0] if validation else ({}, {})
+            for name, table in tables.items():
+                path = self.folder / "diagnostics" / f"{name}.json"
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(json.dumps(table), encoding="utf-8")
+        steps.append_row(self.folder, step, row | validation)
+        if not validation:
+            return
+        score = validation[schema.validation_metric(schema.MEAN, self.spec.validation.samples)]
+        if step and score >= max((past for n, past in self._scores if n), default=0.0):
+            keep_best(self.folder, step)
+        self._scores.append((step, score))
+        training = self.spec.training
+        scores = [past for _, past in self._scores]
+        self._broken = collapse_reason(scores, training.collapse_share, training.collapse_patience)
+
+    def _end(self, step: int) -> None:
+        """Say how training ended; verl's loop sees that there are no more steps."""
+        self.total_training_steps = step
+        status = schema.COLLAPSED if self._broken else schema.DONE
+        last = max(n for _, (n, _) in steps.rows(self.folder))
+        steps.write_outcome(self.folder, Outcome(status, last, self._broken))
+
+
+def keep_best(folder: Path, step: int) -> None:
+    """Keep the checkpoint of `step` as the best so far: hard links, which cost no space while verl keeps it too."""
+    source = steps.checkpoint_folder(folder, step)
+    if not source.is_dir():
+        return
+    partial, best = folder / f"{BEST}.partial", folder / BEST
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, copy_function=_link_or_copy)
+    (partial / "step").write_text(f"{step}\n")
+    shutil.rmtree(best, ignore_errors=True)
+    partial.replace(best)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)

@@ -1,0 +1,65 @@
+"""verl's training worker with our loss, and the traces of single tokens that it keeps on the steps that are watched."""
+
+from functools import partial
+from typing import Any
+
+from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_name
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.spec import RuleSpec
+
+WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are traced; 0: none
+
+
+class TrustRegionWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """One rank of actor and rollout."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """verl's, then our loss in place of its own."""
+        if get_device_name() == "cpu":
+            initialize_global_process_group_ray(
+                backend="cpu:gloo"
+            )  # verl's own choice for a CPU is refused by torch
+        super().init_model()
+        self.actor_config = self.loss_fn.keywords["config"]
+        self.diagnostics: Diagnostics | None = None
+        self._watched_step = 0
+        self.loss_fn = partial(trust_region_loss, config=self.actor_config, watch=self._watch)
+        self.actor.set_loss_fn(self.loss_fn)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def start_diagnostics(self, rule: dict[str, Any], horizon: int, state: dict[str, Any] | None) -> None:
+        """Begin the traces of a run, or continue them from `state`."""
+        self.diagnostics = Diagnostics(RuleSpec.model_validate(rule), horizon)
+        if state is not None:
+            self.diagnostics.load_state(state)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def read_diagnostics(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tables and state of the traces: of the responses that this rank trained, a sample of the whole."""
+        assert self.diagnostics is not None
+        return self.diagnostics.tables(), self.diagnostics.state()
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
+    def update_actor(self, data: Any) -> Any:
+        """One training step's minibatches."""
+        self._watched_step = tu.get_non_tensor_data(data, WATCHED_STEP, 0)
+        # The engine then calls our loss on the logits: D_t and the entropy come from there.
+        tu.assign_non_tensor_data(data, "distillation_use_topk", True)
+        # With FSDP the same pass gives the log-probabilities, and verl leaves its own out.
+        tu.assign_non_tensor_data(data, "distillation_only", self.actor_config.strategy != "megatron")
+        output = super().update_actor(data)
+        if self.diagnostics is not None:
+            self.diagnostics.end_step()
+        return output
+
+    def _watch(self, seen: Watched) -> None:
+        if self._watched_step and self.diagnostics is not None and self.rank == 0:
+            tokenizer = self.actor_config.model_config.tokenizer
+            self.diagnostics.see(self._watched_step, seen, tokenizer.convert_ids_to_tokens)
