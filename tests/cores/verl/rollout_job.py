@@ -89,7 +89,7 @@ def responses(manager: MarkedAgentLoopManager, step: int, validate: bool) -> dic
     data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition)
     found = {}
     for i, key in enumerate(keys):
-        found[key.split("-")[1]] = {name: data[name][i] for name in COLUMNS if name in data.keys()} | {
+        found[key.split("-")[1]] = {name: data[name][i] for name in COLUMNS if name in data} | {
             "tag": listed[key]
         }
     return found
