@@ -8,7 +8,8 @@ import pytest
 # The tests here import verl at their top; without the extra there is nothing to collect.
 collect_ignore_glob = [] if find_spec("verl") else ["test_*.py"]
 
-WORDS = ["<pad>", "<eos>", "<unk>", "user:", "assistant:", *"0123456789+-*/=?.,:;()[]{}<>_abcdef"]
+# verl's tokenisation for Qwen3 wants "\n" to be one token, and <|im_end|> (verl/utils/tokenizer/continuous_token.py).
+WORDS = ["<pad>", "<|im_end|>", "<unk>", "user:", "assistant:", "\n", *"0123456789+-*/=?.,:;()[]{}<>_abcde"]
 PAD, EOS = 0, 1
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
@@ -25,9 +26,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>", unk_token="<unk>"
     )
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
