@@ -45,7 +45,12 @@ set_platform(Cpu())
 
 
 def join(rank: int, ranks: int, store: Path) -> None:
-    """Makes this process rank `rank` of a gloo group that meets at the file `store`."""
+    """Makes this process rank `rank` of a gloo group that meets at the file `store`, and gives it verl's engine."""
+    from verl.workers.engine import EngineRegistry
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    register = EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")
+    register(FSDPEngineWithLMHead)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), WG_BACKEND="ray")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")  # read by verl's Worker; nothing connects
     torch.distributed.init_process_group(
@@ -62,13 +67,8 @@ def make_worker(path: Path, *, micro_batch: int, remove_padding: bool = False, *
         HFModelConfig,
         TrainingWorkerConfig,
     )
-    from verl.workers.engine import EngineRegistry
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.engine_workers import TrainingWorker
 
-    EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device="cpu")(
-        FSDPEngineWithLMHead
-    )
     engine = FSDPEngineConfig(
         strategy="fsdp2",
         use_torch_compile=False,

@@ -1,0 +1,227 @@
+"""Training through verl's own engine and worker against the embedded core: the same rollouts, 20 updates.
+
+verl's TrainingWorker with its FSDP2 engine runs in processes of its own, on one CPU rank and on two. The embedded
+core's model is copied to a Qwen3; what it samples and grades is recorded, and given to verl in the columns that its
+trainer would hand on. Groups that the embedded core drops are rows that pad.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+import torch.multiprocessing as mp
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+
+from benchmarks.baselines.hugging_face import same_model
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.verl.loss_metrics import rule_metrics
+from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+from tests.cores.verl.recorded import actor, nested
+
+pytestmark = pytest.mark.verl
+STEPS = 10  # of two minibatches each
+MICRO_BATCH = 2
+SETTINGS = [
+    "divergence.k=4",
+    "rollout.temperature=0.8",
+    "rollout.staleness=1",
+    "rule.delta=0.02",
+    "rule.delta_b=0.002",
+    "optim.learning_rate=0.0003",
+    "model.architecture.layers=2",
+]
+
+
+class Case(NamedTuple):
+    """One run through verl: of the embedded core's run with this aggregation."""
+
+    aggregation: str
+    ranks: int
+    remove_padding: bool
+
+
+CASES = {
+    "one rank": Case("token-mean", 1, False),
+    "two ranks": Case("token-mean", 2, False),
+    "packed": Case("token-mean", 1, True),
+    "one rank, by response": Case("seq-mean-token-sum-norm", 1, False),
+    "two ranks, by response": Case("seq-mean-token-sum-norm", 2, False),
+}
+AGGREGATIONS = sorted({case.aggregation for case in CASES.values()})
+
+
+def spec_of(aggregation: str) -> RunSpec:
+    return compose([*TINY, *SETTINGS, f"training.aggregation={aggregation}"]).run
+
+
+class Recorded(NamedTuple):
+    """A run of the embedded core: what it sampled, what it reported of each step, and where it ended."""
+
+    batches: list[dict[str, Tensor]]
+    metrics: list[dict[str, float]]
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+
+
+def record(aggregation: str, folder: Path) -> Recorded:
+    """Trains the embedded core, and saves its first model for verl in `folder`/model."""
+    spec = spec_of(aggregation)
+    trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
+    first = same_model(trainer.model)
+    first.save_pretrained(folder / "model")
+    batches, metrics = [], []
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        # This model is right too seldom: rewards are drawn, so that most groups have a signal and some have none.
+        batch = trainer.collect()
+        rewards = (torch.rand(len(batch.keep), generator=generator) < 0.4).float()
+        advantages, keep = group_advantages(rewards, batch.rollout.group)
+        batch = replace(batch, advantages=advantages, keep=keep)
+        batches.append(columns(batch))
+        metrics.append(trainer.update(batch))
+        trainer.steps += 1
+    after = same_model(trainer.model).state_dict()
+    return Recorded(batches, metrics, first.state_dict(), after)
+
+
+def columns(batch: Batch) -> dict[str, Tensor]:
+    rollout = batch.rollout
+    return {
+        "prompts": rollout.prompts[rollout.group], "responses": rollout.responses, "lengths": rollout.lengths,
+        "old_log_probs": rollout.logp, "rollout_topk_ids": rollout.topk_ids.int(),
+        "rollout_topk_logp": rollout.topk_logp, "advantages": batch.advantages, "keep": batch.keep,
+    }  # fmt: skip
+
+
+def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -> Any:
+    """This rank's rows of every minibatch of a step, as verl's trainer hands them on. Dropped rows pad."""
+    size = spec.batch.minibatch_prompts * spec.batch.responses
+    rows: dict[str, list[Tensor]] = {}
+    for start in range(0, len(batch["keep"]), size):
+        kept = float(batch["keep"][start : start + size].sum())
+        assert kept
+        for index in range(start + rank * size // ranks, start + (rank + 1) * size // ranks):
+            row = {name: value[index] for name, value in batch.items()}
+            length = int(row["lengths"])
+            if not row["keep"]:  # as verl's no-op rows: any prompt, one response token, no mask
+                row, length = {name: torch.zeros_like(value) for name, value in row.items()}, 1
+            mask = torch.full((length,), int(row["keep"]))
+            own = {
+                "prompts": row["prompts"], "responses": row["responses"][:length],
+                "input_ids": torch.cat([row["prompts"], row["responses"][:length]]),
+                "response_mask": mask, "loss_mask": mask, "old_log_probs": row["old_log_probs"][:length],
+                "rollout_topk_ids": row["rollout_topk_ids"][:length],
+                "rollout_topk_logp": row["rollout_topk_logp"][:length],
+                "advantages": row["advantages"].expand(length),
+                "minibatch_responses": torch.tensor([kept if row["keep"] else 0.0]),
+            }  # fmt: skip
+            own["position_ids"] = torch.arange(len(own["input_ids"]))
+            for name, value in own.items():
+                rows.setdefault(name, []).append(value)
+    data = tu.get_tensordict({name: nested(values) for name, values in rows.items()}, {})
+    tu.assign_non_tensor(
+        data, temperature=spec.rollout.temperature, calculate_entropy=False, distillation_use_topk=True,
+        distillation_only=True, mini_batch_size=size, global_batch_size=size, epochs=1, seed=0,
+        dataloader_kwargs={"shuffle": False},
+    )  # fmt: skip
+    return data
+
+
+def through_verl(case: Case, rank: int, folder: Path, batches: list[dict[str, Tensor]]) -> dict[str, Any]:
+    """The recorded steps through verl's worker: our metrics of each, and the parameters at the end."""
+    from functools import partial
+
+    from verl.utils.metric import reduce_metrics
+    from verl.utils.py_functional import rename_dict
+
+    from cppo_lab.cores.verl.policy_loss import trust_region_loss
+    from tests.cores.verl.cpu_engine import make_worker, weights
+
+    spec = spec_of(case.aggregation)
+    optim = spec.optim
+    worker = make_worker(
+        folder / "model", micro_batch=MICRO_BATCH, remove_padding=case.remove_padding,
+        lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
+        clip_grad=optim.clip_grad_norm, total_training_steps=100,
+    )  # fmt: skip
+    kind = spec.divergence
+    config = actor(
+        "cppo", spec.rule.parameters(), case.aggregation, estimator="topk", measure=kind.measure, k=kind.k,
+        convention=kind.convention, horizon=spec.rollout.max_response_length,
+    )  # fmt: skip
+    worker.set_loss_fn(partial(trust_region_loss, config=config))
+    metrics = []
+    for batch in batches:
+        output = worker.train_mini_batch(verl_batch(spec, batch, rank, case.ranks))
+        metrics.append(rule_metrics(reduce_metrics(rename_dict(tu.get(output, "metrics"), "actor/"))))
+    return {"metrics": metrics, "after": weights(worker)}
+
+
+def work(rank: int, ranks: int, folder: str) -> None:
+    """One process of a group of `ranks`: all cases of that many, into a file."""
+    from tests.cores.verl.cpu_engine import join
+
+    place = Path(folder)
+    join(rank, ranks, place / f"store{ranks}")
+    torch.set_num_threads(1)
+    batches = torch.load(place / "batches.pt")
+    for name, case in CASES.items():
+        if case.ranks == ranks:
+            found = through_verl(case, rank, place / case.aggregation, batches[case.aggregation])
+            if rank == 0:
+                torch.save(found, place / f"{name}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded], dict[str, dict[str, Any]]]:
+    """The embedded core's run of each aggregation, and verl's of each case."""
+    folder = tmp_path_factory.mktemp("engine")
+    minis = {}
+    for aggregation in AGGREGATIONS:
+        (folder / aggregation).mkdir()
+        minis[aggregation] = record(aggregation, folder / aggregation)
+    torch.save({name: mini.batches for name, mini in minis.items()}, folder / "batches.pt")
+    for ranks in (1, 2):
+        mp.spawn(work, (ranks, str(folder)), nprocs=ranks)
+    return minis, {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_updates_agree_with_the_embedded_core(runs: Any, name: str) -> None:
+    minis, found = runs
+    mini, verl = minis[CASES[name].aggregation], found[name]
+    assert any(not batch["keep"].all() for batch in mini.batches)  # dropped groups, hence rows that pad
+    for ours, theirs in zip(mini.metrics, verl["metrics"], strict=True):
+        assert set(theirs) - set(ours) == {"train/entropy", "train/mean_abs_probability_gap"}
+        for key, value in ours.items():
+            assert theirs[key] == pytest.approx(value, rel=1e-4, abs=1e-4), key
+    masked = [metrics["rule/masked_fraction"] for metrics in mini.metrics]
+    assert max(masked) > 0.05  # the trust region is at work
+    moved = max(float((mini.after[key] - mini.before[key]).abs().max()) for key in mini.after)
+    difference = max(float((mini.after[key] - verl["after"][key]).abs().max()) for key in mini.after)
+    print(f"{name}: parameters moved by {moved:.1e}, the two paths differ by {difference:.1e}")
+    assert moved > 20 * 1e-4
+    assert difference < 1e-5  # asked for: 1e-4
+
+
+@pytest.mark.parametrize(
+    "cases", [("one rank", "two ranks"), ("one rank, by response", "two ranks, by response")]
+)
+def test_two_ranks_equal_one(runs: Any, cases: tuple[str, str]) -> None:
+    _, found = runs
+    one, two = (found[name] for name in cases)
+    for first, second in zip(one["metrics"], two["metrics"], strict=True):
+        assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
+    for key, value in one["after"].items():
+        torch.testing.assert_close(two["after"][key], value, rtol=0, atol=2e-5)
