@@ -1,4 +1,4 @@
-"""What must hold before verl starts: its own checks, and those that it leaves out and that would fail or mislead later."""
+"""What must hold before verl starts: its own checks, and those that it leaves out."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
 
     Raises UserError naming the key, its value and the remedy.
     """
+    from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -23,14 +24,14 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
         )
-        for section in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm", "reward"):
+        for section in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm"):
             value = config
             for part in section.split("."):
                 value = value[part]
             omega_conf_to_dataclass(value)
-    except UserError:
-        raise
-    except (AssertionError, ValueError, TypeError, KeyError) as error:
+    except InstantiationException as error:  # around whatever a config class of verl, or of ours, has raised
+        raise UserError(f"verl's configuration: {error.__cause__ or error}") from error
+    except (AssertionError, ValueError, TypeError) as error:
         raise UserError(f"verl refuses the configuration: {error}") from error
 
 

@@ -72,13 +72,10 @@ def _set(config: DictConfig, key: str, value: Any, where: str) -> None:
     name = key.removeprefix("+")
     section, _, last = name.rpartition(".")
     parent = OmegaConf.select(config, section) if section else config
-    if name == key and (not isinstance(parent, DictConfig) or last not in parent):
-        valid = sorted(map(str, parent)) if isinstance(parent, DictConfig) else sorted(map(str, config))
-        raise unknown(
-            f"key of verl ({where})",
-            name,
-            [f"{section}.{one}" if parent is not None else one for one in valid],
-        )
+    if name == key and (not isinstance(parent, DictConfig) or last not in list(parent)):
+        found = isinstance(parent, DictConfig) and section
+        valid = [f"{section}.{one}" for one in parent] if found else [str(one) for one in config]
+        raise unknown(f"key of verl ({where})", name, sorted(valid))
     with open_dict(config):
         OmegaConf.update(config, name, value, merge=False, force_add=True)
 
@@ -230,6 +227,8 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "nnodes": layout.nodes,
         "n_gpus_per_node": layout.devices_per_node,
         "device": layout.device,
+        "v1.sampler.custom_sampler.path": "pkg://cppo_lab.cores.verl.replay",
+        "v1.sampler.custom_sampler.name": "LabReplayBuffer",
     }
     return {f"trainer.{key}": value for key, value in values.items()} | {
         "algorithm.adv_estimator": "grpo",

@@ -173,8 +173,9 @@ def _following(folder: Path, sink: MetricSink) -> Iterator[None]:
         try:
             while True:
                 last = ended.is_set()
-                for offset, (step, metrics) in steps.rows(folder, offset):
+                for behind, (step, metrics) in steps.rows(folder, offset):
                     sink.log(step, metrics)
+                    offset = behind
                 if last:
                     return
                 ended.wait(FOLLOW_SECONDS)

@@ -23,6 +23,9 @@ from cppo_lab.data.layout import write_rows
 from cppo_lab.spec import MadeModel, TaskData, VerlRun
 
 # A prompt is its symbols, with nothing around them.
+PAD = "<pad>"
+# verl's agent loop wants these of every Qwen's tokenizer. They come behind the model's vocabulary; no text has them.
+CHATML = ("\n", "<|im_end|>")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -83,11 +86,9 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=names[tokenizer.eos],
         unk_token=PAD,
+        additional_special_tokens=list(CHATML),
         chat_template=CHAT_TEMPLATE,
     )
-
-
-PAD = "<pad>"
 
 
 def make_model(spec: VerlRun, shared: Path) -> Path:

@@ -56,6 +56,6 @@ def _balance(members: list[int], lengths: Sequence[int], ranks: int, places: int
 
 
 def by_rank(arrangement: Arrangement) -> list[int | None]:
-    """All rows as verl deals them out: the first part to rank 0, and so on; within a rank, minibatch after minibatch."""
+    """All rows as verl deals them out: the first part to rank 0, and so on; each its minibatches in order."""
     ranks = len(arrangement[0]) if arrangement else 0
     return [row for rank in range(ranks) for minibatch in arrangement for row in minibatch[rank]]

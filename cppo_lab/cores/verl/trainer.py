@@ -34,7 +34,6 @@ from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.schema import Outcome
 
-POLL_SECONDS = 0.1  # verl looks every 2 s whether a rollout batch is complete
 SHUFFLED = "cppo_no_prefix_budget_shuffled"
 BEST = "best_checkpoint"
 TRACES = "verl_traces.pt"
@@ -53,11 +52,6 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._broken = ""  # why the policy can't be trained further
         self._started = time.monotonic()
         super().__init__(config)
-
-    def _build_replay_buffer(self) -> Any:
-        buffer = super()._build_replay_buffer()
-        buffer.poll_interval = POLL_SECONDS
-        return buffer
 
     def _init_resource_pool_mgr(self) -> None:
         """Our worker in the place of verl's."""

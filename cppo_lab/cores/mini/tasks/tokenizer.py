@@ -64,14 +64,15 @@ class Tokenizer:
 
     def decode(self, ids: list[int]) -> str:
         """Readable text: `7`, in its second spelling `7_1`, in its third `7_2`; padding is dropped."""
-        return " ".join(self._name(i) for i in ids if i != self.pad)
+        return " ".join(self.name(i) for i in ids if i != self.pad)
 
     def names(self, ids: list[int]) -> list[str]:
         """The text of each symbol by itself; of padding, nothing."""
         return [self.decode([i]) for i in ids]
 
-    def _name(self, symbol: int) -> str:
+    def name(self, symbol: int) -> str:
+        """Readable text of one symbol."""
         if symbol >= self.operator:
-            return (*OPERATORS, "=", "<eos>")[symbol - self.operator]
+            return (*OPERATORS, "=", "<eos>", "<pad>")[symbol - self.operator]
         spelling, value = divmod(symbol, self.modulus)
         return f"{value}_{spelling}" if spelling else str(value)

@@ -1,0 +1,35 @@
+"""verl's replay buffer with a shorter wait, and with a word on rollouts that failed."""
+
+import sys
+from typing import Any
+
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+POLL_SECONDS = 0.1  # verl looks every 2 s whether a batch is complete
+
+
+class LabReplayBuffer(ReplayBuffer):  # type: ignore[misc]
+    """Selected with `trainer.v1.sampler.custom_sampler`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, poll_interval=POLL_SECONDS)
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        """A complete batch.
+
+        Raises RuntimeError if not one of its responses came back.
+        """
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        failed = len(self.failure_keys[partition_id])
+        if not batch.keys:
+            raise RuntimeError(
+                f"all {batch_size} rollouts ({partition_id}) failed: the run's log has the errors"
+            )
+        if failed:
+            print(
+                f"step {global_steps}: {failed} of {batch_size} prompts ({partition_id}) have responses that failed; "
+                "they are missing from training, and count as wrong in validation",
+                file=sys.stderr,
+                flush=True,
+            )
+        return batch, metrics
