@@ -87,8 +87,9 @@ def execute(attempt: Attempt) -> None:
     _prepare_process(attempt)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
     from cppo_lab.cores.base import CHECKPOINT, Resources, load_core
-    from cppo_lab.tracking.client import attempts, open_client
+    from cppo_lab.tracking.client import attempts, folder_tag, open_client
     from cppo_lab.tracking.recorder import Recorder
+    from cppo_lab.tracking.spool import NAME as SPOOL
 
     spec = attempt.spec
     with held(attempt.folder):
@@ -97,7 +98,9 @@ def execute(attempt: Attempt) -> None:
             _remove_checkpoint(attempt.folder / CHECKPOINT)  # killed before it could do so itself
             return
         (attempt.folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
-        recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder)
+        ours = [one for one in past[spec.run_id] if one.folder == folder_tag(attempt.folder)]
+        continues = ours[0].mlflow_id if ours and (attempt.folder / SPOOL).exists() else None
+        recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder, continues)
         try:
             resources = Resources(
                 attempt.runs,

@@ -12,7 +12,7 @@ ALLOWED = {
     "maths": set(),
     "spec": set(),
     "parse": {"spec"},
-    "cores": {"maths", "spec"},
+    "cores": {"maths", "spec", "parse", "data"},
     "tracking": {"spec"},
     "run": {"spec", "cores", "tracking"},
     "launch": {"spec", "tracking", "run"},
@@ -27,12 +27,15 @@ ALLOWED = {
 }
 # Library -> path prefixes below the root where it may be imported.
 HOMES = {
-    "hydra": ["cppo_lab/sweep/compose.py"],
-    "omegaconf": ["cppo_lab/sweep/compose.py"],
+    "hydra": ["cppo_lab/sweep/compose.py", "cppo_lab/cores/verl/"],
+    "omegaconf": ["cppo_lab/sweep/compose.py", "cppo_lab/cores/verl/"],
     "submitit": ["cppo_lab/launch/"],
     "matplotlib": ["reports/figures/"],
     "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
     "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/", "cppo_lab/illustration.py"],
+    **dict.fromkeys(
+        ["verl", "ray", "transformers", "tokenizers", "tensordict", "transfer_queue"], ["cppo_lab/cores/verl/"]
+    ),
     "pandas": ["analysis/", "reports/"],
     "pyarrow": ["cppo_lab/data/"],
     "math_verify": ["cppo_lab/data/grader_child.py"],

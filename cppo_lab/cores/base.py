@@ -14,6 +14,9 @@ from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 class MetricSink(Protocol):
     """Where a core puts its metrics."""
 
+    def begin(self, step: int | None) -> None:
+        """Training goes on behind the checkpoint of `step`; None: it starts from the beginning. Called once, first."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` (names of schema.py) of training step `step`. Never blocks training on a server."""
 

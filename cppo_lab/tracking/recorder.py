@@ -21,6 +21,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import ensure_experiment, folder_tag, mark_failed, open_client
+from cppo_lab.tracking.spool import Row, Spool
 
 SHIP_SECONDS = 2.0  # how often points go to the store
 BATCH = 1000  # MLflow's limit of metrics per request
@@ -29,31 +30,62 @@ _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 
 
 class Recorder:
-    """One attempt at one run. Create it, `log` every step, then `finish` or `fail`."""
+    """One attempt at one run. Create it, `begin`, `log` every step, then `finish` or `fail`.
 
-    def __init__(self, spec: RunSpec, tags: Mapping[str, str], uri: str, folder: Path) -> None:
+    `continues` is the MLflow run of an earlier attempt from the same folder: this one goes on in it.
+    """
+
+    def __init__(
+        self, spec: RunSpec, tags: Mapping[str, str], uri: str, folder: Path, continues: str | None = None
+    ) -> None:
         self.spec, self.folder = spec, folder
         self.client = open_client(uri)
-        experiment = ensure_experiment(self.client, uri, schema.experiment_name(spec.core))
-        run = self.client.create_run(
-            experiment,
-            tags={**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags},
-            run_name=f"{spec.rule.name} {spec.model.name} s{spec.seed}",
-        )
-        self.mlflow_id: str = run.info.run_id
+        self._experiment = ensure_experiment(self.client, uri, schema.experiment_name(spec.core))
+        self._tags = {**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags}
         self._recorded = False  # nothing that happens after the end is recorded can change it
-        self._waiting: list[Metric] = []
         self._artifacts: list[Path] = []
+        self._start(continues)
+
+    def begin(self, step: int | None) -> None:
+        """Training goes on behind `step`; None: it starts. What an earlier attempt has recorded then stands alone."""
+        if step is not None or not self._steps:
+            return
+        self._spool.close()
+        mark_failed(
+            self.client, self.mlflow_id, "training began anew: there was no checkpoint to continue from"
+        )
+        self._start(None)
+
+    def _start(self, continues: str | None) -> None:
+        """Open the MLflow run and the spool."""
         self._shipped_at = time.monotonic()
         self._score: float | None = None
+        if continues is None:
+            name = f"{self.spec.rule.name} {self.spec.model.name} s{self.spec.seed}"
+            run = self.client.create_run(self._experiment, tags=self._tags, run_name=name)
+            self.mlflow_id: str = run.info.run_id
+        else:
+            self.mlflow_id = continues
+            self._reopen()
         try:
-            self._describe(spec)
-            self._spool = (folder / "metrics.jsonl").open("w", encoding="utf-8")
-            self._status(schema.RUNNING, 0)
+            self._describe(self.spec)
+            self._spool = Spool(self.folder, keep=continues is not None)
+            # An earlier attempt may have died before it could send them. The store knows those it has.
+            self._waiting: list[Metric] = [point for row in self._spool.earlier for point in _points(row)]
+            self._steps = {row.step for row in self._spool.earlier}
+            self._status(schema.RUNNING, max(self._steps, default=0))
         except _STORE_FAULTS as error:
             with contextlib.suppress(*_STORE_FAULTS):
                 mark_failed(self.client, self.mlflow_id, f"{type(error).__name__}: {error}")
             raise
+
+    def _reopen(self) -> None:
+        """Let the run of an earlier attempt go on."""
+        self.client.update_run(self.mlflow_id, status="RUNNING")
+        for key, value in self._tags.items():
+            self.client.set_tag(self.mlflow_id, key, value)
+        if schema.TAG_REASON in self.client.get_run(self.mlflow_id).data.tags:
+            self.client.delete_tag(self.mlflow_id, schema.TAG_REASON)
 
     def _describe(self, spec: RunSpec) -> None:
         """The configuration, as parameters and as an artifact."""
@@ -64,17 +96,18 @@ class Recorder:
         self.client.log_artifact(self.mlflow_id, str(config))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record `metrics` of training step `step`.
+        """Record `metrics` of training step `step`. A step that an earlier attempt has recorded stands as it is.
 
         Raises ValueError for a metric name that the schema does not have.
         """
         for name in metrics:
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
-        now = int(time.time() * 1000)
-        self._spool.write(json.dumps({"step": step, "time_ms": now, "metrics": dict(metrics)}) + "\n")
-        self._spool.flush()
-        self._waiting += [Metric(name, value, now, step) for name, value in metrics.items()]
+        if step not in self._steps:
+            row = Row(step, int(time.time() * 1000), dict(metrics))
+            self._spool.add(row)
+            self._waiting += _points(row)
+            self._steps.add(step)
         self._score = metrics.get(
             schema.validation_metric(schema.MEAN, self.spec.validation.samples), self._score
         )
@@ -167,6 +200,11 @@ class Recorder:
                 "mlflow_id": self.mlflow_id,
             },
         )
+
+
+def _points(row: Row) -> list[Metric]:
+    """A row as MLflow has it."""
+    return [Metric(name, value, row.time_ms, row.step) for name, value in row.metrics.items()]
 
 
 def run_tags(spec: RunSpec) -> dict[str, str]:

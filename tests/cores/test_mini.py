@@ -217,6 +217,10 @@ class ListSink:
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.artifacts: dict[str, Mapping[str, Any]] = {}
+        self.began: list[int | None] = []
+
+    def begin(self, step: int | None) -> None:
+        self.began.append(step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append((step, dict(metrics)))

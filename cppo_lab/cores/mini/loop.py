@@ -24,7 +24,9 @@ def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
     if found is not None:
         trainer.load_state(found["trainer"])
         history = found["history"]
+        sink.begin(history[-1][0])
     else:
+        sink.begin(None)
         history = [(0, trainer.validate())]
     for step, metrics in history:
         sink.log(step, metrics)

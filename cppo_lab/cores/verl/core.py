@@ -35,6 +35,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         raise UserError("package 'verl' is not installed: pip install 'cppo-lab[verl]'")
     step = steps.resume_step(folder)
     recorded = steps.cut_after(folder, step)
+    sink.begin(step)
     for number, metrics in recorded:
         sink.log(number, metrics)
     outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, resources, step)
