@@ -92,3 +92,12 @@ def test_the_rule_is_verls(response: str, truth: str) -> None:
         assert normalise(text) == normalize_final_answer(text)
         # The 300 characters are cut in verl's compute_score. Its fall-back to \boxed{} is newer than DAPO.
         assert follows_answer_rule(text, truth) == is_correct_minerva(text[-300:], truth)[0]
+
+
+@pytest.mark.verl
+def test_every_expression_that_verl_takes_away_is_taken_away() -> None:
+    from verl.utils.reward_score.math_dapo import REMOVED_EXPRESSIONS, SUBSTITUTIONS, normalize_final_answer
+
+    for before in [*REMOVED_EXPRESSIONS, *(before for before, _ in SUBSTITUTIONS)]:
+        for text in (before, f"4{before}2", f"${before}42$", f"\\text{{4}}{before}"):
+            assert normalise(text) == normalize_final_answer(text)
