@@ -44,6 +44,7 @@ def test_the_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
         }
         assert shipped
         assert shipped <= inside
+    assert {f"data/rows/aime{year}.jsonl" for year in (24, 25, 26)} <= inside
 
     empty = tmp_path / "empty"
     empty.mkdir()

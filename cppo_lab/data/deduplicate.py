@@ -1,7 +1,8 @@
 """One row per prompt."""
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.data.problem import Problem, problem_of
@@ -11,15 +12,19 @@ from cppo_lab.errors import UserError
 REPORT_EVERY = 250_000  # rows
 
 
-@dataclass
+@dataclass(frozen=True)
 class Distinct:
-    """The problems of a file, each once, in the order of their first rows, and what was left out."""
+    """The problems of a file, each once, in the order of their first rows, and what was left out.
 
-    problems: list[Problem] = field(default_factory=list)
-    rows_read: int = 0
-    duplicates: int = 0
+    `rows_read` is the number of problems plus `duplicates` plus `conflicting_rows`.
+    """
+
+    problems: list[Problem]
+    rows_read: int
+    duplicates: int
+    conflicting_rows: int
     # Prompts with more than one answer: id of the first row, and the answers.
-    conflicts: list[tuple[str, list[str]]] = field(default_factory=list)
+    conflicts: list[tuple[str, list[str]]]
 
 
 def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], None]) -> Distinct:
@@ -33,31 +38,34 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
     Raises:
         UserError: a row cannot be used, or a benchmark has a prompt with two answers.
     """
-    result = Distinct()
     first: dict[str, Problem] = {}
+    rows: Counter[str] = Counter()
     answers: dict[str, list[str]] = {}
-    for where, row in rows_of(path):
+    for read, (where, row) in enumerate(rows_of(path), start=1):
         problem = problem_of(row, where, benchmark, len(first))
-        result.rows_read += 1
-        if result.rows_read % REPORT_EVERY == 0:
-            say(f"{path.name}: {result.rows_read} rows read, {len(first)} prompts")
+        rows[problem.prompt] += 1
+        if read % REPORT_EVERY == 0:
+            say(f"{path.name}: {read} rows read, {len(first)} prompts")
         known = first.setdefault(problem.prompt, problem)
-        if known is problem:
-            continue
         if _same_answer(known.answer, problem.answer):
-            result.duplicates += 1
-        elif benchmark:
+            continue
+        if benchmark:
             raise UserError(
                 f"{where}: a prompt of {benchmark} has the answers {known.answer!r} and {problem.answer!r}: "
                 "leave the right one"
             )
-        else:
-            seen = answers.setdefault(problem.prompt, [known.answer])
-            if problem.answer not in seen:
-                seen.append(problem.answer)
-    result.problems = [problem for prompt, problem in first.items() if prompt not in answers]
-    result.conflicts = [(first[prompt].id, found) for prompt, found in answers.items()]
-    return result
+        seen = answers.setdefault(problem.prompt, [known.answer])
+        if problem.answer not in seen:
+            seen.append(problem.answer)
+    problems = [problem for prompt, problem in first.items() if prompt not in answers]
+    conflicting = sum(rows[prompt] for prompt in answers)
+    return Distinct(
+        problems=problems,
+        rows_read=rows.total(),
+        duplicates=rows.total() - len(problems) - conflicting,
+        conflicting_rows=conflicting,
+        conflicts=[(first[prompt].id, found) for prompt, found in answers.items()],
+    )
 
 
 def _same_answer(one: str, other: str) -> bool:

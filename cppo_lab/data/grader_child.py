@@ -15,10 +15,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 PARENT_CHECK_MS = 5_000
-RETIRE_KB = 512 << 10  # a child that has ever held more than this is replaced: its heap does not shrink again
+RETIRE_BYTES = 512 << 20  # a child that holds more than this after a grade is replaced
 CPU_MARGIN = 2  # seconds of processor time beyond the limit, after which the kernel ends a request
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:and|or)\b)[^\W\d_]{2,}")
@@ -44,10 +45,10 @@ def main(limit_seconds: float, memory_bytes: int) -> None:
         request = json.loads(line)
         _limit_processor(limit_seconds)
         try:
-            verdict = {"right": grade(request["answer"], request["marked"], request["truth"])}
+            verdict: dict[str, Any] = {"right": grade(request["answer"], request["marked"], request["truth"])}
         except Exception as error:  # noqa: BLE001  the policy's text may bring anything about
             verdict = {"error": type(error).__name__}
-        last = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > RETIRE_KB
+        last = _resident_bytes() > RETIRE_BYTES
         _reply(sink, {"last": last, **verdict})
         if last:
             return
@@ -95,6 +96,11 @@ def _limit_processor(limit_seconds: float) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime + limit_seconds) + CPU_MARGIN
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def _resident_bytes() -> int:
+    # Not getrusage's ru_maxrss: a child inherits it, and a trainer's is gigabytes.
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _lines(source: int, parent: int) -> Iterator[bytes]:

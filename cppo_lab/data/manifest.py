@@ -24,8 +24,8 @@ class FileRecord:
     rows: int
     rows_read: int
     duplicates_dropped: int
-    conflicting_prompts_dropped: int
-    conflicts: list[dict[str, Any]]  # id and answers of every prompt dropped for having several
+    conflicting_rows_dropped: int
+    conflicts: list[dict[str, Any]]  # id and answers of every prompt that was left out for having several
     origin: str
     origin_sha256: str
     sha256: str  # of the file
@@ -76,8 +76,9 @@ def summary(records: dict[str, FileRecord]) -> str:
         left_out = [f"{record.rows_read} read"]
         if record.duplicates_dropped:
             left_out.append(f"{record.duplicates_dropped} repeats dropped")
-        if record.conflicting_prompts_dropped:
-            left_out.append(f"{record.conflicting_prompts_dropped} prompts with several answers dropped")
+        if record.conflicts:
+            rows, prompts = record.conflicting_rows_dropped, len(record.conflicts)
+            left_out.append(f"{rows} rows of {prompts} prompts with several answers dropped")
         lines.append(f"{name:15} {record.rows:6} rows ({', '.join(left_out)}) from {record.origin}")
     return "\n".join(lines)
 

@@ -125,9 +125,9 @@ def _single_message(messages: object, where: str) -> str:
 
 
 def _answer(row: Mapping[str, Any], key: str, where: str) -> str:
-    """An answer as text. A whole number is taken; a float is not: 0.1 + 0.2 has no answer in text."""
+    """An answer as text. A whole number is taken, a float is not: it may not be the number that was meant."""
     value = _present(row, key, where)
-    if isinstance(value, float) and not isinstance(value, bool):
+    if isinstance(value, float):
         kind = "not a number" if math.isnan(value) else "a binary fraction"
         raise UserError(
             f"{where}: `{key}` is {value!r}, {kind}: write the answer as text or as a whole number"

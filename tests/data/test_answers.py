@@ -1,0 +1,112 @@
+"""The part of a response that is its answer."""
+
+import time
+
+import pytest
+
+from cppo_lab.data.answers import answer_of, whole_number
+
+
+@pytest.mark.parametrize(
+    ("response", "text", "marked"),
+    [
+        ("Answer: 42", "42", True),
+        ("Answer: 41\nno\nAnswer: 42\n", "42", True),
+        ("Answer: 42\n\nThis is 7 more than 35.", "42", True),
+        ("**Answer:** 42", "42", True),
+        ("**Answer: 42**", "42", True),
+        ("Answer:\n\n42", "42", True),
+        ("Answer:\n\\[\n\\frac{1}{2}\n\\]\nDone.", "\\[\n\\frac{1}{2}\n\\]", True),
+        ("Answer:\n$$\n42\n$$", "$$\n42\n$$", True),
+        ("Answer: $1{,}000$.", "$1000$", True),
+        ("Answer: $10\\,000\\,000$", "$10000000$", True),
+        ("Answer: $2\\,00$", "$2\\,00$", True),  # no thousands: left to math-verify
+        ("Answer：42", "42", True),
+        ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("\\boxed{41}\nAnswer: 42", "42", True),
+        ("Answer: 41\n\\boxed{42}", "41", True),  # the prompt asks for the line
+        ("It is \\boxed{4", "It is \\boxed{4", False),
+        ("The sum is 42.", "The sum is 42.", False),
+        ("Answer:", "Answer:", False),
+        ("<think>Answer: 41</think>Answer: 42", "42", True),
+        ("Answer: 41</think>It is 42", "It is 42", False),
+        ("Answer: 4\x002", "4 2", True),
+    ],
+)
+def test_the_answer_that_a_response_gives(response: str, text: str, marked: bool) -> None:
+    answer = answer_of(response)
+    assert answer is not None
+    assert (answer.text, answer.marked) == (text, marked)
+
+
+@pytest.mark.parametrize("response", ["", " \n", "\0", "<think>Answer: 42", "<think>x</think>  ", "<think>"])
+def test_a_response_without_an_answer(response: str) -> None:
+    assert answer_of(response) is None
+
+
+def test_only_the_end_is_looked_at() -> None:
+    assert answer_of("Answer: 42\n" + "x" * 3_980).text == "42"  # type: ignore[union-attr]
+    far = answer_of("Answer: 42\n" + "x" * 4_000)
+    assert far is not None
+    assert (far.text, far.marked) == ("x" * 1_000, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *[("42", "42"), ("-3", "-3"), ("+3", "3"), ("073", "73"), ("0", "0"), ("000", "0"), ("-0", "0")],
+        *[
+            ("1,000", "1000"),
+            ("12,345,678", "12345678"),
+            ("$42$", "42"),
+            ("\\boxed{42}", "42"),
+            ("$-3$.", "-3"),
+        ],
+        *[
+            ("$\\boxed{42}$", "42"),
+            ("**42**", "42"),
+            ("\\(42\\)", "42"),
+            ("\\[ 42 \\]", "42"),
+            ("`42`", "42"),
+        ],
+        *[("9" * 900, "9" * 900), ("", None), ("-", None), ("4 2", None), ("1,00", None), ("0,123", None)],
+        *[
+            ("42.0", None),
+            ("x", None),
+            ("4e2", None),
+            ("²", None),
+            ("٣", None),
+            ("$$", None),
+            ("1,0000", None),
+        ],
+        *[("$4$ or $2$", None), ("1_000", None), ("--3", None), ("\\boxed{}", None), ("4\n2", None)],
+    ],
+)
+def test_whole_numbers(text: str, number: str | None) -> None:
+    assert whole_number(text) == number
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "answer" + " " * 1_000_000,
+        "answer " * 200_000,
+        "answer:" * 200_000,
+        "answer" + "*" * 1_000_000 + " " * 3_000,
+        "\\boxed{" * 200_000,
+        "{" * 1_000_000,
+        "<think>" * 200_000,
+        "</think>" * 200_000,
+        "Answer: " + "\\," * 500_000,
+        "Answer: " + "1," * 500_000,
+        "Answer: " + "$" * 1_000_000,
+        "$" * 3_000 + "Answer: " + "$" * 900,
+    ],
+    ids=lambda text: f"{text[:12]}... {len(text)}",
+)
+def test_megabytes_are_looked_at_in_milliseconds(response: str) -> None:
+    begun = time.perf_counter()
+    answer = answer_of(response)
+    if answer is not None:
+        whole_number(answer.text)
+    assert time.perf_counter() - begun < 0.25

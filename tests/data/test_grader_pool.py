@@ -1,0 +1,241 @@
+"""Hostile answers and killed children: one bad grade each, and the next grade is right."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.data import grader_pool
+from cppo_lab.data.grader_pool import GraderPool, Verdict
+from cppo_lab.data.grading import close_pools, grade
+from cppo_lab.errors import UserError
+
+LIMIT = 0.5
+# On top of the limit: the start of a child, on a machine that does other things too.
+START = 4.0
+HANGING = "9^{9^{9^9}}"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and not yet collected does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+HOSTILE = {
+    "a power tower": "Answer: 10**10**10",
+    "a power tower in LaTeX": f"Answer: {HANGING}",
+    "a power tower in prose": "so it is 10^10^10^10",
+    "a power of gigabytes": "Answer: 2^{2^{34}}",
+    "a factorial": "Answer: 1000000000!",
+    "a factorial of factorials": "Answer: ((9!)!)!",
+    "a sum": "Answer: \\sum_{n=1}^{10^9} n^n",
+    "a product": "Answer: \\prod_{k=1}^{10^7} k^k",
+    "an integral": "Answer: \\int_0^1 e^{e^{x^x}} dx",
+    "a limit": "Answer: \\lim_{x \\to 0} \\frac{\\sin(\\tan x) - \\tan(\\sin x)}{x^{77}}",
+    "nested fractions": "Answer: " + "\\frac{" * 120 + "1" + "}{2}" * 120,
+    "nested fractions without end": "Answer: " + "\\frac{" * 100_000,
+    "nested roots": "Answer: " + "\\sqrt{" * 120 + "2" + "}" * 120,
+    "nested powers": "Answer: " + "x^{" * 200 + "2" + "}" * 200,
+    "open braces": "Answer: " + "{" * 900,
+    "100000 open braces": "{" * 100_000,
+    "open parentheses": "Answer: " + "(" * 900,
+    "left parentheses": "Answer: " + "\\left(" * 140,
+    "a million left parentheses": "Answer: " + "\\left(" * 1_000_000,
+    "unclosed boxes": "\\boxed{" * 100_000,
+    "a megabyte of digits": "Answer: " + "7" * 1_000_000,
+    "a megabyte of text": "the answer is " * 80_000,
+    "a megabyte of dollars": "$" * 1_000_000,
+    "null bytes": "Answer: " + "\0" * 1_000_000 + "42",
+    "a list": "Answer: " + "1," * 450,
+    "a regex bomb of an answer": "Answer: " + "a" * 400 + "!" * 400,
+    "a regex bomb of spaces": "final answer" + " " * 900 + "is",
+    "a regex bomb of formulas": "$1$ and " * 110,
+    "an equation without end": "Answer: " + "=".join("abcdefghijklmnopqrstuvwxyz" * 15),
+    "half surrogates": "Answer: " + "\ud800" * 900,
+    "half a fraction": "Answer: \\frac{1",
+    "a matrix": "Answer: \\begin{pmatrix}" + "1&" * 300 + "\\end{pmatrix}",
+    "a polynomial": "Answer: (x+y+z+1)^{500}(x-y)^{500}",
+}
+
+
+@pytest.fixture(scope="module")
+def _pools() -> Iterator[None]:
+    yield
+    close_pools()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_costs_one_grade(name: str, _pools: None) -> None:
+    # A child that is ready, so that only the grade itself is timed.
+    assert grade("Answer: \\frac{84}{2}", "\\frac{42}{1}", LIMIT, workers=1).right == 1.0
+    begun = time.monotonic()
+    result = grade(HOSTILE[name], "\\sqrt{42}", LIMIT, workers=1)
+    assert time.monotonic() - begun < LIMIT + 1.0
+    assert result.right == 0.0
+    assert grade("Answer: \\frac{84}{2}", "\\frac{42}{1}", LIMIT, workers=1).right == 1.0
+
+
+def test_the_limit_holds_and_is_told(_pools: None) -> None:
+    result = grade(f"Answer: {HANGING}", "\\sqrt{42}", LIMIT, workers=1)
+    assert (result.right, result.timeout, result.error) == (0.0, 1.0, 0.0)
+    result = grade("Answer: " + "7" * 1_001, "7", LIMIT, workers=1)
+    assert (result.right, result.timeout, result.error) == (0.0, 0.0, 1.0)
+    result = grade("Answer: 7", "7" * 1_001, LIMIT, workers=1)
+    assert (result.right, result.timeout, result.error) == (0.0, 0.0, 1.0)
+
+
+def test_hostile_and_normal_answers_side_by_side() -> None:
+    pool = GraderPool(LIMIT, workers=2)
+    verdicts: dict[int, Verdict] = {}
+
+    def ask(place: int) -> None:
+        verdicts[place] = pool.grade(HANGING if place % 3 == 0 else "\\frac{2}{4}", True, "0.5")
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [verdicts[place].right for place in range(12)] == [place % 3 != 0 for place in range(12)]
+    assert [verdicts[place].fault == "timeout" for place in range(12)] == [
+        place % 3 == 0 for place in range(12)
+    ]
+    assert len(pool.processes()) <= 2
+    pool.close()
+    assert pool.processes() == []
+
+
+def test_a_child_killed_while_it_waits_is_replaced() -> None:
+    pool = GraderPool(LIMIT, workers=1)
+    assert pool.grade("\\frac{2}{4}", True, "0.5") == Verdict(True)
+    [pid] = pool.processes()
+    os.kill(pid, signal.SIGKILL)
+    assert pool.grade("\\frac{2}{4}", True, "0.5") == Verdict(True)
+    assert pool.processes() != [pid]
+    pool.close()
+
+
+def test_a_child_killed_in_the_middle_of_a_grade_is_replaced() -> None:
+    pool = GraderPool(5.0, workers=1)
+    assert pool.grade("\\frac{2}{4}", True, "0.5").right
+    [pid] = pool.processes()
+    os.kill(pid, signal.SIGSTOP)  # so that the grade is under way when the child is killed
+    verdicts: list[Verdict] = []
+    thread = threading.Thread(target=lambda: verdicts.append(pool.grade("\\frac{2}{4}", True, "0.5")))
+    thread.start()
+    assert wait_until(lambda: pool.processes() == [], START)
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    thread.join(5.0 + START)
+    assert verdicts == [Verdict(True)]
+    assert not alive(pid)
+    pool.close()
+
+
+def test_an_answer_that_kills_its_child_twice_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import os, sys\n"
+        "print('{\"ready\": true}', flush=True)\n"
+        "sys.stdin.readline()\n"
+        f"open({str(tmp_path / 'deaths')!r}, 'a').write('x')\n"
+        "os.kill(os.getpid(), int(os.environ['DEATH']))\n"
+    )
+    monkeypatch.setattr(grader_pool, "CHILD", child)
+    for death, times in ((signal.SIGSEGV, 1), (signal.SIGKILL, 2)):
+        (tmp_path / "deaths").write_text("")
+        monkeypatch.setenv("DEATH", str(int(death)))
+        pool = GraderPool(5.0, workers=1)
+        assert pool.grade("1", True, "1") == Verdict(False, "error")
+        assert (tmp_path / "deaths").read_text() == "x" * times
+        pool.close()
+
+
+def test_a_grader_that_cannot_start_is_said_loudly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    monkeypatch.setattr(grader_pool, "CHILD", child)
+    child.write_text("import sys; sys.exit(1)")
+    pool = GraderPool(LIMIT, workers=1)
+    for _ in range(2):  # and again: the place of the child is not lost
+        with pytest.raises(UserError, match="did not start"):
+            pool.grade("1", True, "1")
+    child.write_text('print(\'{"missing": "math_verify"}\', flush=True)')
+    with pytest.raises(UserError, match=r"'math_verify' is needed .*pip install math-verify"):
+        pool.grade("1", True, "1")
+    for arguments in ((0.0, 1), (float("nan"), 1), (1.0, 0)):
+        with pytest.raises(UserError, match="give a limit above 0"):
+            GraderPool(*arguments)
+
+
+def test_a_child_limits_its_own_memory_and_ignores_interrupts() -> None:
+    pool = GraderPool(LIMIT, workers=1, memory_bytes=1 << 30)
+    assert pool.grade("\\frac{2}{4}", True, "0.5").right
+    [pid] = pool.processes()
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    [memory] = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    assert memory.split()[3:5] == [str(1 << 30)] * 2
+    os.kill(pid, signal.SIGINT)
+    assert pool.grade("\\frac{2}{4}", True, "0.5").right
+    assert pool.processes() == [pid]
+    pool.close()
+    assert not alive(pid)
+
+
+def test_a_child_stays_although_its_owner_is_large() -> None:
+    ballast = bytearray(b"x") * (600 << 20)
+    pool = GraderPool(LIMIT, workers=1)
+    assert pool.grade("\\frac{2}{4}", True, "0.5").right
+    [pid] = pool.processes()
+    assert pool.grade("\\frac{2}{4}", True, "0.5").right
+    assert pool.processes() == [pid]
+    pool.close()
+    del ballast
+
+
+OWNER = f"""
+import sys, threading
+from cppo_lab.data.grader_pool import GraderPool
+pool = GraderPool(1.0, workers=1)
+assert pool.grade("\\\\frac{{2}}{{4}}", True, "0.5").right
+print(pool.processes()[0], flush=True)
+if sys.argv[1] == "busy":
+    pool.grade({HANGING!r}, True, "1")
+else:
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["idle", "busy"])
+def test_no_child_outlives_its_owner(state: str) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout
+    pid = int(owner.stdout.readline())
+    assert alive(pid)
+    time.sleep(0.2)
+    owner.kill()
+    owner.communicate()
+    # A busy child is ended by its limit on processor time: 1 s and a margin of 2 s, rounded up.
+    assert wait_until(lambda: not alive(pid), 15)

@@ -1,0 +1,285 @@
+"""Grades: a table of answers, agreement with math-verify, texts of all kinds."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cppo_lab.data.grading import close_pools, grade
+from cppo_lab.data.reward import compute_score
+
+RIGHT, WRONG = 1.0, 0.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_is_left() -> Iterator[None]:
+    yield
+    close_pools()
+
+
+# Answer after "Answer: ", truth, verdict.
+ANSWERS = [
+    # Whole numbers.
+    ("42", "42", RIGHT),
+    ("43", "42", WRONG),
+    ("$42$", "42", RIGHT),
+    ("$42$.", "42", RIGHT),
+    ("\\boxed{42}", "42", RIGHT),
+    ("$\\boxed{42}$", "42", RIGHT),
+    ("\\(42\\)", "42", RIGHT),
+    ("\\[42\\]", "42", RIGHT),
+    ("`42`", "42", RIGHT),
+    ("073", "73", RIGHT),
+    ("73", "073", RIGHT),
+    ("-3", "-3", RIGHT),
+    ("3", "-3", WRONG),
+    ("$-3$", "-3", RIGHT),
+    ("−3", "-3", RIGHT),
+    ("+3", "3", RIGHT),
+    ("-0", "0", RIGHT),
+    ("999999999999999999999999", "999999999999999999999999", RIGHT),
+    ("999999999999999999999998", "999999999999999999999999", WRONG),
+    # Thousands.
+    ("1,000", "1000", RIGHT),
+    ("1000", "1,000", RIGHT),
+    ("$1{,}000$", "1000", RIGHT),
+    ("$1\\,000$", "1000", RIGHT),
+    ("1,000,000", "1000000", RIGHT),
+    ("1,000,001", "1000000", WRONG),
+    # Units and words.
+    ("42 cm", "42", RIGHT),
+    ("42 minutes", "42", RIGHT),
+    ("$42\\text{ cm}$", "42", RIGHT),
+    ("$42^\\circ$", "42", RIGHT),
+    ("$\\$42$", "42", RIGHT),
+    ("the sum is 42", "42", RIGHT),
+    ("four", "4", WRONG),
+    ("unknown", "42", WRONG),
+    # Equations: the last side counts.
+    ("x = 5", "5", RIGHT),
+    ("$m+n = 42$", "42", RIGHT),
+    ("6*7 = 42", "42", RIGHT),
+    ("x = 5", "6", WRONG),
+    # Decimals, fractions, percent. math-verify takes 42% for 42, and not for 0.42.
+    ("42.0", "42", RIGHT),
+    ("42.5", "42", WRONG),
+    ("1/2", "\\frac{1}{2}", RIGHT),
+    ("\\frac{1}{2}", "0.5", RIGHT),
+    ("\\frac12", "\\frac{1}{2}", RIGHT),
+    ("\\dfrac{2}{4}", "\\frac{1}{2}", RIGHT),
+    ("-\\frac{1}{2}", "\\frac{-1}{2}", RIGHT),
+    ("1\\frac{1}{2}", "\\frac{3}{2}", RIGHT),
+    ("0.3333333", "\\frac{1}{3}", RIGHT),
+    ("0.33", "\\frac{1}{3}", WRONG),
+    ("\\frac{1}{3}", "\\frac{1}{2}", WRONG),
+    ("42%", "42", RIGHT),
+    ("$42\\%$", "0.42", WRONG),
+    # Roots, powers and other expressions.
+    ("2\\sqrt{2}", "\\sqrt{8}", RIGHT),
+    ("\\sqrt8", "2\\sqrt{2}", RIGHT),
+    ("\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}", RIGHT),
+    ("\\sqrt{2}+\\sqrt{3}", "\\sqrt{5+2\\sqrt{6}}", RIGHT),
+    ("\\sqrt{2}", "1.41", WRONG),
+    ("\\pi \\cdot 2", "2\\pi", RIGHT),
+    ("\\frac{22}{7}", "\\pi", WRONG),
+    ("2^{10}", "1024", RIGHT),
+    ("10!", "3628800", RIGHT),
+    ("\\binom{5}{2}", "10", RIGHT),
+    ("3 \\times 4", "12", RIGHT),
+    ("1.5 \\times 10^3", "1500", RIGHT),
+    ("\\log_2 8", "3", RIGHT),
+    ("x^2+2x+1", "(x+1)^2", RIGHT),
+    ("x^2+2x+2", "(x+1)^2", WRONG),
+    ("3+4i", "4i+3", RIGHT),
+    ("\\infty", "\\infty", RIGHT),
+    # Sets, intervals, inequalities, several numbers.
+    ("(1, 2]", "(1,2]", RIGHT),
+    ("[1, 2]", "(1,2)", WRONG),
+    ("(2, 1)", "(1,2)", WRONG),
+    ("\\{1, 2\\}", "\\{2,1\\}", RIGHT),
+    ("$\\{1,2,3\\}$", "\\{1,2\\}", WRONG),
+    ("1, 2", "\\{1,2\\}", RIGHT),
+    ("5 > x", "x<5", RIGHT),
+    ("x < 6", "x<5", WRONG),
+    ("12 or 13", "12", WRONG),
+    ("$12$ or $13$", "12", WRONG),
+    ("42 and 43", "42", WRONG),
+]
+RESPONSES = [
+    ("First \\boxed{41}, no: \\boxed{42}", "42", RIGHT),
+    ("First \\boxed{42}, no: \\boxed{41}", "42", WRONG),
+    ("Answer: 42\nAnswer: 41", "42", WRONG),
+    ("Answer:\n\n$$\\frac{84}{2}$$\n", "42", RIGHT),
+    ("The final answer is 42.", "42", RIGHT),
+    ("so the result is 42.", "42", RIGHT),
+    ("so the result is 43.", "42", WRONG),
+    ("I do not know", "42", WRONG),
+    ("", "42", WRONG),
+    ("<think>Answer: 41</think> Answer: 42", "42", RIGHT),
+    ("<think>Answer: 42</think> Answer: 41", "42", WRONG),
+    ("<think>It is 42. Answer: 42", "42", WRONG),
+]
+
+
+@pytest.mark.parametrize(
+    ("response", "truth", "verdict"),
+    [(f"Some work.\nAnswer: {answer}", truth, verdict) for answer, truth, verdict in ANSWERS] + RESPONSES,
+)
+def test_the_table_of_answers(response: str, truth: str, verdict: float) -> None:
+    result = grade(response, truth)
+    assert (result.right, result.timeout, result.error) == (verdict, 0.0, 0.0)
+
+
+def direct(answer: str, truth: str) -> bool:
+    """Math-verify's verdict on a formula, set up as in verl, with nothing of ours in between."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    latex, both = (LatexExtractionConfig(),), (ExprExtractionConfig(), LatexExtractionConfig())
+    answer = re.sub(r"(?<!\\)%", r"\%", answer)  # in LaTeX a bare % begins a comment
+    return bool(verify(parse(f"\\boxed{{{truth}}}", latex), parse(f"${answer}$", both)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"), [row[:2] for row in ANSWERS if not set("$`") & set(row[0]) and " " not in row[0]]
+)
+def test_the_verdict_is_math_verifys(answer: str, truth: str) -> None:
+    if answer in ("\\boxed{42}", "\\(42\\)", "\\[42\\]"):
+        answer = "42"
+    assert grade(f"Answer: {answer}", truth).right == direct(answer, truth)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(-2000, 2000), st.integers(-2000, 2000), st.sampled_from(["{}", "{:,}", "+{}", "00{}"]))
+def test_the_comparison_of_whole_numbers_is_math_verifys(number: int, truth: int, form: str) -> None:
+    answer = form.format(number) if number >= 0 else str(number)
+    for true in (truth, number):
+        assert grade(f"Answer: {answer}", str(true)).right == direct(answer, str(true)) == (number == true)
+
+
+def test_what_is_logged_beside_the_score() -> None:
+    assert compute_score("aime24", "Answer: 073", "73", {"index": 0}, reward_router_address=None) == {
+        "score": 1.0,
+        "acc": 1.0,
+        "answer_rule": 0.0,
+        "marked_answer": 1.0,
+        "grade_timeout": 0.0,
+        "grade_error": 0.0,
+    }
+    assert compute_score("math_dapo", "so it is 73", 73)["marked_answer"] == 0.0
+    assert compute_score("math_dapo", "so it is 73", 73)["score"] == 1.0
+    assert compute_score("math_dapo", "x\nAnswer: 73", "73")["answer_rule"] == 1.0
+
+
+MARKUP = (
+    *(
+        "Answer:",
+        "\\boxed{",
+        "}",
+        "{",
+        "$",
+        "$$",
+        "\\frac",
+        "\\sqrt",
+        "^",
+        "_",
+        "\\left(",
+        "\\right)",
+        "(",
+        "]",
+    ),
+    *("=", "1", "42", "-", ",", ".", "%", "\\%", "x", "\\text{", "\\begin{pmatrix}", "\\int", "\\sum", "!"),
+    *(
+        "\\pi",
+        " ",
+        "\n",
+        "<think>",
+        "</think>",
+        "or",
+        "and",
+        "\\in",
+        "<",
+        "\\le",
+        "\\cup",
+        "\0",
+        "\ud800",
+        "𝟜",
+    ),
+)
+FRAGMENTS = st.sampled_from(MARKUP)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(FRAGMENTS | st.text(max_size=4), max_size=20).map("".join),
+    st.sampled_from(["42", "\\frac{1}{2}", "x"]),
+)
+def test_any_text_gets_a_grade_in_time(text: str, truth: str) -> None:
+    for response in (text, f"Answer: {text}"):
+        begun = time.monotonic()
+        result = grade(response, truth, limit_seconds=1.0)
+        assert time.monotonic() - begun < 4.0  # the limit, and the start of a child on a busy machine
+        assert {result.right, result.answer_rule, result.marked, result.timeout, result.error} <= {0.0, 1.0}
+
+
+@settings(max_examples=60, deadline=None)
+@given(FRAGMENTS.map(lambda piece: piece * 30) | st.text(max_size=2000))
+def test_any_truth_gets_a_grade(truth: str) -> None:
+    assert grade("Answer: \\frac{1}{7}", truth, limit_seconds=1.0).right in (0.0, 1.0)
+
+
+def fractions(numerator: int) -> tuple[str, float]:
+    """A response that needs math-verify, and its grade against 3/7."""
+    return f"Answer: \\frac{{{numerator}}}{{7}}", float(numerator == 3)
+
+
+def test_many_threads_at_once() -> None:
+    cases = [fractions(numerator % 5) for numerator in range(200)]
+    with ThreadPoolExecutor(16) as threads:
+        grades = list(threads.map(lambda case: grade(case[0], "\\frac{3}{7}").right, cases))
+    assert grades == [verdict for _, verdict in cases]
+
+
+def test_from_an_event_loop() -> None:
+    async def all_of_them() -> list[Any]:
+        cases = [fractions(numerator) for numerator in range(20)]
+        return await asyncio.gather(*(asyncio.to_thread(grade, case[0], "3/7") for case in cases))
+
+    assert [result.right for result in asyncio.run(all_of_them())] == [fractions(n)[1] for n in range(20)]
+
+
+def graders() -> set[int]:
+    """Process ids of this process's own grading processes."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            parent = int(status.read_text().split("PPid:")[1].split()[0])
+            if parent == os.getpid() and b"grader_child" in (status.parent / "cmdline").read_bytes():
+                found.add(int(status.parent.name))
+        except (OSError, IndexError):  # it has ended meanwhile
+            continue
+    return found
+
+
+def test_a_forked_process_has_children_of_its_own() -> None:
+    response, verdict = fractions(3)
+    assert grade(response, "3/7").right == verdict
+    before = graders()
+    assert before
+    child = os.fork()
+    if child == 0:
+        right = grade(response, "3/7").right
+        own = graders()
+        close_pools()
+        os._exit(0 if right == verdict and len(own) == 1 and not graders() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert graders() == before
+    assert grade(response, "3/7").right == verdict
+    assert graders() == before

@@ -1,0 +1,238 @@
+"""Prepared data: layout, duplicates, the same bytes every time, whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.data.manifest import check_folder
+from cppo_lab.data.prepare import prepare
+from cppo_lab.errors import UserError
+from tests.data.made_files import (
+    AFTER,
+    BEFORE,
+    dapo_row,
+    read_parquet,
+    shipped,
+    write_jsonl,
+    write_parquet,
+)
+
+FILES = ["aime24.parquet", "aime25.parquet", "aime26.parquet", "manifest.json", "train.parquet"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_the_shipped_rows_in_verls_layout(tmp_path: Path) -> None:
+    records = prepare("sample", tmp_path / "data")
+    assert sorted(contents(tmp_path / "data")) == FILES
+    assert {name: record.rows for name, record in records.items()} == {
+        "train.parquet": 8,
+        "aime24.parquet": 30,
+        "aime25.parquet": 30,
+        "aime26.parquet": 30,
+    }
+    for row, published in zip(
+        read_parquet(tmp_path / "data" / "train.parquet"), shipped("dapo_math_sample"), strict=True
+    ):
+        assert row["prompt"] == published["prompt"]
+        assert row["reward_model"] == {
+            "style": "rule",
+            "ground_truth": published["reward_model"]["ground_truth"],
+        }
+        assert row["extra_info"]["id"] == published["extra_info"]["index"]
+        assert (row["data_source"], row["ability"]) == ("math_dapo", "MATH")
+
+
+@pytest.mark.parametrize("name", ["aime24", "aime25", "aime26"])
+def test_aime_problems_get_the_prompt_of_the_published_rows(tmp_path: Path, name: str) -> None:
+    published = shipped("dapo_math_sample")[0]["prompt"][0]["content"]
+    assert published.startswith(BEFORE)
+    assert published.endswith(AFTER)
+    prepare("sample", tmp_path / "data")
+    rows = read_parquet(tmp_path / "data" / f"{name}.parquet")
+    for index, (row, problem) in enumerate(zip(rows, shipped(name), strict=True)):
+        assert row == {
+            "data_source": name,
+            "prompt": [{"role": "user", "content": BEFORE + problem["problem"] + AFTER}],
+            "ability": "MATH",
+            "reward_model": {"style": "rule", "ground_truth": problem["answer"]},
+            "extra_info": {"index": index, "split": name, "id": problem["id"]},
+        }
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_parquet], ids=["jsonl", "parquet"])
+def test_each_prompt_stays_once_in_the_order_of_first_rows(tmp_path: Path, write: object) -> None:
+    names = ["c", "a", "d", "b"]
+    rows = [dapo_row(f"problem {name}", str(place), name) for place, name in enumerate(names)] * 100
+    suffix = "jsonl" if write is write_jsonl else "parquet"
+    file = write(tmp_path / f"dapo-math-17k.{suffix}", rows)  # type: ignore[operator]
+    record = prepare(str(file), tmp_path / "data")["train.parquet"]
+    assert (record.rows_read, record.duplicates_dropped, record.rows) == (400, 396, 4)
+    made = read_parquet(tmp_path / "data" / "train.parquet")
+    assert [row["extra_info"]["id"] for row in made] == names
+    assert [row["extra_info"]["index"] for row in made] == [0, 1, 2, 3]
+    assert [row["reward_model"]["ground_truth"] for row in made] == ["0", "1", "2", "3"]
+
+
+def test_jsonl_and_parquet_of_equal_rows_give_equal_content(tmp_path: Path) -> None:
+    rows = [dapo_row(f"problem {place}", str(place)) for place in range(5)]
+    one = prepare(str(write_jsonl(tmp_path / "train.jsonl", rows)), tmp_path / "one")["train.parquet"]
+    other = prepare(str(write_parquet(tmp_path / "train.parquet", rows)), tmp_path / "two")["train.parquet"]
+    assert one.content_sha256 == other.content_sha256
+    assert one.sha256 == other.sha256
+
+
+def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: Path) -> None:
+    rows = [dapo_row("clear", "1", "x"), dapo_row("disputed", "2", "y"), dapo_row("disputed", "3", "z")] * 3
+    rows.append(dapo_row("clear", "01", "w"))  # the same number
+    record = prepare(str(write_jsonl(tmp_path / "train.jsonl", rows)), tmp_path / "data")["train.parquet"]
+    assert [row["extra_info"]["id"] for row in read_parquet(tmp_path / "data" / "train.parquet")] == ["x"]
+    assert (record.rows_read, record.rows) == (10, 1)
+    assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (3, 6)
+    assert record.conflicts == [{"id": "y", "answers": ["2", "3"]}]
+
+
+def test_a_benchmark_with_two_answers_to_a_problem_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])
+    problems = shipped("aime25")
+    write_jsonl(tmp_path / "aime25.jsonl", [*problems, {**problems[3], "answer": "1"}])
+    with pytest.raises(
+        UserError, match=r"aime25.jsonl, line 31: a prompt of aime25 has the answers '117' and '1'"
+    ):
+        prepare(str(tmp_path), tmp_path / "data")
+
+
+def test_a_benchmark_of_too_few_problems_is_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])
+    write_jsonl(tmp_path / "aime24.jsonl", shipped("aime24")[:15])
+    with pytest.raises(UserError, match="has 15 problems, aime24 has 30"):
+        prepare(str(tmp_path), tmp_path / "data")
+
+
+def test_a_folder_without_benchmarks_gets_the_shipped_ones(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    write_jsonl(source / "train.jsonl", [dapo_row("p", "1")])
+    write_jsonl(source / "aime24.jsonl", list(reversed(shipped("aime24"))))
+    records = prepare(str(source), tmp_path / "data")
+    assert [record.origin for record in records.values()] == [
+        "local:train.jsonl",
+        "local:aime24.jsonl",
+        "shipped:aime25.jsonl",
+        "shipped:aime26.jsonl",
+    ]
+    first = read_parquet(tmp_path / "data" / "aime24.parquet")[0]
+    assert first["extra_info"]["id"] == "aime24-29"
+
+
+def test_preparing_again_changes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    prepare("sample", out)
+    before, times = contents(out), [path.stat().st_mtime_ns for path in sorted(out.iterdir())]
+    said: list[str] = []
+    prepare("sample", out, said.append)
+    assert contents(out) == before
+    assert [path.stat().st_mtime_ns for path in sorted(out.iterdir())] == times
+    assert said == [f"{out}: unchanged"]
+    prepare("sample", tmp_path / "elsewhere")
+    assert contents(tmp_path / "elsewhere") == before
+
+
+def test_other_data_replaces_what_was_prepared(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    prepare("sample", out)
+    prepare(str(write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])), out)
+    assert len(read_parquet(out / "train.parquet")) == 1
+    check_folder(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "train.jsonl"]
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    broken = write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1"), {"problem": "q"}])
+    with pytest.raises(UserError, match=r"train.jsonl, line 2: `answer` is missing"):
+        prepare(str(broken), out)
+    assert not out.exists()
+    prepare("sample", out)
+    before = contents(out)
+    with pytest.raises(UserError):
+        prepare(str(broken), out)
+    assert contents(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "train.jsonl"]
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match=r"in use \(thesis.tex\)"):
+        prepare("sample", tmp_path)
+    out = tmp_path / "data"
+    prepare("sample", out)
+    (out / "mine.txt").write_text("x")
+    with pytest.raises(UserError, match=r"in use \(mine.txt\)"):
+        prepare("sample", out)
+    (out / "mine.txt").unlink()
+    (out / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"data without manifest.json"):
+        prepare("sample", out)
+    with pytest.raises(UserError, match="is a file"):
+        prepare("sample", tmp_path / "thesis.tex")
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "aime24.parquet", "aime25.parquet", "aime26.parquet"])
+@pytest.mark.parametrize("place", [0, 0.3, 0.6, 0.999])
+def test_one_changed_byte_is_named(tmp_path: Path, name: str, place: float) -> None:
+    out = tmp_path / "data"
+    prepare("sample", out)
+    check_folder(out)
+    data = bytearray((out / name).read_bytes())
+    data[int(place * len(data))] ^= 1
+    (out / name).write_bytes(data)
+    with pytest.raises(UserError, match=f"{name} is changed"):
+        check_folder(out)
+
+
+def test_any_changed_byte_of_the_manifest_is_noticed(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    prepare("sample", out)
+    whole = (out / "manifest.json").read_bytes()
+    for place in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        (out / "manifest.json").write_bytes(changed)
+        with pytest.raises(UserError, match=r"manifest.json is changed"):
+            check_folder(out)
+
+
+def test_rows_encoded_otherwise_and_missing_and_foreign_files_are_told_apart(tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    prepare("sample", out)
+    write_parquet(out / "aime24.parquet", read_parquet(out / "aime24.parquet"))
+    (out / "aime25.parquet").unlink()
+    (out / "notes.txt").write_text("x")
+    with pytest.raises(UserError) as error:
+        check_folder(out)
+    assert "aime24.parquet is changed (the same rows, encoded otherwise" in str(error.value)
+    assert "aime25.parquet is missing" in str(error.value)
+    assert "not part of the prepared data: notes.txt" in str(error.value)
+    with pytest.raises(UserError, match=r"holds no manifest.json"):
+        check_folder(tmp_path)
+
+
+def test_the_manifest_holds_no_path_and_no_date(tmp_path: Path) -> None:
+    prepare(str(write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1")])), tmp_path / "data")
+    text = (tmp_path / "data" / "manifest.json").read_text()
+    assert str(tmp_path) not in text
+    assert set(json.loads(text)) == {"format", "tool", "pyarrow", "files", "sha256"}
+
+
+def test_the_folder_can_be_read_by_others(tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        prepare("sample", tmp_path / "data")
+    finally:
+        os.umask(mask)
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o755

@@ -1,0 +1,102 @@
+"""verl's own data set, reward manager and validation metrics on our files and grades."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab.data.grading import close_pools
+from cppo_lab.data.prepare import prepare
+from tests.data.made_files import AFTER, BEFORE, shipped
+
+pytestmark = pytest.mark.verl
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    prepare("sample", tmp_path / "data")
+    return tmp_path / "data"
+
+
+def test_verls_data_set_reads_the_files(
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+    from omegaconf import OmegaConf
+    from verl.utils.dataset.rl_dataset import RLHFDataset
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    files = [str(prepared / f"{name}.parquet") for name in ("train", "aime24", "aime25", "aime26")]
+    config = OmegaConf.create({"filter_overlong_prompts": False, "cache_dir": str(tmp_path / "verl")})
+    rows = RLHFDataset(files, tokenizer=None, config=config)
+    assert len(rows) == 98
+    problem = shipped("aime25")[2]
+    row = rows[8 + 30 + 2]
+    assert row["data_source"] == "aime25"
+    assert row["raw_prompt"] == [{"role": "user", "content": BEFORE + problem["problem"] + AFTER}]
+    assert row["reward_model"]["ground_truth"] == problem["answer"]
+    assert row["index"] == 2
+
+
+class _Characters:
+    """A tokenizer whose tokens are code points."""
+
+    def decode(self, tokens: Any, skip_special_tokens: bool) -> str:
+        return "".join(map(chr, tokens.tolist()))
+
+
+@pytest.mark.parametrize("manager", ["naive", "dapo"])
+def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
+    import numpy
+    import torch
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.trainer.ppo.metric_utils import process_validation_metrics
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    samples = [  # benchmark, prompt, response, truth; the grades are 1, 0, 1, 1, 0, 0
+        ("aime24", "p", "Answer: 204", "204"),
+        ("aime24", "p", "Answer: 205", "204"),
+        ("aime24", "q", "Answer: \\frac{408}{2}", "204"),
+        ("aime24", "q", "so it is 204", "204"),
+        ("aime25", "r", "<think>16", "16"),
+        ("aime25", "r", "Answer: 9^{9^{9^9}}", "16"),
+    ]
+    config = OmegaConf.create(
+        {
+            "reward": {
+                "custom_reward_function": {
+                    "path": "pkg://cppo_lab.data.reward",
+                    "name": "compute_score",
+                    "reward_kwargs": {"limit_seconds": 0.5, "workers": 1},
+                },
+                "reward_manager": {"source": "register", "name": manager},
+            }
+        }
+    )
+
+    def batch(source: str, response: str, truth: str) -> Any:
+        tokens = torch.tensor([[ord(letter) for letter in response] + [0, 0]])
+        tensors = {"responses": tokens, "attention_mask": (tokens != 0).long()}
+        others = {"data_source": [source], "reward_model": [{"ground_truth": truth}], "extra_info": [{}]}
+        arrays = {key: numpy.array(value, dtype=object) for key, value in others.items()}
+        return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
+
+    async def graded() -> list[dict[str, Any]]:
+        ours = load_reward_manager(config, _Characters())
+        return await asyncio.gather(*(ours.run_single(batch(row[0], *row[2:])) for row in samples))
+
+    results = asyncio.run(graded())
+    assert [result["reward_score"] for result in results] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    extras = [result["reward_extra_info"] for result in results]
+    infos = {key: [extra[key] for extra in extras] for key in extras[0]}
+    assert infos["acc"] == infos["score"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+    assert infos["answer_rule"] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert infos["marked_answer"] == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
+    assert infos["grade_timeout"] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    metrics = process_validation_metrics([row[0] for row in samples], [row[1] for row in samples], infos)
+    assert metrics["aime24"]["acc"]["mean@2"] == 0.75
+    assert metrics["aime25"]["acc"]["mean@2"] == 0.0
+    assert metrics["aime25"]["grade_timeout"]["mean@2"] == 0.5
+    close_pools()
