@@ -49,6 +49,8 @@ DEVICE_MODULE.__dict__.update(
     memory_reserved=_resident,
     max_memory_allocated=_peak,
     max_memory_reserved=_peak,
+    # On resume verl hands the device's generator the state saved under its name, here "cpu".
+    set_rng_state=torch.set_rng_state,
 )
 
 
