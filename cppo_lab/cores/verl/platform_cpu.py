@@ -49,8 +49,7 @@ DEVICE_MODULE.__dict__.update(
     memory_reserved=_resident,
     max_memory_allocated=_peak,
     max_memory_reserved=_peak,
-    # A checkpoint holds the generator of "the device" too.
-    get_rng_state=torch.get_rng_state,
+    # On resume verl hands the device's generator the state saved under its name, here "cpu".
     set_rng_state=torch.set_rng_state,
 )
 

@@ -45,7 +45,7 @@ class Limits:
             )
         default = min(self.response_length, self.prompt_length + self.response_length - prompt)
         asked = parameters.pop("max_new_tokens", default)
-        return max(1, min(parameters.pop("max_tokens", asked), room))
+        return max(1, min(int(parameters.pop("max_tokens", asked)), room))
 
 
 @dataclass(frozen=True, eq=False)

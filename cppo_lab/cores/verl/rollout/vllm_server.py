@@ -49,6 +49,8 @@ def check_distribution(logprobs_mode: str | None, sampling: Mapping[str, Any]) -
 class TopKServer(vLLMHttpServer):  # type: ignore[misc]
     """vLLM with Top-K."""
 
+    engine: Any
+
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         topk = RolloutSettings.read(self.config.engine_kwargs).topk
         if topk > engine_kwargs.get("max_logprobs", VLLM_MAX_LOGPROBS):
