@@ -56,7 +56,7 @@ $(VENV)/bin/pip:
 
 # One stamp per set of packages; it is written only after pip has succeeded.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints-cpu.txt -e '.[all]'
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints-cpu.txt -e '.[train,report,ui]'
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints-cpu.txt | $(VENV)/bin/pip

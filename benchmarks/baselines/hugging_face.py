@@ -1,58 +1,15 @@
 """What `mini_core.py` compares with: the same model, weights and batches through Hugging Face transformers.
 
 `Qwen3ForCausalLM` is the architecture of the embedded core; its attention is PyTorch's
-`scaled_dot_product_attention`, its default. Importing this module needs transformers 5 (`.[bench]`).
+`scaled_dot_product_attention`, its default. Importing this module needs the extra `verl`.
 """
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.trainer import Batch, Trainer
-
-
-def same_model(ours: Transformer) -> Qwen3ForCausalLM:
-    """A Qwen3 with a copy of our weights, the fused projections taken apart."""
-    arch = ours.arch
-    config = Qwen3Config(
-        vocab_size=ours.embedding.num_embeddings,
-        hidden_size=arch.width,
-        intermediate_size=arch.mlp_width,
-        num_hidden_layers=arch.layers,
-        num_attention_heads=arch.heads,
-        num_key_value_heads=arch.kv_heads,
-        head_dim=arch.head_dim,
-        max_position_embeddings=ours.context,
-        rope_parameters={"rope_type": "default", "rope_theta": arch.rope_theta},
-        rms_norm_eps=ours.norm.eps,
-        tie_word_embeddings=True,
-        attn_implementation="sdpa",
-        dtype=torch.float32,
-    )
-    theirs = Qwen3ForCausalLM(config)
-    weights = {"model.embed_tokens.weight": ours.embedding.weight, "model.norm.weight": ours.norm.gain}
-    weights["lm_head.weight"] = ours.embedding.weight
-    sizes = [heads * arch.head_dim for heads in (arch.heads, arch.kv_heads, arch.kv_heads)]
-    for layer, block in enumerate(ours.blocks):
-        attention, at = block.attention, f"model.layers.{layer}."
-        q, k, v = attention.qkv.weight.split(sizes)
-        gate, up = block.gate_up.weight.chunk(2)
-        weights |= {
-            at + "input_layernorm.weight": block.attention_norm.gain,
-            at + "post_attention_layernorm.weight": block.mlp_norm.gain,
-            at + "self_attn.q_proj.weight": q,
-            at + "self_attn.k_proj.weight": k,
-            at + "self_attn.v_proj.weight": v,
-            at + "self_attn.o_proj.weight": attention.out.weight,
-            at + "self_attn.q_norm.weight": attention.q_norm.gain,
-            at + "self_attn.k_norm.weight": attention.k_norm.gain,
-            at + "mlp.gate_proj.weight": gate,
-            at + "mlp.up_proj.weight": up,
-            at + "mlp.down_proj.weight": block.down.weight,
-        }
-    theirs.load_state_dict({name: weight.detach().clone() for name, weight in weights.items()})
-    return theirs
 
 
 @torch.no_grad()

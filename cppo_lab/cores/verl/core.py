@@ -33,8 +33,9 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     assert isinstance(spec, VerlRun) and layout is not None and paths is not None
     if importlib.util.find_spec("verl") is None:
         raise UserError("package 'verl' is not installed: pip install 'cppo-lab[verl]'")
-    step = steps.resume_step(folder)
-    recorded = steps.cut_after(folder, step)
+    with steps.writing(folder):
+        step = steps.resume_step(folder)
+        recorded = steps.cut_after(folder, step)
     sink.begin(step)
     for number, metrics in recorded:
         sink.log(number, metrics)

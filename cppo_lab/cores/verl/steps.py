@@ -6,18 +6,44 @@ a store that is away nor the end of either process loses a step, and the file sa
 of step n is, if row n is there, since the trainer writes it after the checkpoint.
 """
 
+import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 
 Row = tuple[int, dict[str, float]]
 STEPS, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
 CHECKPOINTS = "verl_checkpoints"
 PREFIX = "global_step_"
+PATIENCE_SECONDS = 60.0  # Ray's processes outlive a killed driver by a few seconds
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only process that writes to this record; wait for one that a dead attempt has left to end.
+
+    Raises UserError if it does not end.
+    """
+    with (folder / "verl_trainer.lock").open("w") as lock:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"a trainer of an earlier attempt still writes to {folder}: end its Ray processes"
+                    ) from None
+                time.sleep(0.2)
+        yield
 
 
 def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
