@@ -72,6 +72,12 @@ class TrustRegionLossConfig(PolicyLossConfig):  # type: ignore[misc]
         """Whether D_t needs mu's most likely tokens (`rollout_topk_ids`, `rollout_topk_logp`)."""
         return self.estimator in ("topk", "exact")
 
+    @property
+    def needs_permutation(self) -> bool:
+        """Whether the rule shuffles weights, by the column `weight_permutation`."""
+        parameter = inspect.signature(get_rule(self.rule)).parameters.get(PERMUTATION)
+        return parameter is not None and parameter.default is parameter.empty
+
 
 def _check_rule(rule: str, constants: dict[str, Any], measure: str) -> None:
     """Raise UserError for a rule that does not exist or does not take these constants."""

@@ -123,7 +123,13 @@ def evaluate(
     """
     _check_actor(config, mode)
     loss_config = config.policy_loss
-    own = {} if responses.permutation is None else {PERMUTATION: responses.permutation}
+    own = {}
+    if loss_config.needs_permutation:
+        if responses.permutation is None:
+            raise UserError(
+                f"rule {loss_config.rule!r} needs the column weight_permutation, drawn per rollout"
+            )
+        own = {PERMUTATION: responses.permutation}
     output = get_rule(loss_config.rule)(*responses[:4], d, **loss_config.constants, **own)
     denominator = whole.tokens if mode == "token-mean" else whole.responses
     if denominator is None:

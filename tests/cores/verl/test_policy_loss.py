@@ -192,6 +192,11 @@ class TestSecondPhase:
         with pytest.raises(UserError, match=message):
             call(config, responses())
 
+    def test_the_rule_that_shuffles_needs_a_permutation(self) -> None:
+        name = "cppo_no_prefix_budget_shuffled"
+        with pytest.raises(UserError, match="needs the column weight_permutation"):
+            call(actor(name, CONSTANTS[name], **TOPK), responses())
+
     def test_a_divergence_that_was_not_measured(self) -> None:
         with pytest.raises(UserError, match="distillation_use_topk"):
             call(actor("dppo", {"delta": 0.1}, **TOPK), responses(), measured=False)
