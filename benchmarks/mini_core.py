@@ -24,7 +24,7 @@ stacked_update_speedup           forward and backward of three models one after 
 
 Ratios are of speeds, ours over theirs (`cppo_update_over_grpo_update`: of times), and like the speeds medians over
 rounds in which all take turns, on one thread. The last line is JSON: {"name", "figures", "targets", "met"}. The
-figures against Hugging Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[all,bench]'`); without it
+figures against Hugging Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[dev]'`); without it
 they are null and `met` is false.
 """
 
@@ -54,13 +54,15 @@ hugging_face = None
 if importlib.util.find_spec("transformers"):
     from baselines import hugging_face
 
+    from cppo_lab.cores.verl.made_model import as_qwen3
+
 AT_MOST = {"cppo_update_over_grpo_update": 1.25}
 AT_LEAST = {
     "sampler_over_hugging_face": 5.0,
     "grpo_update_over_hugging_face": 1.5,
     "cppo_update_over_hugging_face": 1.5,
 }
-NO_TRANSFORMERS = "no transformers: pip install -c constraints-cpu.txt -e '.[all,bench]'"
+NO_TRANSFORMERS = "no transformers: pip install -c constraints-cpu.txt -e '.[dev]'"
 
 
 class Endless(Tokenizer):
@@ -105,7 +107,7 @@ def sampling_steps(trainer: Trainer, prompts: torch.Tensor) -> dict[str, Callabl
         "sampler_wide": lambda: ours(prompts.repeat(stacking.SEEDS, 1), top_k),
     }
     if hugging_face is not None:
-        model = hugging_face.same_model(trainer.model).eval()
+        model = as_qwen3(trainer.model, trainer.tokenizer).eval()
         difference = hugging_face.logit_difference(trainer.model, model, torch.Generator().manual_seed(0))
         assert difference < 1e-4, f"logits differ by {difference}"
 

@@ -33,9 +33,12 @@ HOMES = {
     "matplotlib": ["reports/figures/"],
     "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
     "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/", "cppo_lab/illustration.py"],
-    **dict.fromkeys(
-        ["verl", "ray", "transformers", "tokenizers", "tensordict", "transfer_queue"], ["cppo_lab/cores/verl/"]
-    ),
+    "verl": ["cppo_lab/cores/verl/"],
+    "ray": ["cppo_lab/cores/verl/"],
+    "transformers": ["cppo_lab/cores/verl/"],
+    "tokenizers": ["cppo_lab/cores/verl/"],
+    "tensordict": ["cppo_lab/cores/verl/"],
+    "transfer_queue": ["cppo_lab/cores/verl/"],
     "pandas": ["analysis/", "reports/"],
     "pyarrow": ["cppo_lab/data/"],
     "math_verify": ["cppo_lab/data/grader_child.py"],

@@ -10,6 +10,7 @@ from transformers import Qwen3ForCausalLM
 
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.verl.made_model import as_qwen3
 
 
 @torch.no_grad()
@@ -51,7 +52,7 @@ class PlainTrainer:
 
     def __init__(self, ours: Trainer, fused: bool) -> None:
         self.spec, self.pad = ours.spec, ours.tokenizer.pad
-        self.model = same_model(ours.model).train()
+        self.model = as_qwen3(ours.model, ours.tokenizer).train()
         optim = ours.spec.optim
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),

@@ -48,7 +48,7 @@ def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         dtype=torch.float32,
         bos_token_id=None,
         eos_token_id=tokenizer.eos,
-        pad_token_id=tokenizer.pad,
+        pad_token_id=None,  # with one, the row of padding would get no gradient; in the embedded core it does
     )
     theirs = Qwen3ForCausalLM(config)
     weights = {"model.embed_tokens.weight": ours.embedding.weight, "model.norm.weight": ours.norm.gain}

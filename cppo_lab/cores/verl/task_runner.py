@@ -1,5 +1,6 @@
 """The Ray actor that holds our trainer: verl's TaskRunner with another trainer class."""
 
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -17,7 +18,7 @@ class TaskRunner:
 
         from cppo_lab.cores.verl.config import lab_settings
         from cppo_lab.cores.verl.steps import writing
-        from cppo_lab.cores.verl.trainer import LabTrainer
+        from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
 
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
@@ -33,6 +34,7 @@ class TaskRunner:
                     teacher_client=trainer.get_teacher_client(),
                     reward_loop_worker_handles=trainer.get_reward_handles(),
                 )
-                trainer.fit(loops)
+                with suppress(PolicyBroken):
+                    trainer.fit(loops)
         finally:
             transfer_queue.close()

@@ -39,6 +39,10 @@ BEST = "best_checkpoint"
 TRACES = "verl_traces.pt"
 
 
+class PolicyBroken(ArithmeticError):
+    """The run has ended as collapsed, in the middle of a step; its outcome is written."""
+
+
 class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
     """One run. `trainer_mode` must be `sync`."""
 
@@ -200,8 +204,10 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         try:
             return super()._update_actor(batch, metrics)
         except NotFinite as error:
+            # Other ranks may wait for the one that failed: nothing more can be asked of the workers.
             self._broken = f"{str(error).splitlines()[-1].rpartition(': ')[2]} at step {self.global_steps}"
-            return batch
+            self._end(self.global_steps)
+            raise PolicyBroken(self._broken) from error
 
     def _save_checkpoint(self) -> None:
         """verl's, with the traces beside it."""

@@ -18,10 +18,10 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
-from benchmarks.baselines.hugging_face import same_model
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.trainer import Batch, Trainer
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
+from cppo_lab.cores.verl.made_model import as_qwen3
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -77,7 +77,7 @@ def record(aggregation: str, folder: Path) -> Recorded:
     """Trains the embedded core, and saves its first model for verl in `folder`/model."""
     spec = spec_of(aggregation)
     trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
-    first = same_model(trainer.model)
+    first = as_qwen3(trainer.model, trainer.tokenizer)
     first.save_pretrained(folder / "model")
     batches, metrics = [], []
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +90,7 @@ def record(aggregation: str, folder: Path) -> Recorded:
         batches.append(columns(batch))
         metrics.append(trainer.update(batch))
         trainer.steps += 1
-    after = same_model(trainer.model).state_dict()
+    after = as_qwen3(trainer.model, trainer.tokenizer).state_dict()
     return Recorded(batches, metrics, first.state_dict(), after)
 
 
