@@ -98,7 +98,31 @@ def _parser() -> argparse.ArgumentParser:
         "file", type=Path, metavar="FILE.npz", help="a file laid out as tests/oracles/vectors.npz"
     )
     vectors.set_defaults(command=_check_vectors)
+    _add_data(commands)
     return parser
+
+
+def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    data = commands.add_parser("data", help="training and validation sets of the verl core")
+    actions = data.add_subparsers(metavar="ACTION", required=True)
+    prepare = actions.add_parser(
+        "prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 as verl reads them"
+    )
+    prepare.add_argument(
+        "--from",
+        dest="source",
+        default="sample",
+        metavar="SOURCE",
+        help="hub (downloads 300 MB), a file or folder of .jsonl or .parquet, or sample (default): "
+        "8 training problems and the AIME problems that come with this package",
+    )
+    prepare.add_argument(
+        "--out", type=Path, default=Path("data"), metavar="DIR", help="where to write (default: data)"
+    )
+    prepare.set_defaults(command=_data_prepare)
+    check = actions.add_parser("check", help="compare prepared data with its checksums")
+    check.add_argument("folder", type=Path, metavar="DIR", help="a folder that `cppo data prepare` wrote")
+    check.set_defaults(command=_data_check)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -241,6 +265,22 @@ def _check_vectors(options: argparse.Namespace) -> int:
     return 1 if report.mismatches else 0
 
 
+def _data_prepare(options: argparse.Namespace) -> int:
+    from cppo_lab.data.manifest import summary
+    from cppo_lab.data.prepare import prepare
+
+    records = prepare(options.source, options.out, lambda text: print(text, file=sys.stderr, flush=True))
+    print(summary(records))
+    return 0
+
+
+def _data_check(options: argparse.Namespace) -> int:
+    from cppo_lab.data.manifest import check_folder, summary
+
+    print(summary(check_folder(options.folder)))
+    return 0
+
+
 def _planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
     from cppo_lab import store
@@ -259,6 +299,8 @@ def _missing_package(name: str) -> str:
         "pandas": "report",
         "matplotlib": "report",
         "jinja2": "report",
+        "pyarrow": "data",
+        "huggingface_hub": "data",
     }
     needed = extra.get(name.split(".")[0], "all")
     return f"package {name!r} is not installed: pip install 'cppo-lab[{needed}]'"

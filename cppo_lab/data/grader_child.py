@@ -1,0 +1,124 @@
+"""The process in which math-verify runs: one JSON request per line in, one verdict per line out.
+
+Started by `grader_pool` as a script, so that it needs no import of ours. It reads the text of a policy, so it limits
+its own memory and processor time, and its owner may kill it at any moment. It ends when its input ends, that is,
+when its owner does; should a forked relative of the owner still hold the pipe, it ends when its parent is gone; and
+should it be computing at that time, the limit on processor time ends it.
+"""
+
+import json
+import os
+import re
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+PARENT_CHECK_MS = 5_000
+RETIRE_KB = 512 << 10  # a child that has ever held more than this is replaced: its heap does not shrink again
+CPU_MARGIN = 2  # seconds of processor time beyond the limit, after which the kernel ends a request
+_DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?!(?:and|or)\b)[^\W\d_]{2,}")
+
+
+def main(limit_seconds: float, memory_bytes: int) -> None:
+    """Answer requests until the input ends."""
+    source, sink = os.dup(0), os.dup(1)
+    with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123  what a library prints must not mix in
+        for stream in (0, 1, 2):
+            os.dup2(nothing.fileno(), stream)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        grade = load_grader()
+    except ImportError as error:
+        _reply(sink, {"missing": error.name or str(error)})
+        return
+    _reply(sink, {"ready": True})
+    parent = os.getppid()
+    for line in _lines(source, parent):
+        request = json.loads(line)
+        _limit_processor(limit_seconds)
+        try:
+            verdict = {"right": grade(request["answer"], request["marked"], request["truth"])}
+        except Exception as error:  # noqa: BLE001  the policy's text may bring anything about
+            verdict = {"error": type(error).__name__}
+        last = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > RETIRE_KB
+        _reply(sink, {"last": last, **verdict})
+        if last:
+            return
+
+
+def load_grader() -> Callable[[str, bool, str], bool]:
+    """Import math-verify and warm it up.
+
+    Returns:
+        A function of the answer, whether it is marked as the answer, and the truth.
+    """
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+    of_truth, of_answer = (LatexExtractionConfig(),), (ExprExtractionConfig(), LatexExtractionConfig())
+
+    # math-verify's own timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
+    @lru_cache(maxsize=1024)
+    def parsed_truth(truth: str) -> list[Any]:
+        return parse(f"\\boxed{{{truth}}}", of_truth, parsing_timeout=None)  # type: ignore[no-any-return]
+
+    def grade(answer: str, marked: bool, truth: str) -> bool:
+        return any(
+            verify(parsed_truth(truth), parse(text, of_answer, parsing_timeout=None), timeout_seconds=None)
+            for text in (readings(answer) if marked else [answer])
+        )
+
+    for example in ("$\\frac{1}{2}$", "Answer: 0.5"):
+        grade(example, True, "1/2")
+    return grade
+
+
+def readings(answer: str) -> list[str]:
+    """The forms in which a marked answer is put to math-verify, which finds LaTeX only between delimiters.
+
+    Without delimiters, "\\frac12" is a formula, and "5 cm" is either a number with its unit or a product of
+    symbols: text with words is read both ways. "12 or 13" counts as a formula (a set of two numbers): read as prose
+    it would be 12, and offering several answers would pay.
+    """
+    if any(mark in answer for mark in _DELIMITERS):
+        return [f"Answer: {answer}"]
+    return [f"${answer}$", *([f"Answer: {answer}"] if _WORD.search(answer) else [])]
+
+
+def _limit_processor(limit_seconds: float) -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = int(used.ru_utime + used.ru_stime + limit_seconds) + CPU_MARGIN
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def _lines(source: int, parent: int) -> Iterator[bytes]:
+    """Lines of the input, until it ends or the parent is gone."""
+    poll = select.poll()
+    poll.register(source, select.POLLIN)
+    pending = b""
+    while True:
+        while b"\n" in pending:
+            line, pending = pending.split(b"\n", 1)
+            yield line
+        if not poll.poll(PARENT_CHECK_MS):
+            if os.getppid() != parent:
+                return
+            continue
+        data = os.read(source, 1 << 16)
+        if not data:
+            return
+        pending += data
+
+
+def _reply(sink: int, message: dict[str, Any]) -> None:
+    os.write(sink, json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), int(sys.argv[2]))

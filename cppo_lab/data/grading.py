@@ -1,0 +1,105 @@
+"""Grades of responses: math-verify's verdict, and beside it what DAPO's rule says.
+
+How a response is graded:
+1. its answer is found (`answers.answer_of`);
+2. a whole number against a whole number is decided here, by comparison: that is every AIME answer and nearly every
+   answer of DAPO-Math-17k, in a few microseconds;
+3. anything else is put to math-verify in a child process (`grader_pool`), within a time limit.
+"""
+
+import atexit
+import os
+import threading
+from dataclasses import dataclass
+
+from cppo_lab.data.answers import MAX_ANSWER, answer_of, tidy_truth, whole_number
+from cppo_lab.data.dapo_rule import follows_answer_rule
+from cppo_lab.data.grader_pool import GraderPool
+
+LIMIT_SECONDS = 5.0
+# Per process: verl grades in several processes, and few answers need a child.
+WORKERS = 2
+
+_pools: dict[tuple[float, int], GraderPool] = {}
+_pools_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Grade:
+    """The grade of one response. All are numbers, 0 or 1, so that a trainer can average them.
+
+    right: math-verify's verdict: the score.
+    answer_rule: whether DAPO's rule accepts the response.
+    marked: whether the response marks its answer, with "Answer:" or \\boxed{}.
+    timeout: math-verify did not decide in time.
+    error: the answer could not be judged: too long, or math-verify broke on it.
+    """
+
+    right: float
+    answer_rule: float
+    marked: float
+    timeout: float = 0.0
+    error: float = 0.0
+
+
+def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, workers: int = WORKERS) -> Grade:
+    """Grade a response. Whatever its text is, this returns a grade.
+
+    Args:
+        response: what the policy wrote, of any length.
+        truth: the true answer, as LaTeX without dollars.
+        limit_seconds: the longest that math-verify may take, see `GraderPool`.
+        workers: the most child processes of this process.
+
+    Raises:
+        UserError: math-verify is not installed, or the grading process cannot be started.
+    """
+    if len(truth) > MAX_ANSWER:
+        return Grade(0.0, 0.0, 0.0, error=1.0)
+    answer_rule = float(follows_answer_rule(response, truth))
+    answer = answer_of(response)
+    if answer is None:
+        return Grade(0.0, answer_rule, 0.0)
+    marked = float(answer.marked)
+    if len(answer.text) > MAX_ANSWER:
+        return Grade(0.0, answer_rule, marked, error=1.0)
+    truth = tidy_truth(truth)
+    whole = whole_number(answer.text)
+    if whole is not None and (true_whole := whole_number(truth)) is not None:
+        return Grade(float(whole == true_whole), answer_rule, marked)
+    verdict = _pool(limit_seconds, workers).grade(answer.text, answer.marked, truth)
+    return Grade(
+        float(verdict.right),
+        answer_rule,
+        marked,
+        timeout=float(verdict.fault == "timeout"),
+        error=float(verdict.fault == "error"),
+    )
+
+
+def close_pools() -> None:
+    """End all grading processes of this process; the next grade starts new ones."""
+    with _pools_lock:
+        pools = list(_pools.values())
+        _pools.clear()
+    for pool in pools:
+        pool.close()
+
+
+def _pool(limit_seconds: float, workers: int) -> GraderPool:
+    key = (limit_seconds, workers)
+    with _pools_lock:
+        if key not in _pools:
+            _pools[key] = GraderPool(limit_seconds, workers)
+        return _pools[key]
+
+
+def _forget_pools() -> None:
+    """After a fork: the pools and their pipes are the parent's."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    _pools.clear()
+
+
+atexit.register(close_pools)
+os.register_at_fork(after_in_child=_forget_pools)

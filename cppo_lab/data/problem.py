@@ -1,0 +1,146 @@
+"""One problem, checked: what a row of any accepted file comes down to."""
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cppo_lab.data.prompts import is_wrapped, wrap
+from cppo_lab.errors import UserError
+
+# Longer than anything published by far (DAPO's longest prompt has some thousand characters, its answers are
+# integers): what is longer is a broken row, and would burst the prompt length of every run anyway.
+MAX_PROMPT = 100_000
+MAX_ANSWER = 1_000
+TRAINING_SOURCE = "math_dapo"  # verl's name of DAPO-Math-17k
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A user message and the answer that is right."""
+
+    data_source: str
+    prompt: str
+    answer: str
+    id: str
+
+
+def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, position: int) -> Problem:
+    """Read a row in verl's layout (`prompt`, `reward_model`) or a plain one (`problem`, `answer`).
+
+    Args:
+        row: the row as read; keys that are not needed are left alone.
+        where: file and line, for messages.
+        benchmark: name of the benchmark that the row belongs to, or None for a row to train on.
+        position: 0-based place in the file; names a row that has no id.
+
+    Raises:
+        UserError: a key is missing or its value cannot be used.
+    """
+    if "prompt" in row:
+        prompt = _single_message(row["prompt"], where)
+        answer = _answer(_field(row, "reward_model", where), "ground_truth", where)
+        identifier = (row.get("extra_info") or {}).get("index") if _is_row(row.get("extra_info")) else None
+        if benchmark and not is_wrapped(prompt):
+            raise UserError(
+                f"{where}: `prompt` of a {benchmark} row is {_shown(prompt)}, not a problem in DAPO's template: "
+                "give the bare problem in a key `problem` with its `answer`, and it is wrapped"
+            )
+    elif "problem" in row:
+        prompt = wrap(_text(row, "problem", where, MAX_PROMPT))
+        answer = _answer(row, "answer", where)
+        identifier = row.get("id")
+    else:
+        raise UserError(
+            f"{where}: neither `prompt` nor `problem` is among the keys {sorted(map(str, row))}: each row needs "
+            "`problem` and `answer`, or verl's `prompt` and `reward_model.ground_truth`"
+        )
+    name = benchmark or TRAINING_SOURCE
+    if benchmark:
+        answer = _aime_answer(answer, where)
+    elif row.get("data_source") is not None:
+        name = _text(row, "data_source", where, MAX_ANSWER)
+    if identifier is None or isinstance(identifier, bool) or not isinstance(identifier, int | str):
+        identifier = f"{name}-{position}"
+    return Problem(name, prompt, answer, str(identifier))
+
+
+def _is_row(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _shown(value: object) -> str:
+    return reprlib.repr(value)
+
+
+def _field(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
+    value = _present(row, key, where)
+    if not _is_row(value):
+        raise UserError(
+            f"{where}: `{key}` is {_shown(value)}: give an object such as {{'ground_truth': '34'}}"
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def _present(row: Mapping[str, Any], key: str, where: str) -> Any:
+    if row.get(key) is None:
+        raise UserError(
+            f"{where}: `{key}` is missing: its keys are {sorted(map(str, row))}; add it or drop the row"
+        )
+    return row[key]
+
+
+def _text(row: Mapping[str, Any], key: str, where: str, longest: int) -> str:
+    value = _present(row, key, where)
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{where}: `{key}` is {_shown(value)}: give a text that is not empty")
+    return _storable(value, key, where, longest)
+
+
+def _storable(value: str, key: str, where: str, longest: int) -> str:
+    if len(value) > longest:
+        raise UserError(
+            f"{where}: `{key}` has {len(value)} characters, starting {_shown(value[:40])}: at most {longest} are "
+            "taken; mend or drop the row"
+        )
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where}: `{key}` holds half a surrogate pair at character {error.start}: write the text as UTF-8"
+        ) from None
+    return value
+
+
+def _single_message(messages: object, where: str) -> str:
+    """The text of a prompt of one user message."""
+    only = messages[0] if isinstance(messages, list) and len(messages) == 1 else None
+    if not isinstance(only, Mapping) or only.get("role") != "user":
+        raise UserError(
+            f"{where}: `prompt` is {_shown(messages)}: give a list of one message "
+            "{'role': 'user', 'content': ...}, as DAPO-Math-17k has it"
+        )
+    return _text(only, "content", f"{where}: `prompt`", MAX_PROMPT)
+
+
+def _answer(row: Mapping[str, Any], key: str, where: str) -> str:
+    """An answer as text. A whole number is taken; a float is not: 0.1 + 0.2 has no answer in text."""
+    value = _present(row, key, where)
+    if isinstance(value, float) and not isinstance(value, bool):
+        kind = "not a number" if math.isnan(value) else "a binary fraction"
+        raise UserError(
+            f"{where}: `{key}` is {value!r}, {kind}: write the answer as text or as a whole number"
+        )
+    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
+        raise UserError(f"{where}: `{key}` is {_shown(value)}: give the answer as text or as a whole number")
+    return _storable(str(value).strip(), key, where, MAX_ANSWER)
+
+
+def _aime_answer(answer: str, where: str) -> str:
+    """An AIME answer: a whole number from 0 to 999, written without leading zeros."""
+    if not (answer.isascii() and answer.isdigit() and int(answer) <= 999):
+        raise UserError(
+            f"{where}: the answer is {_shown(answer)}: AIME answers are whole numbers from 0 to 999"
+        )
+    return str(int(answer))
