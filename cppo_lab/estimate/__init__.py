@@ -24,6 +24,4 @@ def estimate(run: RunSpec, layout: LayoutSpec, available: float = GPU_MEMORY) ->
     if run.core != "verl" or layout.device != "cuda":
         return None
     shape, amounts = shape_of(run), amounts_of(run)
-    return Estimate(
-        estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available)
-    )
+    return Estimate(estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available))

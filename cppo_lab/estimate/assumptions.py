@@ -12,15 +12,17 @@ GPU_MEMORY = 80e9  # bytes
 UNCERTAINTY = 2.0  # true hours lie between hours / 2 and hours * 2
 
 # Training. MFU counts 6 FLOPs per active parameter and token; the recomputation of checkpointed layers lowers it.
-TRAINING_MFU = 0.30  # dense, packed long sequences (assumption; reports for 1B to 10B range over 0.25 to 0.45)
+# dense, packed long sequences (assumption)
+TRAINING_MFU = 0.30
 TRAINING_MFU_MOE = 0.15  # small experts and their exchange between GPUs (assumption)
 
 # Rollout.
 BANDWIDTH_SHARE = 0.5  # of the peak that decoding reaches (assumption)
 PREFILL_SHARE = 0.4  # of the peak FLOPs that prefill reaches (assumption)
 DECODE_SHARE = 0.25  # of the peak FLOPs that decoding reaches where it is bound by them (assumption)
-DECODE_OVERHEAD = 0.006  # seconds per decoding step: scheduling, sampling, Top-K log-probabilities (assumption)
-PROMPT_TOKENS = 200  # mean (assumption; the template of DAPO alone has about 60)
+# seconds per decoding step: scheduling, sampling, Top-K log-probabilities (assumption)
+DECODE_OVERHEAD = 0.006
+PROMPT_TOKENS = 200  # mean (assumption)
 
 # Once per training step: grading, waking and sleeping of the rollout engine, weights handed over, batch moved.
 STEP_OVERHEAD = 15.0  # seconds (assumption)
@@ -40,14 +42,18 @@ MEAN_SHARE = 0.5  # of the maximum length, for any other model (assumption)
 
 # Bytes per parameter.
 WEIGHT = 2  # bfloat16, of the rollout engine and of computation
-FSDP_STATE = 16  # float32 weights and gradients, and AdamW's two float32 moments (verl: fsdp_config.model_dtype=fp32)
+# float32 weights and gradients, and AdamW's two float32 moments (verl: fsdp_config.model_dtype=fp32)
+FSDP_STATE = 16
 MEGATRON_LOCAL = 6  # bfloat16 weights and float32 gradients, on every GPU that holds the shard
 MEGATRON_OPTIMISER = 12  # float32 weights and two moments, spread over all GPUs (distributed optimiser)
 
 # Bytes of activations.
-CHECKPOINT = 2  # per token, layer and unit of width: the bfloat16 input of each layer (gradient checkpointing)
-LAYER = 34  # per token and unit of width, of the one layer recomputed (Korthikanti et al. 2022, arXiv 2205.05198, eq. 1)
+# per token, layer and unit of width: the bfloat16 input of each layer (gradient checkpointing)
+CHECKPOINT = 2
+# per token and unit of width, of the one layer recomputed (Korthikanti et al. 2022, arXiv 2205.05198, section 4)
+LAYER = 34
 LOGIT = 8  # per token and symbol: bfloat16 logits and gradient, and one float32 copy
 KV = 2  # bfloat16 keys and values
 
-RESERVE = 6e9  # bytes: CUDA context, NCCL buffers, fragmentation, what a sleeping rollout engine keeps (assumption)
+# bytes: CUDA context, NCCL buffers, fragmentation, what a sleeping rollout engine keeps (assumption)
+RESERVE = 6e9

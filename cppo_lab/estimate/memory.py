@@ -47,8 +47,8 @@ class MemoryEstimate:
             return f"fits in {self.available / 1e9:.0f} GB ({peak})"
         if self.peak <= self.available:
             peak = (
-                f"the rollout engine lacks {(self.kv_needed - self.kv_cache) / 1e9:.0f} GB for its weights and the keys "
-                "and values of one longest sequence"
+                f"the rollout engine lacks {(self.kv_needed - self.kv_cache) / 1e9:.0f} GB for its weights and the "
+                "keys and values of one longest sequence"
             )
         return f"does not fit in {self.available / 1e9:.0f} GB ({peak})"
 
@@ -58,7 +58,9 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """The memory of one GPU of `layout` that has `available` bytes."""
     state = _state(shape, layout)
-    split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations as well
+    split = (
+        layout.megatron.tensor if layout.megatron else 1
+    )  # sequence parallelism splits activations as well
     activations = _activations(shape, layout.tokens_per_device) / split + _gathered(shape, layout)
     logits = layout.tokens_per_device * shape.vocabulary * given.LOGIT / split
     training = state + activations + logits + given.RESERVE
@@ -88,7 +90,11 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     sizes = layout.megatron
     experts = (shape.parameters - shape.active) / sizes.expert
     local = (experts + shape.active / sizes.tensor) / sizes.pipeline
-    optimiser = 0.0 if layout.verl.get(CPU_OPTIMISER) else shape.parameters * given.MEGATRON_OPTIMISER / layout.devices
+    optimiser = (
+        0.0
+        if layout.verl.get(CPU_OPTIMISER)
+        else shape.parameters * given.MEGATRON_OPTIMISER / layout.devices
+    )
     return local * given.MEGATRON_LOCAL + optimiser
 
 

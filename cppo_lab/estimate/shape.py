@@ -72,10 +72,18 @@ def amounts_of(run: RunSpec) -> Amounts:
     """The tokens of a run, by the paper's mean response lengths where it has them."""
     data, longest = run.data, run.rollout.max_response_length
     if isinstance(data, TaskData):
-        problems, prompt, longest_prompt = data.validation_problems, float(data.prompt_length), data.prompt_length
+        problems, prompt, longest_prompt = (
+            data.validation_problems,
+            float(data.prompt_length),
+            data.prompt_length,
+        )
         response = float(min(data.worked_length, longest))
     else:
-        problems, prompt, longest_prompt = PROBLEMS_PER_BENCHMARK, float(PROMPT_TOKENS), data.max_prompt_length
+        problems, prompt, longest_prompt = (
+            PROBLEMS_PER_BENCHMARK,
+            float(PROMPT_TOKENS),
+            data.max_prompt_length,
+        )
         repository = run.model.repository if isinstance(run.model, HubModel) else ""
         response = float(min(MEAN_RESPONSE.get(repository, MEAN_SHARE * longest), longest))
     return Amounts(

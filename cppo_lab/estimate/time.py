@@ -61,9 +61,9 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
     steps = max(amounts.longest_response, tokens / concurrent(shape, amounts, layout))
     kv_token = kv_bytes(shape)
     bandwidth = gpus * given.BANDWIDTH * given.BANDWIDTH_SHARE
-    traffic = steps * shape.parameters * given.WEIGHT + tokens * (
-        amounts.prompt + amounts.response / 2
-    ) * kv_token
+    traffic = (
+        steps * shape.parameters * given.WEIGHT + tokens * (amounts.prompt + amounts.response / 2) * kv_token
+    )
     compute = tokens * 2 * shape.active / (gpus * given.BF16_FLOPS * given.DECODE_SHARE)
     prefill = share * amounts.prompt * 2 * shape.active / (gpus * given.BF16_FLOPS * given.PREFILL_SHARE)
     return prefill + steps * given.DECODE_OVERHEAD + max(traffic / bandwidth, compute)

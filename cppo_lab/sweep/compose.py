@@ -115,8 +115,8 @@ def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
     group = layout.sequence_parallel * (layout.megatron.context if layout.megatron else 1)
     if layout.tokens_per_device * group < longest:
         raise UserError(
-            f"configuration: layout.tokens_per_device={layout.tokens_per_device} on {group} devices per sequence is less "
-            f"than the longest sequence, {prompt} + {run.rollout.max_response_length} tokens: set "
+            f"configuration: layout.tokens_per_device={layout.tokens_per_device} on {group} devices per sequence is "
+            f"less than the longest sequence, {prompt} + {run.rollout.max_response_length} tokens: set "
             f"layout.tokens_per_device={-(-longest // group)} or more, or raise layout.sequence_parallel"
         )
 
