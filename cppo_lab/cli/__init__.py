@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from cppo_lab.cli.parser import build_parser
+from cppo_lab.cli.parser import parse
 from cppo_lab.errors import UserError
 
 EXTRAS = {  # of pyproject.toml, by the packages that they bring
@@ -16,7 +16,7 @@ EXTRAS = {  # of pyproject.toml, by the packages that they bring
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 not everything is, 2 bad input, 130 interrupted."""
-    options = build_parser().parse_args(arguments)
+    options = parse(arguments)
     try:
         code: int = options.command(options)
     except UserError as error:

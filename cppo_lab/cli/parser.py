@@ -1,7 +1,7 @@
 """What `cppo` understands: its subcommands, their arguments, and the function that each stands for."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,18 @@ OVERRIDES = (
     "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
 )
 SWEEP = "name of a shipped sweep or study, or path to such a file"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the user asked for; overrides may stand before and after options."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option are left over.
+    if any(text.startswith("-") for text in rest) or (rest and "overrides" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
 
 
 def build_parser() -> argparse.ArgumentParser:
