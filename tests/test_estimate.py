@@ -156,3 +156,15 @@ def test_mean_lengths_are_those_of_the_papers_curves() -> None:
     assert min(ratios, key=ratios.__getitem__) == ("Qwen3-30B-A3B-Base", "trm_max")
     assert round(min(ratios.values()), 2) == 0.16
     assert round(max(ratios.values()), 2) == 1.28
+
+
+def test_the_documented_costs_are_the_estimated_ones() -> None:
+    text = (ROOT / "docs/paper_settings.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `qwen3_")]
+    assert len(rows) == 10
+    for cells in rows:
+        model, layout, hours, gpu_hours, peak = (cell.strip().strip("`") for cell in cells)
+        found = cost("core=verl", f"model={model}", f"layout={layout}")
+        assert hours == f"{found.time.hours:.0f}"
+        assert gpu_hours == f"{found.time.gpu_hours:.0f}"
+        assert peak == f"{found.memory.peak / 1e9:.0f} GB"
