@@ -16,14 +16,19 @@ ALLOWED = {
     "tracking": {"spec"},
     "run": {"spec", "cores", "tracking"},
     "launch": {"spec", "tracking", "run"},
-    "sweep": {"spec", "parse", "tracking", "run", "launch"},
+    "estimate": {"spec"},
+    "sweep": {"spec", "parse", "estimate", "tracking", "run", "launch"},
     "analysis": set(),
     "reports": {"analysis"},
     "calculator": {"maths"},
     "vectors": {"maths"},
     "illustration": {"maths"},
     "data": set(),
-    "cli": {"spec", "sweep", "tracking", "analysis", "reports", "calculator", "vectors", "data"},
+    "doctor": {"spec", "estimate", "sweep", "tracking", "data", "cores"},
+    "cli": {
+        *("spec", "sweep", "tracking", "analysis", "reports", "calculator", "vectors", "data", "doctor"),
+        "cores",  # verl's configuration of a run, for `cppo show --verl`
+    },
 }
 # Library -> path prefixes below the root where it may be imported.
 HOMES = {
@@ -32,7 +37,13 @@ HOMES = {
     "submitit": ["cppo_lab/launch/"],
     "matplotlib": ["reports/figures/"],
     "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
-    "torch": ["cppo_lab/maths/", "cppo_lab/cores/", "cppo_lab/vectors/", "cppo_lab/illustration.py"],
+    "torch": [
+        "cppo_lab/maths/",
+        "cppo_lab/cores/",
+        "cppo_lab/vectors/",
+        "cppo_lab/illustration.py",
+        "cppo_lab/doctor/",
+    ],
     "verl": ["cppo_lab/cores/verl/"],
     "ray": ["cppo_lab/cores/verl/"],
     "transformers": ["cppo_lab/cores/verl/"],

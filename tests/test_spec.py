@@ -12,8 +12,11 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
 from cppo_lab.parse import parse_run
 from cppo_lab.spec import Spec, fingerprint
+from cppo_lab.spec.rule import VERL
 from cppo_lab.sweep.compose import CONF, compose, groups
 from cppo_lab.sweep.enumerate import DEFAULT_CORE
+
+TINY_VERL = ["core=verl", "model=tiny_qwen3"]
 
 # Ids are part of users' records: a change here orphans every run made before.
 GOLDEN_IDS = {
@@ -76,15 +79,96 @@ class OldRule(Spec):
     clip_high: float
 
 
-@pytest.mark.parametrize("name", groups()["rule"])
+OURS = [name for name in groups()["rule"] if not name.startswith(VERL)]
+VERLS = [name for name in groups()["rule"] if name.startswith(VERL)]
+
+
+@pytest.mark.parametrize("name", OURS)
 def test_rule_files_give_exactly_the_constants_of_the_rule(name: str) -> None:
     """A key that the function does not take, or a constant without a default that the file forgets, fails here."""
     rule = compose([f"rule={name}"]).run.rule
+    assert rule.verl_loss is None
+    assert rule.options is None
     parameters = list(inspect.signature(RULES[rule.name]).parameters.values())[5:]
     given = set(rule.parameters())
     assert given <= {parameter.name for parameter in parameters}
     drawn = {"permutation"}  # by the trainer for each rollout: no constant
     assert given >= {p.name for p in parameters if p.default is inspect.Parameter.empty} - drawn
+
+
+def test_verls_own_losses_that_have_a_file() -> None:
+    names = {"gspo", "sapo", "geo_mean", "clip_cov", "kl_cov", "dro"}
+    assert {name.removeprefix(VERL) for name in VERLS} == names
+
+
+@pytest.mark.parametrize("name", VERLS)
+def test_verls_own_losses_belong_to_its_core(name: str) -> None:
+    """Their options are checked against verl itself in tests/cores/verl/test_own_losses.py."""
+    rule = compose([f"rule={name}", *TINY_VERL]).run.rule
+    assert f"{VERL}{rule.verl_loss}" == rule.name == name
+    assert rule.options
+    assert rule.parameters() == {}
+    with pytest.raises(UserError, match="needs core=verl"):
+        compose([f"rule={name}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rule.options.dro_betta=1", "did you mean 'rule.options.dro_beta'?"),
+        ("+rule.options.dro_betta=1", "rule 'verl_dro' has no option 'dro_betta' (valid: dro_beta)"),
+        ("~rule.options.dro_beta", "rule.options.dro_beta=null: rule 'verl_dro' needs a value"),
+        ("rule.options.dro_beta=x", "rule.options.dro_beta='x'"),
+        ("+rule.delta=1", "rule 'verl_dro' has no constant 'delta' (valid: none)"),
+        ("rule.name=verl_gspo", "rule.options.clip_ratio_low=null: rule 'verl_gspo' needs a value"),
+    ],
+)
+def test_options_of_verls_own_losses_are_checked(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose(["rule=verl_dro", *TINY_VERL, override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_rule_of_ours_has_no_options() -> None:
+    with pytest.raises(UserError, match=r"rule 'cppo' has no option 'x' \(valid: none\)"):
+        compose(["+rule.options.x=1"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model=qwen3_8b_base"],
+            "model='qwen3_8b_base' is a published model, which core='mini' cannot train",
+        ),
+        (["core=verl", "model=qwen3_8b_base", "data=chain"], "choose data=dapo_math"),
+        (["core=verl", "data=dapo_math"], "published models train on mathematics"),
+        (
+            ["core=verl", "model=qwen3_8b_base", "layout.tokens_per_device=10239"],
+            "less than the longest sequence, 2048 + 8192 tokens: set layout.tokens_per_device=10240 or more",
+        ),
+        (["core=verl", "model=qwen3_8b_base", "divergence=exact_tv"], "choose divergence=topk_tv or topk_kl"),
+        (["core=verl", "model=qwen3_8b_base", "layout.sequence_parallel=3"], "must divide the 16 devices"),
+        (["core=verl", "model=tiny_qwen3", "rollout.staleness=1"], "set rollout.staleness=0"),
+    ],
+    ids=str,
+)
+def test_what_the_verl_core_refuses(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sequence_parallelism_divides_the_longest_sequence() -> None:
+    split = [
+        "core=verl",
+        "model=qwen3_8b_base",
+        "layout.tokens_per_device=5120",
+        "layout.sequence_parallel=2",
+    ]
+    assert compose(split).run.run_id == compose(split[:2]).run.run_id
 
 
 def test_the_default_core_is_the_one_in_conf() -> None:

@@ -3,7 +3,7 @@
 import copy
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.parse import parse, parse_run
-from cppo_lab.spec import LayoutSpec, MiniRun, PathsSpec, RunSpec, Spec, VerlRun
+from cppo_lab.spec import LayoutSpec, MiniRun, PathsSpec, RunSpec, Spec, TaskData, VerlRun
 
 CONF = resources.files("cppo_lab") / "conf"
 
@@ -65,8 +65,11 @@ def compose(overrides: Sequence[str]) -> Composed:
     tracking = parse(TrackingSpec, values.pop("tracking", {}), "tracking")
     layout = parse(LayoutSpec, values.pop("layout", {}), "layout")
     paths = parse(PathsSpec, values.pop("paths", {}), "paths")
+    _check_model(values)
     run = parse_run(values, "configuration")
     _check_constants(run)
+    if isinstance(run, VerlRun):
+        _check_length(run, layout)
     return Composed(run, layout, paths, launcher, tracking)
 
 
@@ -94,28 +97,61 @@ def _resolve(overrides: tuple[str, ...]) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
+def _check_model(values: Mapping[str, Any]) -> None:
+    """Say which core a published model needs before its keys are compared with those of another kind of model."""
+    model, core = values.get("model"), values.get("core")
+    if core == "mini" and isinstance(model, dict) and "repository" in model:
+        raise UserError(
+            f"configuration: model={model.get('name')!r} is a published model, which core='mini' cannot train: add "
+            "core=verl, or choose a model of its own"
+        )
+
+
+def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
+    """A micro-batch holds at least one longest sequence; verl would say so only in the first update that meets one."""
+    data = run.data
+    prompt = data.prompt_length if isinstance(data, TaskData) else data.max_prompt_length
+    longest = prompt + run.rollout.max_response_length
+    group = layout.sequence_parallel * (layout.megatron.context if layout.megatron else 1)
+    if layout.tokens_per_device * group < longest:
+        raise UserError(
+            f"configuration: layout.tokens_per_device={layout.tokens_per_device} on {group} devices per sequence is "
+            f"less than the longest sequence, {prompt} + {run.rollout.max_response_length} tokens: set "
+            f"layout.tokens_per_device={-(-longest // group)} or more, or raise layout.sequence_parallel"
+        )
+
+
 def _check_constants(run: RunSpec) -> None:
-    """A rule has exactly the constants that its file in conf/rule names; those that are null there may stay null."""
+    """A rule has exactly the constants that its file in conf/rule names; those that are null there may stay null.
+
+    verl's own losses have theirs in `rule.options`, under verl's names.
+    """
     name = run.rule.name
     if name not in groups()["rule"]:
         raise unknown("rule", name, groups()["rule"])
-    declared, given = _declared_constants(name), run.rule.parameters()
+    _compare(name, "rule", _declared_constants(name), run.rule.parameters())
+    _compare(name, "rule.options", _declared_constants(name, "options"), run.rule.options or {})
+
+
+def _compare(name: str, section: str, declared: Mapping[str, bool], given: Mapping[str, Any]) -> None:
+    """The constants of one section against those that the file of the rule names."""
     for key, needed in declared.items():
         if needed and key not in given:
-            raise UserError(f"configuration: rule.{key}=null: rule {name!r} needs a value")
+            raise UserError(f"configuration: {section}.{key}=null: rule {name!r} needs a value")
     for key in given:
         if key not in declared:
+            kind = "constant" if section == "rule" else "option"
             raise UserError(
-                f"configuration: rule {name!r} has no constant {key!r} (valid: {', '.join(declared)})"
+                f"configuration: rule {name!r} has no {kind} {key!r} (valid: {', '.join(declared) or 'none'})"
             )
 
 
 @cache
-def _declared_constants(name: str) -> dict[str, bool]:
-    """Constants of a rule's file, and whether each must have a value."""
-    return {
-        key: value is not None for key, value in resolve([f"rule={name}"])["rule"].items() if key != "name"
-    }
+def _declared_constants(name: str, section: str = "") -> dict[str, bool]:
+    """Constants of a rule's file, or its options, and whether each must have a value."""
+    rule = resolve([f"rule={name}"])["rule"]
+    values = rule.get(section) or {} if section else rule
+    return {key: value is not None for key, value in values.items() if key not in ("name", "options")}
 
 
 def groups() -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -150,21 +149,3 @@ class Progress:
 def _score(status: dict[str, object]) -> str:
     score = status.get("score")
     return f", score {100 * score:.1f} %" if isinstance(score, float) else ""
-
-
-def table(runs: Sequence[PlannedRun], states: dict[str, State]) -> str:
-    """Runs and their states as aligned text."""
-    head = ("run id", "variant", "model", "seed", "state")
-    rows = [
-        (run.run_id, run.variant, run.spec.model.name, str(run.spec.seed), states[run.run_id].state)
-        for run in runs
-    ]
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in [head, *rows]
-    ]
-    for run in runs:
-        if states[run.run_id].reason:
-            lines.append(f"{run.run_id} {states[run.run_id].state}: {states[run.run_id].reason}")
-    return "\n".join(lines)

@@ -73,7 +73,7 @@ def test_the_command_line_chooses_within_the_sweeps(overrides: list[str], runs: 
         (["model=mini_lang"], "unknown model of this study 'mini_lang'"),
         (["variant=cpppo"], "unknown variant of this study 'cpppo'"),
         (["rule.wmin=0.5"], "unknown key 'rule.wmin'"),
-        (["core=verl"], "no models for core=verl"),
+        (["core=verl", "model=mini_strong"], "unknown model of this study 'mini_strong'"),
         (["variant=cppo_soft", "model=mini_long"], "no sweep of it has all of"),
         (["variant=grpo", "trust_region.delta=0.2"], "no run of this sweep depends on 'trust_region.delta'"),
         (["+trust_region.deltaa=0.2"], "no run of this sweep depends on 'trust_region.deltaa'"),

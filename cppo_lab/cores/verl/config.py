@@ -8,25 +8,15 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.errors import unknown
 from cppo_lab.parse import parse_run
-from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
+from cppo_lab.spec import HubModel, LayoutSpec, PathsSpec, VerlRun
 
 SECTION = "cppo_lab"  # ours in verl's tree
 EPOCHS = 1_000_000  # the number of steps alone ends a run
 KEPT_CHECKPOINTS = 2  # the one being written is not whole yet, see `steps`
-
-
-@dataclass(frozen=True)
-class Files:
-    """What a run reads and where it writes."""
-
-    model: str  # a folder, or a repository of the hub
-    train: Path
-    validation: tuple[Path, ...]
-    folder: Path  # of the run
-    resume: Path | None = None  # the checkpoint to continue from
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,20 @@ def verl_config(spec: VerlRun, layout: LayoutSpec, files: Files) -> DictConfig:
             "folder": str(files.folder),
         }
     return config
+
+
+def plain_config(spec: VerlRun, layout: LayoutSpec, paths: PathsSpec, runs: Path) -> dict[str, Any]:
+    """verl's tree for a run as plain values, checked as before a start. Needs no file of the run, and no GPU.
+
+    Raises UserError as `verl_config` and `checks.check_config`.
+    """
+    from cppo_lab.cores.verl.checks import check_config
+
+    config = verl_config(spec, layout, planned_files(spec, paths, runs, runs / spec.run_id))
+    check_config(spec, layout, config)
+    values = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
 
 
 def _set(config: DictConfig, key: str, value: Any, where: str) -> None:

@@ -17,7 +17,7 @@ from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import steps
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import HubModel, LayoutSpec, PathsSpec, RunSpec, VerlRun
+from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
 
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
 # Logical processors: verl's actors wait most of the time, and each asks Ray for one whole.
@@ -73,8 +73,12 @@ def _train_on(
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.checks import check_config
         from cppo_lab.cores.verl.config import verl_config
+        from cppo_lab.cores.verl.files import planned_files, require_files
 
-        config = verl_config(spec, layout, find_files(spec, paths, resources.shared, folder, step))
+        resume = None if step is None else steps.checkpoint_folder(folder, step)
+        files = planned_files(spec, paths, resources.shared, folder, resume)
+        require_files(spec, files, resources.shared)
+        config = verl_config(spec, layout, files)
         config.ray_kwargs.ray_init = ray_init
         check_config(spec, layout, config)
         with _following(folder, sink):
@@ -83,38 +87,6 @@ def _train_on(
     if outcome is None:
         raise RuntimeError("verl's trainer ended without a word on how: see the run's log")
     return outcome
-
-
-def find_files(spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, step: int | None) -> Any:
-    """The model and data of a run; those of our own making are made if they are not there.
-
-    Raises UserError for prepared data or a model that is not there.
-    """
-    from cppo_lab.cores.verl.config import Files
-
-    resume = None if step is None else steps.checkpoint_folder(folder, step)
-    if not isinstance(spec.model, HubModel):
-        from cppo_lab.cores.verl.made_model import make_model, write_task
-
-        train, validation = write_task(spec, folder / "data")
-        return Files(str(make_model(spec, shared)), train, (validation,), folder, resume)
-    data = Path(paths.data).resolve()
-    train, validation = data / "train.parquet", [data / f"{name}.parquet" for name in spec.data.benchmarks]
-    for path in (train, *validation):
-        if not path.is_file():
-            raise UserError(
-                f"{path} does not exist: run `cppo data prepare --out {paths.data}`, or set paths.data"
-            )
-    model = spec.model.repository
-    if paths.models is not None:
-        local = Path(paths.models).resolve() / model
-        if not (local / "config.json").is_file():
-            raise UserError(
-                f"{local} holds no model: download {model} (revision {spec.model.revision}) there, or set "
-                "paths.models=null to take it from the hub's cache"
-            )
-        model = str(local)
-    return Files(model, train, tuple(validation), folder, resume)
 
 
 @contextmanager

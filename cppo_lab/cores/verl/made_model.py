@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.cores.mini.warm_start import load_warm_start, warm_start_file
+from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.layout import write_rows
 from cppo_lab.spec import MadeModel, TaskData, VerlRun
 
@@ -91,29 +91,28 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(spec: VerlRun, shared: Path) -> Path:
-    """The folder below `shared` with the model and tokenizer of `spec`, made by whichever run needs them first."""
+def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
+    """Make `folder`, the model and tokenizer of `spec`, if it is not there: once, by whichever run needs it first."""
     assert isinstance(spec.model, MadeModel) and isinstance(spec.data, TaskData)
-    folder = shared / "made_models" / warm_start_file(spec, shared).stem
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            tokenizer = make_task(spec.data).tokenizer
-            torch.manual_seed(spec.model.warm_start.seed)
-            context = spec.data.prompt_length + spec.rollout.max_response_length
-            ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-            load_warm_start(spec, ours, shared / "warm_starts")
-            partial = folder.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            as_qwen3(ours, tokenizer).save_pretrained(partial)
-            as_fast_tokenizer(tokenizer).save_pretrained(partial)
-            partial.replace(folder)
-    return folder
+        if folder.exists():
+            return
+        tokenizer = make_task(spec.data).tokenizer
+        torch.manual_seed(spec.model.warm_start.seed)
+        context = spec.data.prompt_length + spec.rollout.max_response_length
+        ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
+        load_warm_start(spec, ours, shared / "warm_starts")
+        partial = folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        as_qwen3(ours, tokenizer).save_pretrained(partial)
+        as_fast_tokenizer(tokenizer).save_pretrained(partial)
+        partial.replace(folder)
 
 
-def write_task(spec: VerlRun, folder: Path) -> tuple[Path, Path]:
-    """Training and validation problems of `spec` as parquet files in `folder`, in verl's layout.
+def write_task(spec: VerlRun, train: Path, validation: Path) -> None:
+    """Write training and validation problems of `spec` in verl's layout.
 
     The training problems are those that the run will need, in order: one epoch is the run.
     """
@@ -124,12 +123,10 @@ def write_task(spec: VerlRun, folder: Path) -> tuple[Path, Path]:
     generator = torch.Generator().manual_seed(spec.seed)
     count = spec.training.t_stop * spec.batch.prompts
     training = sample_training_problems(task, count, generator, held_out)
-    folder.mkdir(parents=True, exist_ok=True)
-    train, validation = folder / "train.parquet", folder / "validation.parquet"
+    train.parent.mkdir(parents=True, exist_ok=True)
     write_rows(train, list(_rows(task, "train", training.values, training.prompts)))
     rows = [row for name, p in sets.items() for row in _rows(task, name, p.values, p.prompts)]
     write_rows(validation, rows)
-    return train, validation
 
 
 def _rows(task: Task, source: str, values: torch.Tensor, prompts: torch.Tensor) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,152 @@
+"""What `cppo` understands: its subcommands, their arguments, and the function that each stands for."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cppo_lab import __version__
+from cppo_lab.cli import environment, reporting, theory, training
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+OVERRIDES = (
+    "configuration overrides, as in Hydra: rule.delta=0.1 training.t_stop=20 launcher=inline. "
+    "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
+)
+SWEEP = "name of a shipped sweep or study, or path to such a file"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """What the user asked for; overrides may stand before and after options."""
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option are left over.
+    if any(text.startswith("-") for text in rest) or (rest and "overrides" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides = [*options.overrides, *rest]
+    return options
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; the chosen function is `command` of what it returns."""
+    parser = argparse.ArgumentParser(
+        prog="cppo",
+        description="Plan, run and report ablations of CPPO (arXiv 2606.10968).",
+        epilog="Runs are tracked in MLflow: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working folder.",
+    )
+    parser.add_argument("--version", action="version", version=f"cppo {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_training(commands)
+    _add_reporting(commands)
+    _add_theory(commands)
+    _add_data(commands)
+    _add_doctor(commands)
+    return parser
+
+
+def _add_sweep(
+    commands: "Commands", name: str, command: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    """A subcommand on the runs of a sweep."""
+    added = commands.add_parser(name, help=text)
+    added.set_defaults(command=command)
+    added.add_argument("sweep", help=SWEEP)
+    added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    return added
+
+
+def _add_training(commands: "Commands") -> None:
+    _add_sweep(
+        commands,
+        "plan",
+        training.plan,
+        "list the runs of a sweep, their ids, what is done, and what they cost where GPUs are needed",
+    )
+    show = _add_sweep(
+        commands, "show", training.show, "print the resolved configuration of the runs of a sweep"
+    )
+    show.add_argument("--run", metavar="ID", help="only the run whose id begins so")
+    show.add_argument(
+        "--verl", action="store_true", help="with verl's own complete configuration of each run"
+    )
+    _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+
+
+def _add_reporting(commands: "Commands") -> None:
+    report = _add_sweep(commands, "report", reporting.report, "write the tables, curves and page of a sweep")
+    report.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: reports/build/SWEEP)"
+    )
+    report.add_argument(
+        "--from",
+        dest="source",
+        choices=["runs", "paper"],
+        default="runs",
+        help="our own runs, or the paper's curves (main and study; see `cppo reference import`)",
+    )
+    report.add_argument(
+        "--partial", action="store_true", help="report what is there although runs are missing"
+    )
+    reference = commands.add_parser("reference", help="the paper's own curves")
+    actions = reference.add_subparsers(metavar="ACTION", required=True)
+    load = actions.add_parser(
+        "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
+    )
+    load.set_defaults(command=reporting.reference_import)
+
+
+def _add_theory(commands: "Commands") -> None:
+    bounds = commands.add_parser("bounds", help="the constants of CPPO's bounds beside DPPO's")
+    # Read as text: argparse would answer a misspelt number with its usage as well.
+    bounds.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
+    bounds.add_argument("--delta-b", default="0.02", help="prefix-budget rate (default: 0.02)")
+    bounds.add_argument("--w-min", default="0.8", help="last position weight (default: 0.8)")
+    bounds.add_argument("--horizon", default="8192", help="response length in tokens (default: 8192)")
+    bounds.add_argument("--xi", default="1", help="largest absolute reward (default: 1)")
+    bounds.set_defaults(command=theory.bounds)
+
+    vectors = commands.add_parser("check-vectors", help="check every array of a file of golden vectors")
+    vectors.add_argument(
+        "file", type=Path, metavar="FILE.npz", help="a file laid out as tests/oracles/vectors.npz"
+    )
+    vectors.set_defaults(command=theory.check_vectors)
+
+
+def _add_data(commands: "Commands") -> None:
+    data = commands.add_parser("data", help="training and validation sets of the verl core")
+    actions = data.add_subparsers(metavar="ACTION", required=True)
+    prepare = actions.add_parser(
+        "prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 as verl reads them"
+    )
+    prepare.add_argument(
+        "--from",
+        dest="source",
+        default="sample",
+        metavar="SOURCE",
+        help="hub (downloads 300 MB), a file or folder of .jsonl or .parquet, or sample (default): "
+        "8 training problems and the AIME problems that come with this package",
+    )
+    prepare.add_argument(
+        "--out", type=Path, default=Path("data"), metavar="DIR", help="where to write (default: data)"
+    )
+    prepare.set_defaults(command=environment.data_prepare)
+    check = actions.add_parser("check", help="compare prepared data with its checksums")
+    check.add_argument("folder", type=Path, metavar="DIR", help="a folder that `cppo data prepare` wrote")
+    check.set_defaults(command=environment.data_check)
+
+
+def _add_doctor(commands: "Commands") -> None:
+    doctor = commands.add_parser(
+        "doctor", help="say what this machine has and lacks for a run, and what to do about it"
+    )
+    doctor.add_argument("--core", default="mini", metavar="CORE", help="trainer core: mini (default) or verl")
+    doctor.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="the run that should start here: model=tiny_qwen3 layout=two_nodes paths.data=/data",
+    )
+    doctor.set_defaults(command=environment.doctor)

@@ -1,0 +1,41 @@
+"""`cppo bounds` and `cppo check-vectors`."""
+
+import argparse
+
+from cppo_lab.errors import UserError
+
+
+def bounds(options: argparse.Namespace) -> int:
+    """Print the constants of the theory."""
+    from cppo_lab.calculator import bounds_table
+
+    names = ("delta", "delta_b", "w_min", "xi")
+    values = {name: _number(name, getattr(options, name)) for name in names}
+    try:
+        horizon = int(options.horizon)
+    except ValueError:
+        horizon = _number("horizon", options.horizon)  # no whole number: refused below, by its value
+    try:
+        table = bounds_table(**values, horizon=horizon)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    print(table)
+    return 0
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(
+            f"{name}={text!r} is not a number: pass one such as --{name.replace('_', '-')} 0.5"
+        ) from None
+
+
+def check_vectors(options: argparse.Namespace) -> int:
+    """Check a file of golden vectors."""
+    from cppo_lab.vectors.check import check_file
+
+    report = check_file(options.file)
+    print("\n".join(report.lines()))
+    return 1 if report.mismatches else 0

@@ -1,0 +1,63 @@
+"""What a run of verl reads: where it must lie, and making or missing it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.cores.mini.warm_start import warm_start_file
+from cppo_lab.errors import UserError
+from cppo_lab.spec import HubModel, MathData, PathsSpec, VerlRun
+
+
+@dataclass(frozen=True)
+class Files:
+    """What a run reads and where it writes."""
+
+    model: str  # a folder, or a repository of the hub
+    train: Path
+    validation: tuple[Path, ...]
+    folder: Path  # of the run
+    resume: Path | None = None  # the checkpoint to continue from
+
+
+def planned_files(
+    spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, resume: Path | None = None
+) -> Files:
+    """Where the files of a run are, whether they are there or not. Nothing is read."""
+    if isinstance(spec.model, HubModel):
+        assert isinstance(spec.data, MathData)
+        data = Path(paths.data).resolve()
+        model = (
+            spec.model.repository
+            if paths.models is None
+            else str(Path(paths.models).resolve() / spec.model.repository)
+        )
+        names = spec.data.benchmarks
+        return Files(
+            model, data / "train.parquet", tuple(data / f"{name}.parquet" for name in names), folder, resume
+        )
+    model = str(shared / "made_models" / warm_start_file(spec, shared).stem)
+    own = folder / "data"
+    return Files(model, own / "train.parquet", (own / "validation.parquet",), folder, resume)
+
+
+def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
+    """See that the files are there; models and tasks of our own making are made.
+
+    Raises UserError for prepared data or a downloaded model that is missing.
+    """
+    if not isinstance(spec.model, HubModel):
+        from cppo_lab.cores.verl.made_model import make_model, write_task
+
+        make_model(spec, Path(files.model), shared)
+        write_task(spec, files.train, files.validation[0])
+        return
+    for path in (files.train, *files.validation):
+        if not path.is_file():
+            raise UserError(
+                f"{path} does not exist: run `cppo data prepare --out {path.parent}`, or set paths.data"
+            )
+    if files.model != spec.model.repository and not (Path(files.model) / "config.json").is_file():
+        raise UserError(
+            f"{files.model} holds no model: download {spec.model.repository} (revision {spec.model.revision}) there, or "
+            "set paths.models=null to take it from the hub's cache"
+        )

@@ -1,0 +1,36 @@
+"""`cppo doctor`: what this machine has and lacks for one run, line by line, with what to do. Writes nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cppo_lab.doctor.check import MISSING, Check
+from cppo_lab.doctor.inputs import check_data, check_interfaces, check_model, check_store
+from cppo_lab.doctor.machine import check_devices, check_machine
+from cppo_lab.doctor.packages import check_packages
+from cppo_lab.sweep.compose import Composed
+
+__all__ = ["Check", "examine", "lines", "ready"]
+
+
+def examine(composed: Composed, uri: str, runs: Path) -> list[Check]:
+    """Everything that the run needs of this machine, of the store at `uri` and of the folder `runs`."""
+    run, layout, paths = composed.run, composed.layout, composed.paths
+    return [
+        *check_packages(run, layout, composed.launcher.name),
+        *check_interfaces(run),
+        *check_devices(run, layout),
+        *check_machine(run, layout, runs),
+        check_model(run, paths),
+        check_data(run, paths),
+        check_store(uri),
+    ]
+
+
+def lines(checks: Sequence[Check]) -> list[str]:
+    """As printed."""
+    return [check.line for check in checks]
+
+
+def ready(checks: Sequence[Check]) -> bool:
+    """Whether nothing that the run needs is missing."""
+    return all(check.status != MISSING for check in checks)

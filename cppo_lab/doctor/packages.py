@@ -1,0 +1,92 @@
+"""Python and packages, against the ranges that each core was read and run with."""
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.specifiers import SpecifierSet
+
+from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
+from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A distribution, the versions of it that are supported, and how to get it.
+
+    `needed_by` names what needs it; empty: this run does not. Where `strict`, another version keeps a run from
+    starting; elsewhere it is a warning.
+    """
+
+    name: str
+    versions: str
+    needed_by: str
+    install: str = ""
+    strict: bool = False
+
+    def check(self) -> Check:
+        """Compare with what is installed."""
+        wanted = f"pip install '{self.install or self.name + self.versions}'"
+        try:
+            found = version(self.name)
+        except PackageNotFoundError:
+            if not self.needed_by:
+                return Check(self.name, UNNEEDED, "not installed")
+            return Check(self.name, MISSING, f"not installed, needed by {self.needed_by}", wanted)
+        if SpecifierSet(self.versions).contains(found, prereleases=True):
+            return Check(self.name, OK, found)
+        if not self.needed_by:
+            return Check(self.name, UNNEEDED, f"{found} is outside {self.versions}")
+        return Check(
+            self.name, MISSING if self.strict else WARNING, f"{found} is outside {self.versions}", wanted
+        )
+
+
+def check_packages(run: RunSpec, layout: LayoutSpec, launcher: str) -> Iterator[Check]:
+    """Python, then every package of the run's core."""
+    versions = ">=3.11,<3.13" if run.core == "verl" else ">=3.11"  # verl's own metadata ends below 3.13
+    python = platform.python_version()
+    if SpecifierSet(versions).contains(python, prereleases=True):
+        yield Check("Python", OK, python)
+    else:
+        remedy = "use a Python within it"
+        yield Check("Python", MISSING, f"{python} is outside {versions}", remedy)
+    for requirement in _verl(run, layout) if run.core == "verl" else _MINI:
+        yield requirement.check()
+    local = "launcher=local" if launcher == "local" else ""
+    yield Requirement("submitit", ">=1.5.2,<2", local, install="cppo-lab[train]").check()
+
+
+_MINI = (
+    Requirement("torch", ">=2.4,<3", "core=mini", install="cppo-lab[train]"),
+    Requirement("numpy", ">=1.26", "core=mini", install="cppo-lab[train]"),
+)
+
+
+def _verl(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
+    """Ranges: verl 0.9.1's metadata and its extras; torch and the CPU path also as our tests ran them (2.13).
+
+    For Megatron verl states no range.
+    """
+    core = "core=verl"
+    mathematics = f"data={run.data.name}" if isinstance(run.model, HubModel) else ""
+    here = f"layout={layout.name}"
+    vllm = here if layout.rollout == "vllm" else ""
+    cuda = here if layout.device == "cuda" else ""
+    megatron = here if layout.strategy == "megatron" else ""
+    return (
+        Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
+        Requirement("torch", ">=2.11,<3", core),
+        Requirement("ray", ">=2.41,<3", core, install="ray[default]>=2.41,<3"),
+        Requirement("transformers", ">=5.5.3,<5.11,!=5.6.0", core),
+        Requirement("TransferQueue", ">=0.1.10,<0.2", core),
+        Requirement("tensordict", ">=0.8,<=0.10,!=0.9.0", core),
+        Requirement("numpy", ">=2", core),
+        Requirement("math-verify", ">=0.8,<1", mathematics),
+        Requirement("pyarrow", ">=19", mathematics),
+        Requirement("vllm", ">=0.24,<0.25", vllm, install="verl[vllm]==0.9.1"),
+        Requirement("flash-attn", ">=2.8,<3", cuda, install="verl[fsdp]==0.9.1"),
+        Requirement("megatron-core", "", megatron, install="verl[megatron]==0.9.1"),
+        Requirement("mbridge", "", megatron, install="verl[megatron]==0.9.1"),
+    )

@@ -1,0 +1,27 @@
+"""What a run of the verl core costs before it is run: GPU-hours, and the memory of one GPU. Pure arithmetic."""
+
+from dataclasses import dataclass
+
+from cppo_lab.estimate.assumptions import GPU_MEMORY, UNCERTAINTY
+from cppo_lab.estimate.memory import MemoryEstimate, estimate_memory
+from cppo_lab.estimate.shape import amounts_of, shape_of
+from cppo_lab.estimate.time import TimeEstimate, estimate_time
+from cppo_lab.spec import LayoutSpec, RunSpec
+
+__all__ = ["GPU_MEMORY", "UNCERTAINTY", "Estimate", "MemoryEstimate", "TimeEstimate", "estimate"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Time and memory of one run."""
+
+    time: TimeEstimate
+    memory: MemoryEstimate
+
+
+def estimate(run: RunSpec, layout: LayoutSpec, available: float = GPU_MEMORY) -> Estimate | None:
+    """The cost of a run on H100s with `available` bytes of memory each; None where no GPU takes part."""
+    if run.core != "verl" or layout.device != "cuda":
+        return None
+    shape, amounts = shape_of(run), amounts_of(run)
+    return Estimate(estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available))

@@ -1,0 +1,110 @@
+"""Memory of one GPU at its two peaks, training and rollout, and whether it has that much."""
+
+from dataclasses import dataclass
+
+from cppo_lab.estimate import assumptions as given
+from cppo_lab.estimate.shape import Amounts, ModelShape
+from cppo_lab.estimate.time import kv_bytes
+from cppo_lab.spec import LayoutSpec
+
+CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes per GPU. `state` is weights, gradients and AdamW's; `activations` those of one micro-batch.
+
+    `training` and `rollout` are the two peaks: the rollout engine sleeps while the policy trains. `kv_cache` is what
+    one engine has left for keys and values beside its weights, on its GPUs together (negative: not even the weights
+    have room); `kv_needed` is what one longest sequence takes.
+    """
+
+    state: float
+    activations: float
+    logits: float
+    training: float
+    rollout: float
+    kv_cache: float
+    kv_needed: float
+    available: float
+
+    @property
+    def peak(self) -> float:
+        """The larger of the two peaks."""
+        return max(self.training, self.rollout)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU has the memory, and the rollout engine room for one longest sequence."""
+        return self.peak <= self.available and self.kv_cache >= self.kv_needed
+
+    @property
+    def verdict(self) -> str:
+        """`fits in 80 GB (...)`, or what does not."""
+        where = "training" if self.training >= self.rollout else "rollout"
+        peak = f"peak {self.peak / 1e9:.0f} GB, in {where}"
+        if self.fits:
+            return f"fits in {self.available / 1e9:.0f} GB ({peak})"
+        if self.peak <= self.available:
+            peak = (
+                f"the rollout engine lacks {(self.kv_needed - self.kv_cache) / 1e9:.0f} GB for its weights and the "
+                "keys and values of one longest sequence"
+            )
+        return f"does not fit in {self.available / 1e9:.0f} GB ({peak})"
+
+
+def estimate_memory(
+    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, available: float = given.GPU_MEMORY
+) -> MemoryEstimate:
+    """The memory of one GPU of `layout` that has `available` bytes."""
+    state = _state(shape, layout)
+    split = (
+        layout.megatron.tensor if layout.megatron else 1
+    )  # sequence parallelism splits activations as well
+    activations = _activations(shape, layout.tokens_per_device) / split + _gathered(shape, layout)
+    logits = layout.tokens_per_device * shape.vocabulary * given.LOGIT / split
+    training = state + activations + logits + given.RESERVE
+    engine = layout.rollout_memory * available
+    resting = 0.0 if layout.offload else state
+    cache = layout.rollout_tensor_parallel * engine - shape.parameters * given.WEIGHT
+    return MemoryEstimate(
+        state=state,
+        activations=activations,
+        logits=logits,
+        training=training,
+        rollout=resting + engine + given.RESERVE,
+        kv_cache=cache,
+        kv_needed=amounts.longest * kv_bytes(shape),
+        available=available,
+    )
+
+
+def _state(shape: ModelShape, layout: LayoutSpec) -> float:
+    """Weights, gradients and optimiser of one GPU.
+
+    Of a mixture of experts only `parameters - active` counts as spread over the expert-parallel GPUs: the experts that
+    a token uses count as if every GPU had them, which makes the figure some 15 % too large for Qwen3-30B-A3B.
+    """
+    if layout.megatron is None:
+        return shape.parameters * given.FSDP_STATE / layout.devices
+    sizes = layout.megatron
+    experts = (shape.parameters - shape.active) / sizes.expert
+    local = (experts + shape.active / sizes.tensor) / sizes.pipeline
+    optimiser = (
+        0.0
+        if layout.verl.get(CPU_OPTIMISER)
+        else shape.parameters * given.MEGATRON_OPTIMISER / layout.devices
+    )
+    return local * given.MEGATRON_LOCAL + optimiser
+
+
+def _activations(shape: ModelShape, tokens: int) -> float:
+    """The checkpointed inputs of all layers, and everything of the one that is recomputed."""
+    return tokens * shape.width * (shape.layers * given.CHECKPOINT + given.LAYER)
+
+
+def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:
+    """FSDP2's whole weights: two layers (one fetched ahead), and the embedding and output matrices."""
+    if layout.megatron is not None:
+        return 0.0
+    return given.WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)

@@ -1,0 +1,60 @@
+"""A planned run in full, for people and other programs to read."""
+
+from typing import Any
+
+import yaml
+
+from cppo_lab.estimate import UNCERTAINTY, Estimate, estimate
+from cppo_lab.spec import PathsSpec
+from cppo_lab.sweep.enumerate import PlannedRun
+
+
+def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
+    """Everything that was composed for a run, in the order of the configs; constants that do not apply are left out.
+
+    `run` alone decides `run_id`; layout and paths belong to the verl core, and the estimate to GPUs.
+    """
+    sections: dict[str, Any] = {
+        "run_id": run.run_id,
+        "sweeps": dict(run.variants),
+        "run": run.spec.model_dump(mode="json", exclude_none=True),
+    }
+    if run.spec.core == "verl":
+        sections["layout"] = run.layout.model_dump(mode="json")
+        sections["paths"] = paths.model_dump(mode="json")
+        cost = estimate(run.spec, run.layout)
+        if cost is not None:
+            sections["estimate"] = _cost(cost)
+    return sections
+
+
+def to_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
+    """One YAML document under a comment that names the run."""
+    head = f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n"
+    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    return head + text
+
+
+def _cost(cost: Estimate) -> dict[str, Any]:
+    """Hours, seconds and gigabytes (10^9 bytes) with the precision that they deserve."""
+    time, memory = cost.time, cost.memory
+    return {
+        "gpu": "H100 80 GB",
+        "good_to_a_factor_of": UNCERTAINTY,
+        "gpu_hours": round(time.gpu_hours),
+        "hours": round(time.hours, 1),
+        "seconds_per_step": {
+            "rollout": round(time.rollout),
+            "update": round(time.update),
+            "overhead": round(time.overhead),
+        },
+        "seconds_per_validation": round(time.validation),
+        "memory": memory.verdict,
+        "gigabytes_per_gpu": {
+            "state": round(memory.state / 1e9, 1),
+            "activations": round(memory.activations / 1e9, 1),
+            "logits": round(memory.logits / 1e9, 1),
+            "peak_in_training": round(memory.training / 1e9, 1),
+            "peak_in_rollout": round(memory.rollout / 1e9, 1),
+        },
+    }

@@ -1,0 +1,289 @@
+"""`cppo doctor`: what it finds, and when it says that a run can start."""
+
+import importlib.metadata
+import os
+import shutil
+import socket
+import sys
+import types
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from cppo_lab.cli import main
+from cppo_lab.data.prepare import prepare
+from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready
+from cppo_lab.doctor.packages import Requirement
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import compose
+
+TINY = ["core=verl", "model=tiny_qwen3"]
+PAPER = ["core=verl", "model=qwen3_1_7b"]
+INSTALLED = {
+    "verl": "0.9.1", "torch": "2.13.0+cpu", "ray": "2.60.0", "transformers": "5.10.4", "TransferQueue": "0.1.11",
+    "tensordict": "0.10.0", "numpy": "2.4.6", "submitit": "1.5.4", "math-verify": "0.9.0", "pyarrow": "25.0.1",
+    "vllm": "0.24.0", "flash-attn": "2.8.3", "megatron-core": "0.16.0", "mbridge": "0.15.0",
+}  # fmt: skip
+Device = namedtuple("Device", "name total_memory")
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What is installed, to be changed by the test."""
+    found = dict(INSTALLED)
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(packages, "version", version)
+    return found
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is wrong with verl's interfaces, to be filled by the test; verl itself need not be here."""
+    problems: list[str] = []
+    stand_in = types.ModuleType("cppo_lab.cores.verl.compat")
+    stand_in.check_touch_points = lambda: problems  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl", types.ModuleType("cppo_lab.cores.verl"))
+    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.compat", stand_in)
+    monkeypatch.setattr(inputs, "find_spec", lambda name: object())
+    return problems
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, float], None]:
+    """Makes torch see so many GPUs of so many gigabytes."""
+
+    def give(count: int, gigabytes: float) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: Device("H100", gigabytes * 1e9))
+        monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+        monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+
+    return give
+
+
+def found(overrides: list[str], folder: Path) -> dict[str, Check]:
+    composed = compose(overrides)
+    checks = examine(composed, tracking_uri(composed.tracking.uri), folder / "runs")
+    assert all("\n" not in line for line in lines(checks))
+    return {check.name: check for check in checks}
+
+
+def test_a_tiny_run_can_start_where_everything_is(
+    workspace: Path,
+    versions: dict[str, str],
+    interfaces: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("math-verify", "vllm", "flash-attn", "megatron-core", "mbridge"):
+        del versions[name]  # none of them is needed
+    assert main(["doctor", "--core", "verl", "model=tiny_qwen3"]) == 0
+    text = capsys.readouterr().out
+    assert "A run of model=tiny_qwen3 with core=verl can start here." in text
+    assert "missing" not in text
+    assert "not needed  vllm: not installed" in text
+    assert "ok          interfaces of verl: all as expected" in text
+    assert list(workspace.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["verl", "torch", "ray", "transformers", "TransferQueue", "tensordict"])
+def test_a_package_that_is_not_there(
+    workspace: Path,
+    versions: dict[str, str],
+    interfaces: list[str],
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    del versions[name]
+    assert main(["doctor", "--core", "verl", "model=tiny_qwen3"]) == 1
+    text = capsys.readouterr().out
+    [line] = [line for line in text.splitlines() if line.startswith("missing")]
+    assert line.startswith(f"missing     {name}: not installed, needed by core=verl: pip install '")
+    assert "cannot start here" in text
+
+
+def test_versions_outside_their_range(
+    workspace: Path, versions: dict[str, str], interfaces: list[str]
+) -> None:
+    versions |= {"verl": "0.9.2", "transformers": "5.6.0", "tensordict": "0.9.0"}
+    checks = found(TINY, workspace)
+    assert checks["verl"].status == "missing"  # its interfaces are not public
+    assert "0.9.2 is outside >=0.9.1,<0.9.2: pip install 'verl>=0.9.1,<0.9.2'" in checks["verl"].line
+    assert {checks[name].status for name in ("transformers", "tensordict")} == {"warning"}
+
+
+def test_versions_of_builds_count_as_their_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, status in (("2.13.0+cu130", "ok"), ("2.12.0rc1", "ok"), ("2.9.1", "warning")):
+        monkeypatch.setattr(packages, "version", lambda name, version=version: version)
+        assert Requirement("torch", ">=2.11,<3", "core=verl").check().status == status
+
+
+def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
+    """Where verl is installed, every one of its packages is inside the range that the doctor names."""
+    composed = compose(TINY)
+    for check in packages.check_packages(composed.run, composed.layout, "inline"):
+        assert check.status != "warning", check.line
+
+
+def test_changed_interfaces_are_named_one_by_one(
+    workspace: Path, versions: dict[str, str], interfaces: list[str]
+) -> None:
+    interfaces += ["verl.a.b (called) is missing", "verl.c.d (overridden) has changed"]
+    composed = compose(TINY)
+    checks = examine(composed, "sqlite:///x.db", workspace / "runs")
+    assert [check.found for check in checks if check.name == "interfaces of verl"] == interfaces
+    assert not ready(checks)
+
+
+def test_verl_that_cannot_be_imported(
+    workspace: Path, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.compat", None)  # importing it fails
+    check = found(TINY, workspace)["interfaces of verl"]
+    assert check.status == "missing"
+    assert "verl cannot be imported" in check.found
+
+
+def test_the_paper_needs_gpus_data_and_model(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], gpus: Callable[[int, float], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    gpus(0, 0)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(workspace / "hub"))
+    checks = found(PAPER, workspace)
+    assert {name for name, check in checks.items() if check.status == "missing"} == {"GPUs", "model", "data"}
+    assert "layout=one_node needs 8 on this node" in checks["GPUs"].remedy
+    assert "hf download Qwen/Qwen3-1.7B --revision main" in checks["model"].remedy
+    assert "cppo data prepare" in checks["data"].found
+
+
+def test_gpus_in_number_and_memory(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], gpus: Callable[[int, float], None]
+) -> None:
+    gpus(8, 80)
+    checks = found(PAPER, workspace)
+    assert checks["GPUs"].line == "ok          GPUs: 8 x H100, 80 GB"
+    assert checks["NCCL"].found == "2.27.5"
+    assert checks["memory of a GPU"].line.startswith("ok          memory of a GPU: fits in 80 GB")
+    assert "nodes" not in checks
+    gpus(4, 24)
+    checks = found([*PAPER, "layout=two_nodes"], workspace)
+    assert checks["GPUs"].status == "missing"
+    assert checks["memory of a GPU"].status == "warning"
+    assert "does not fit in 24 GB" in checks["memory of a GPU"].found
+    assert checks["nodes"].status == "warning"
+
+
+@pytest.mark.parametrize(
+    ("layout", "needed"), [("one_node", set()), ("one_node_megatron", {"megatron-core", "mbridge"})]
+)
+def test_megatron_only_where_the_layout_has_it(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], layout: str, needed: set[str]
+) -> None:
+    for name in ("megatron-core", "mbridge"):
+        del versions[name]
+    checks = found([*PAPER, f"layout={layout}"], workspace)
+    assert {name for name in ("megatron-core", "mbridge") if checks[name].status == "missing"} == needed
+
+
+def test_prepared_data(workspace: Path, versions: dict[str, str], interfaces: list[str]) -> None:
+    prepare("sample", workspace / "data")
+    small = [*PAPER, "batch.prompts=8", "batch.minibatch_prompts=4"]
+    assert found(small, workspace)["data"].line == "ok          data: data, unchanged, 8 training problems"
+    few = found(PAPER, workspace)["data"]
+    assert few.status == "missing"
+    assert "8 training problems, a batch takes 64: cppo data prepare --from hub" in few.line
+    other = found([*small, "data.benchmarks=[aime24,aime99]"], workspace)["data"]
+    assert "has no aime99.parquet" in other.line
+    with (workspace / "data" / "aime24.parquet").open("ab") as file:
+        file.write(b"x")
+    changed = found(small, workspace)["data"]
+    assert changed.status == "missing"
+    assert "aime24.parquet is changed" in changed.found
+
+
+def test_models_on_disk(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(workspace / "home"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert found(PAPER, workspace)["model"].status == "warning"  # it would be downloaded
+    snapshot = workspace / "home/hub/models--Qwen--Qwen3-1.7B/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    assert found(PAPER, workspace)["model"].status == "ok"
+    own = [*PAPER, f"paths.models={workspace}/models"]
+    assert found(own, workspace)["model"].status == "missing"
+    (workspace / "models/Qwen/Qwen3-1.7B").mkdir(parents=True)
+    (workspace / "models/Qwen/Qwen3-1.7B/config.json").write_text("{}")
+    assert found(own, workspace)["model"].status == "ok"
+
+
+def test_a_server_is_asked_and_no_password_is_printed(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        check = inputs.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
+        assert check.line == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
+    check = inputs.check_store(f"https://ann:hunter2@127.0.0.1:{port}/x")
+    assert check.status == "missing"
+    assert "hunter" not in check.line
+    assert "ann" not in check.line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(workspace: Path) -> None:
+    (workspace / "locked").mkdir(mode=0o500)
+    checks = found([], workspace / "locked")
+    assert checks["runs folder"].status == "missing"
+    assert inputs.check_store(f"sqlite:///{workspace}/locked/x.db").status == "missing"
+
+
+def test_a_full_disk_and_small_shared_memory_are_warnings(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(64e6, 0, 30e9))
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (1024, 1024))
+    checks = found(PAPER, workspace)
+    assert checks["runs folder"].status == "warning"
+    assert "30 GB free: checkpoints of one run take about 41 GB" in checks["runs folder"].line
+    assert "0.1 GB in /dev/shm: 32 GB or more" in checks["shared memory"].line
+    assert "1024: ulimit -n 65536" in checks["open files (ulimit -n)"].line
+
+
+def test_the_embedded_core_needs_little(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "A run of model=mini_base with core=mini can start here." in text
+    assert "verl" not in text
+    assert list(workspace.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor", "--core", "verls"], "unknown core 'verls': did you mean 'verl'?"),
+        (["doctor", "--core", "verl", "model=tiny"], "unknown model 'tiny'"),
+        (["doctor", "model=qwen3_8b_base"], "add core=verl"),
+    ],
+    ids=str,
+)
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(arguments) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1
+    assert output.out == ""

@@ -1,0 +1,170 @@
+"""Cost estimates: hand calculations with the numbers written out, and how the figures must move."""
+
+import csv
+import gzip
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from cppo_lab.estimate import Estimate, estimate
+from cppo_lab.estimate.assumptions import MEAN_RESPONSE
+from cppo_lab.sweep.compose import compose
+
+ROOT = Path(__file__).parent.parent
+DENSE = ["core=verl", "model=qwen3_1_7b"]
+MOE = ["core=verl", "model=qwen3_30b_a3b_base"]
+
+
+def cost(*overrides: str, available: float = 80e9) -> Estimate:
+    found = compose(list(overrides))
+    result = estimate(found.run, found.layout, available)
+    assert result is not None
+    return result
+
+
+def test_the_time_of_a_step_by_hand() -> None:
+    """Qwen3-1.7B on 8 GPUs: 512 responses of 5154 tokens after prompts of 200, 64 for each of 8 engines."""
+    parameters, kv = 1.721e9, 2 * 28 * 1024 * 2
+    steps = 8192
+    read = steps * parameters * 2 + 64 * 5154 * (200 + 2577) * kv
+    rollout = 64 * 200 * 2 * parameters / (989e12 * 0.4) + steps * 0.006 + read / (3.35e12 * 0.5)
+    update = 512 * 5354 * 6 * (parameters + 28 * 2048 * 5354) / (8 * 989e12 * 0.30)
+    time = cost(*DENSE).time
+    assert time.rollout == pytest.approx(rollout, rel=1e-9)
+    assert time.update == pytest.approx(update, rel=1e-9)
+    assert time.step == pytest.approx(rollout + update + 15)
+    # 90 problems x 16 samples, before the first step and at each tenth.
+    assert time.total == pytest.approx(600 + 1120 * time.step + 113 * (time.validation + 15))
+    assert time.gpu_hours == pytest.approx(8 * time.total / 3600)
+
+
+def test_the_memory_of_a_gpu_by_hand() -> None:
+    """Qwen3-1.7B with FSDP2 on 8 GPUs, micro-batches of 20480 tokens."""
+    parameters, tokens, width, vocabulary = 1.721e9, 20480, 2048, 151_936
+    memory = cost(*DENSE).memory
+    assert memory.state == pytest.approx(16 * parameters / 8)
+    gathered = 2 * 2 * (parameters / 28 + vocabulary * width)
+    assert memory.activations == pytest.approx(tokens * width * (28 * 2 + 34) + gathered)
+    assert memory.logits == pytest.approx(tokens * vocabulary * 8)
+    assert memory.training == pytest.approx(memory.state + memory.activations + memory.logits + 6e9)
+    assert memory.rollout == pytest.approx(memory.state + 0.6 * 80e9 + 6e9)
+    assert memory.kv_cache == pytest.approx(0.6 * 80e9 - 2 * parameters)
+    assert memory.kv_needed == pytest.approx((2048 + 8192) * 2 * 28 * 1024 * 2)
+
+
+def test_the_memory_of_a_mixture_of_experts_by_hand() -> None:
+    """Qwen3-30B-A3B with Megatron on 32 GPUs: tensor 2, expert 8, AdamW spread over all and resting on the host."""
+    total, active = 30.532e9, 3.353e9
+    memory = cost(*MOE).memory
+    local = (total - active) / 8 + active / 2
+    assert memory.state == pytest.approx(6 * local + 12 * total / 32)
+    assert memory.logits == pytest.approx(20480 * 151_936 * 8 / 2)
+    assert memory.rollout == pytest.approx(0.6 * 80e9 + 6e9)
+    assert memory.kv_cache == pytest.approx(4 * 0.6 * 80e9 - 2 * total)
+
+
+@pytest.mark.parametrize("model", [DENSE, ["core=verl", "model=qwen3_8b_base"]], ids=str)
+def test_more_gpus_halve_the_update_and_cost_no_fewer_hours(model: list[str]) -> None:
+    one, two, four = (cost(*model, f"layout={name}").time for name in ("one_node", "two_nodes", "four_nodes"))
+    assert one.update == pytest.approx(2 * two.update)
+    assert two.update == pytest.approx(2 * four.update)
+    # Decoding cannot be shorter than its longest response: more GPUs make a run shorter and dearer.
+    assert one.hours > two.hours > four.hours
+    assert one.gpu_hours < two.gpu_hours < four.gpu_hours
+    assert 0.5 * one.rollout < two.rollout < one.rollout
+
+
+def test_twice_the_steps_take_twice_the_time() -> None:
+    once, twice = cost(*DENSE).time, cost(*DENSE, "training.t_stop=2240").time
+    assert twice.total == pytest.approx(2 * once.total - 600 - once.validation - 15)
+
+
+def test_a_small_cache_makes_responses_wait() -> None:
+    roomy, tight = cost(*MOE).time, cost(*MOE, "layout.rollout_memory=0.3").time
+    assert tight.rollout > 1.5 * roomy.rollout
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *([*DENSE, f"layout={name}"] for name in ("one_node", "two_nodes", "four_nodes")),
+        *(
+            ["core=verl", "model=qwen3_8b_base", f"layout={n}"]
+            for n in ("one_node", "two_nodes", "four_nodes")
+        ),
+        *([*MOE, f"layout={name}_megatron"] for name in ("one_node", "two_nodes", "four_nodes")),
+    ],
+    ids=str,
+)
+def test_what_the_shipped_layouts_are_for_fits(overrides: list[str]) -> None:
+    memory = cost(*overrides).memory
+    assert memory.fits
+    assert memory.verdict.startswith("fits in 80 GB (peak ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ([*MOE, "layout=one_node"], "peak 115 GB, in rollout"),
+        ([*MOE, "layout=four_nodes"], "the rollout engine lacks"),
+        ([*MOE, "layout=four_nodes_megatron", "layout.nodes=1"], "in training"),
+        (["core=verl", "model=qwen3_8b_base", "layout.rollout_memory=0.85"], "in rollout"),
+        ([*DENSE, "layout.tokens_per_device=65536"], "in training"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit(overrides: list[str], reason: str) -> None:
+    memory = cost(*overrides).memory
+    assert not memory.fits
+    assert memory.verdict.startswith("does not fit in 80 GB (")
+    assert reason in memory.verdict
+
+
+def test_a_smaller_gpu() -> None:
+    assert not cost(*DENSE, available=32e9).memory.fits
+    assert cost(*DENSE, available=141e9).memory.fits
+
+
+def test_runs_without_gpus_have_no_estimate() -> None:
+    for overrides in ([], ["core=verl", "model=tiny_qwen3"]):
+        found = compose(overrides)
+        assert estimate(found.run, found.layout) is None
+
+
+def test_a_model_of_our_own_on_a_gpu() -> None:
+    found = cost("core=verl", "model=tiny_qwen3", "layout=one_node")
+    assert found.memory.fits
+    assert found.time.update < 0.01
+
+
+def test_mean_lengths_are_those_of_the_papers_curves() -> None:
+    lengths = defaultdict(list)
+    with gzip.open(ROOT / "reports/paper/training_diagnostics.csv.gz", "rt") as file:
+        for row in csv.DictReader(file):
+            if row["metric"] == "response_length_k":
+                lengths[row["model"], row["method"]].append(1000 * float(row["value"]))
+    means = {key: fmean(values) for key, values in lengths.items()}
+    for repository, given in MEAN_RESPONSE.items():
+        assert given == round(means[repository.removeprefix("Qwen/"), "cppo"])
+    ratios = {
+        (model, method): mean / means[model, "cppo"]
+        for (model, method), mean in means.items()
+        if method != "cppo"
+    }
+    assert min(ratios, key=ratios.__getitem__) == ("Qwen3-30B-A3B-Base", "trm_max")
+    assert round(min(ratios.values()), 2) == 0.16
+    assert round(max(ratios.values()), 2) == 1.28
+
+
+def test_the_documented_costs_are_the_estimated_ones() -> None:
+    text = (ROOT / "docs/paper_settings.md").read_text()
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `qwen3_")]
+    assert len(rows) == 10
+    for cells in rows:
+        model, layout, hours, gpu_hours, peak = (cell.strip().strip("`") for cell in cells)
+        found = cost("core=verl", f"model={model}", f"layout={layout}")
+        assert hours == f"{found.time.hours:.0f}"
+        assert gpu_hours == f"{found.time.gpu_hours:.0f}"
+        assert peak == f"{found.memory.peak / 1e9:.0f} GB"

@@ -1,0 +1,194 @@
+"""The paper's settings as configured for the verl core, against its Table 3, Setup and list of sweeps."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.errors import UserError
+from cppo_lab.spec import HubModel, VerlRun
+from cppo_lab.sweep.compose import Composed, compose
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.plan import make_plan
+
+ROOT = Path(__file__).parent.parent
+
+# Table 3 as printed: prompts, n, minibatch (in prompts), updates, T_max, delta, delta_b_min, w_min.
+TABLE_3 = {
+    "Qwen3-1.7B": (64, 8, 32, 2, 8192, 0.15, 0.015, 0.8),
+    "Qwen3-1.7B-Base": (64, 8, 32, 2, 8192, 0.15, 0.020, 0.8),
+    "Qwen3-8B-Base": (128, 8, 32, 4, 8192, 0.15, 0.020, 0.8),
+    "Qwen3-30B-A3B-Base": (256, 16, 32, 8, 16384, 0.20, 0.020, 0.8),
+}
+T_STOP = {"Qwen3-1.7B": 1120, "Qwen3-1.7B-Base": 680, "Qwen3-8B-Base": 490, "Qwen3-30B-A3B-Base": 560}
+FILES = {
+    "Qwen3-1.7B": "qwen3_1_7b",
+    "Qwen3-1.7B-Base": "qwen3_1_7b_base",
+    "Qwen3-8B-Base": "qwen3_8b_base",
+    "Qwen3-30B-A3B-Base": "qwen3_30b_a3b_base",
+}
+# Published configs: layers, width, MLP width (of one expert), heads, kv heads, head dimension, tied embeddings, experts
+# and how many of them a token uses.
+PUBLISHED = {
+    "Qwen3-1.7B": (28, 2048, 6144, 16, 8, 128, True, 1, 1),
+    "Qwen3-1.7B-Base": (28, 2048, 6144, 16, 8, 128, True, 1, 1),
+    "Qwen3-8B-Base": (36, 4096, 12288, 32, 8, 128, False, 1, 1),
+    "Qwen3-30B-A3B-Base": (48, 2048, 768, 32, 4, 128, False, 128, 8),
+}
+VOCABULARY = 151_936
+# Sweep: models and runs of one seed. Shared runs are counted in each.
+GRID = {
+    "main": (list(FILES.values()), 28),
+    "single_mechanism": (["qwen3_1_7b"], 4),
+    "position_weight_ordering": (["qwen3_1_7b"], 3),
+    "mask_vs_soft": (["qwen3_1_7b"], 3),
+    "sensitivity": (["qwen3_1_7b_base"], 4),
+    "kl_vs_tv": (["qwen3_1_7b_base"], 4),
+    "binary_vs_topk": (["qwen3_1_7b_base"], 3),
+}
+
+
+def composed(model: str, *overrides: str) -> Composed:
+    return compose(["core=verl", f"model={FILES[model]}", *overrides])
+
+
+def test_the_numbers_above_are_those_that_the_paper_prints() -> None:
+    with (ROOT / "reports/paper/table_config.csv").open() as file:
+        printed = {row.pop("model"): tuple(map(float, row.values())) for row in csv.DictReader(file)}
+    assert printed == TABLE_3
+    with (ROOT / "reports/paper/table_full.csv").open() as file:
+        assert {row["model"]: int(row["t_stop"]) for row in csv.DictReader(file)} == T_STOP
+
+
+@pytest.mark.parametrize("model", TABLE_3)
+def test_table_3(model: str) -> None:
+    run = composed(model).run
+    found = (
+        run.batch.prompts,
+        run.batch.responses,
+        run.batch.minibatch_prompts,
+        run.batch.updates,
+        run.rollout.max_response_length,
+        run.rule.delta,
+        run.rule.delta_b,
+        run.rule.w_min,
+    )
+    assert found == TABLE_3[model]
+    assert run.rule.delta_b_mode == ("fixed" if model == "Qwen3-1.7B" else "adaptive")
+    assert run.training.t_stop == T_STOP[model]
+
+
+@pytest.mark.parametrize("model", TABLE_3)
+def test_the_setup(model: str) -> None:
+    run = composed(model).run
+    assert isinstance(run, VerlRun)
+    assert (run.rollout.temperature, run.rollout.top_p, run.rollout.staleness) == (1.0, 1.0, 0)
+    assert run.rollout.precision == "bfloat16"
+    validation = run.validation
+    assert (validation.every, validation.samples, validation.temperature, validation.top_p) == (
+        10,
+        16,
+        0.7,
+        0.95,
+    )
+    assert run.data.benchmarks == ("aime24", "aime25", "aime26")
+    assert run.optim.learning_rate == 1e-6
+    assert (run.advantage.normalize_std, run.advantage.drop_zero_variance) == (True, True)
+    assert (run.divergence.estimator, run.divergence.measure, run.divergence.k) == ("topk", "tv", 20)
+    assert isinstance(run.model, HubModel)
+    assert run.model.repository == f"Qwen/{model}"
+
+
+@pytest.mark.parametrize("model", TABLE_3)
+def test_the_ablations_constants(model: str) -> None:
+    def constants(rule: str) -> dict[str, object]:
+        return composed(model, f"rule={rule}").run.rule.parameters()
+
+    delta = TABLE_3[model][5]
+    assert constants("dppo") == {"delta": delta}
+    assert constants("trm_max") == {"delta_max": 0.05}
+    assert constants("trm_avg") == {"delta_avg": 0.001}
+    assert constants("trm_max_avg") == {"delta_max": 0.1, "delta_avg": 0.002}
+    kl = {"delta": 0.1, "delta_b": 0.002, "delta_b_mode": "fixed", "w_min": 0.8}
+    assert constants("cppo_kl") == kl
+    assert constants("cppo_fixed_budget") == {**constants("cppo"), "delta_b": 0.03, "delta_b_mode": "fixed"}
+    assert constants("cppo_low_w_min") == {**constants("cppo"), "w_min": 0.6}
+    assert constants("grpo") == {"clip_low": 0.2, "clip_high": 0.28}
+    for rule in ("trm_max", "trm_avg", "trm_max_avg", "cppo_kl"):
+        assert composed(model, f"rule={rule}").run.divergence.measure == "kl"
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_sizes_are_those_of_the_published_architectures(model: str) -> None:
+    """Parameters are counted here from the shapes of the matrices."""
+    layers, width, mlp, heads, kv_heads, head, tied, experts, used = PUBLISHED[model]
+    attention = width * head * 2 * (heads + kv_heads) + 2 * head
+    router = width * experts if experts > 1 else 0
+    embeddings = VOCABULARY * width * (1 if tied else 2)
+
+    def count(active: int) -> float:
+        layer = attention + active * 3 * width * mlp + router + 2 * width
+        return (embeddings + layers * layer + width) / 1e9
+
+    given = composed(model).run.model
+    assert isinstance(given, HubModel)
+    assert given.parameters == pytest.approx(count(experts), abs=5e-4)
+    assert given.active_parameters == pytest.approx(count(used), abs=5e-4)
+    assert (given.layers, given.width, given.kv_width) == (layers, width, kv_heads * head)
+    assert given.vocabulary == VOCABULARY
+    longest = composed(model).run.rollout.max_response_length + 2048
+    assert given.context >= longest
+
+
+@pytest.mark.parametrize("sweep", GRID)
+def test_the_sweeps_have_the_papers_models_and_runs(sweep: str) -> None:
+    models, runs = GRID[sweep]
+    plan = make_plan(load_sweep(sweep), ["core=verl"])
+    assert list(dict.fromkeys(run.spec.model.name for run in plan.runs)) == models
+    assert len(plan.runs) == len({run.run_id for run in plan.runs}) == runs
+    assert {type(run.spec) for run in plan.runs} == {VerlRun}
+
+
+def test_a_run_that_several_sweeps_share_is_one_run() -> None:
+    ids: list[str] = []
+    for sweep in GRID:
+        ids += [run.run_id for run in make_plan(load_sweep(sweep), ["core=verl"]).runs]
+    assert (len(ids), len(set(ids))) == (49, 37)
+    study = make_plan(load_sweep("study"), ["core=verl", "seed=0"])
+    assert {run.run_id for run in study.runs} == set(ids)
+    assert len(study.runs) == 37
+
+
+@pytest.mark.parametrize("sweep", ["calibration", "drift_mild", "drift_strong"])
+def test_sweeps_of_the_embedded_core_say_so(sweep: str) -> None:
+    with pytest.raises(UserError, match=rf"sweep {sweep} has no models for core=verl .valid: mini."):
+        make_plan(load_sweep(sweep), ["core=verl"])
+
+
+def test_the_miniature_of_the_verl_core_is_small() -> None:
+    run = compose(["core=verl", "model=tiny_qwen3"]).run
+    assert (run.batch.prompts, run.batch.responses, run.batch.minibatch_prompts) == (8, 4, 4)
+    assert (run.training.t_stop, run.validation.every, run.validation.samples) == (4, 2, 4)
+    assert run.rollout.precision == "float32"
+    assert len(make_plan(load_sweep("quickstart"), ["core=verl"]).runs) == 6
+
+
+def test_the_documented_table_is_the_configured_one() -> None:
+    """Every row of Table 3 in docs/paper_settings.md, and the values of ours beside it."""
+    text = (ROOT / "docs/paper_settings.md").read_text()
+    rows = {
+        cells[0]: cells[1:]
+        for line in text.splitlines()
+        if (cells := [cell.strip() for cell in line.strip("|").split("|")]) and cells[0] in TABLE_3
+    }
+    assert set(rows) == set(TABLE_3)
+    for model, cells in rows.items():
+        found = composed(model)
+        expected = [*TABLE_3[model], T_STOP[model]]
+        assert [float(cell.split()[0]) for cell in cells[:9]] == expected
+        assert cells[9] == f"`{found.layout.name}`"
+    optim = composed("Qwen3-1.7B").run.optim
+    for name, value in (("weight_decay", optim.weight_decay), ("clip_grad_norm", optim.clip_grad_norm)):
+        assert re.search(rf"`optim\.{name}` = {value:g}\b", text), name
+    assert f"`optim.beta1`, `optim.beta2` = {optim.beta1:g}, {optim.beta2:g}" in text
