@@ -1,10 +1,21 @@
 """What must hold before verl starts: its own checks, and those that it leaves out."""
 
+import types
+import typing
+from collections.abc import Iterator
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from cppo_lab.cores.verl import compat
+from cppo_lab.cores.verl.rollout.settings import RolloutSettings
+from cppo_lab.cores.verl.run_settings import top_k
 from cppo_lab.errors import UserError
 from cppo_lab.spec import LayoutSpec, VerlRun
+
+# Sections that no run of ours uses; verl's own values there are not all of the types that it declares.
+UNUSED = ("critic", "actor_rollout_ref.ref", "qat")
+PADDING = ("pad_to_length", "fsdp_config.pad_to_length", "megatron.pad_to_length")
 
 
 def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
@@ -20,6 +31,11 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
     if problem is not None:
         raise UserError(problem)
     _check_ours(spec, layout, config)
+    _check_top_k(spec, config)
+    for key, value, hint in _typed_values(config):
+        if not _fits(value, hint):
+            name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+            raise UserError(f"verl's {key}={value!r} must be {name}: mend it in layout.verl")
     try:
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
@@ -61,10 +77,11 @@ def _check_ours(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
             raise UserError(
                 f"verl's {key}={value} must be {wanted} for run {spec.run_id}: drop it from layout.verl"
             )
-    if actor.get("pad_to_length"):
-        raise UserError(
-            "verl's actor.pad_to_length=True pads the rows that D_t is measured on: drop it from layout.verl"
-        )
+    for key in PADDING:
+        if OmegaConf.select(actor, key):
+            raise UserError(
+                f"verl's actor.{key}=True pads the rows that D_t is measured on: drop it from layout.verl"
+            )
     longest = config.data.max_prompt_length + config.data.max_response_length
     limit = layout.tokens_per_device * layout.sequence_parallel
     if longest > limit:
@@ -74,9 +91,60 @@ def _check_ours(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
         )
 
 
+def _check_top_k(spec: VerlRun, config: Any) -> None:
+    """The rollout keeps of mu what the loss needs."""
+    loss, rollout = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.rollout
+    kept, needed = RolloutSettings.read(rollout.engine_kwargs).topk, top_k(spec)
+    if kept != needed or (loss.estimator == "topk" and loss.k != needed):
+        raise UserError(
+            f"the rollout keeps {kept} of mu's most likely tokens (rollout.engine_kwargs.cppo_lab.topk), the loss has "
+            f"estimator {loss.estimator!r} with k={loss.k}, and the run's divergence needs {needed}: they must agree"
+        )
+
+
+def _typed_values(config: DictConfig, before: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, declared type) of the values that belong to one of verl's config classes."""
+    from hydra.utils import get_class
+
+    target = OmegaConf.select(config, "_target_")
+    hints = typing.get_type_hints(get_class(target)) if target else {}
+    for name in map(str, config):
+        key = f"{before}{name}"
+        if key in UNUSED or name in UNUSED or OmegaConf.is_missing(config, name):
+            continue
+        value = config[name]
+        if name in hints:
+            yield key, value, hints[name]
+        if isinstance(value, DictConfig):
+            yield from _typed_values(value, f"{key}.")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of a declared type; anything that is not plain passes, hydra builds it."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not (hint in (bool, str, types.NoneType) and not isinstance(value, hint))
+
+
 def data_parallel_ranks(layout: LayoutSpec) -> int:
-    """Ranks that train different responses."""
+    """Ranks that train different responses.
+
+    Raises UserError for parallel sizes that do not divide the devices.
+    """
     if layout.megatron is None:
         return layout.devices // layout.sequence_parallel
     sizes = layout.megatron
-    return layout.devices // (sizes.tensor * sizes.pipeline * sizes.context)
+    together = sizes.tensor * sizes.pipeline * sizes.context
+    if layout.devices % together:
+        raise UserError(
+            f"layout {layout.name}: tensor={sizes.tensor} x pipeline={sizes.pipeline} x context={sizes.context} = "
+            f"{together} must divide its {layout.devices} devices"
+        )
+    return layout.devices // together

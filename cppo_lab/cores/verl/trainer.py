@@ -25,10 +25,11 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.verl import steps
-from cppo_lab.cores.verl.config import lab_settings, top_k
+from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.minibatches import arrange, by_rank
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.run_settings import top_k
 from cppo_lab.cores.verl.validation import validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.maths.advantages import group_advantages

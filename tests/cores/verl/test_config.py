@@ -1,0 +1,375 @@
+"""verl's tree for our runs: composed and checked without a GPU, with the values that the run says."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+
+from cppo_lab.cores.verl.checks import check_config, data_parallel_ranks
+from cppo_lab.cores.verl.config import lab_settings, plain_config, verl_config
+from cppo_lab.cores.verl.files import Files, planned_files
+from cppo_lab.cores.verl.run_settings import settings
+from cppo_lab.errors import UserError
+from cppo_lab.maths.rules import RULES
+from cppo_lab.spec import HubModel, VerlRun
+from cppo_lab.sweep.compose import Composed, compose, groups
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import Plan, make_plan
+
+pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]
+
+TINY = ("core=verl", "model=tiny_qwen3")
+DENSE = ("core=verl", "model=qwen3_1_7b_base")
+EXPERTS = ("core=verl", "model=qwen3_30b_a3b_base")
+# What a rule needs beside its name.
+COMPANIONS = {"trm_max": ["divergence=topk_kl"], "trm_avg": ["divergence=topk_kl"]}
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@cache
+def composed(*overrides: str) -> Composed:
+    return compose(list(overrides))
+
+
+def with_layout(found: Composed, **fields: Any) -> Composed:
+    """`found` with other fields of its layout."""
+    layout = found.layout.model_validate(found.layout.model_dump() | fields)
+    return Composed(found.run, layout, found.paths, found.launcher, found.tracking)
+
+
+def files_of(found: Composed, resume: Path | None = None) -> Files:
+    assert isinstance(found.run, VerlRun)
+    shared = Path("/somewhere/runs")
+    return planned_files(found.run, found.paths, shared, shared / found.run.run_id, resume)
+
+
+def tree(found: Composed, resume: Path | None = None) -> DictConfig:
+    assert isinstance(found.run, VerlRun)
+    return verl_config(found.run, found.layout, files_of(found, resume))
+
+
+def check(found: Composed, config: DictConfig) -> None:
+    assert isinstance(found.run, VerlRun)
+    check_config(found.run, found.layout, config)
+
+
+@pytest.mark.parametrize("rule", groups()["rule"])
+def test_every_rule_composes_and_passes(rule: str) -> None:
+    found = composed(*TINY, f"rule={rule}", *COMPANIONS.get(rule, []))
+    config = tree(found)
+    check(found, config)
+    loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss  # as verl's worker makes it
+    if rule.startswith("verl_"):
+        assert (loss.loss_mode, loss.rule, loss.constants) == (rule.removeprefix("verl_"), "", {})
+    else:
+        assert loss.rule in RULES
+        assert (loss.loss_mode, loss.rule) == ("trust_region", found.run.rule.name)
+        assert dict(loss.constants) == found.run.rule.parameters()
+    # What the loss will ask of the batch is what the rollout keeps.
+    assert loss.needs_topk == (config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk > 0)
+
+
+@pytest.mark.parametrize("divergence", groups()["divergence"])
+def test_every_divergence_composes_and_passes(divergence: str) -> None:
+    found = composed(*TINY, "rule=grpo", f"divergence={divergence}")
+    config = tree(found)
+    check(found, config)
+    loss, kept = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.rollout.engine_kwargs
+    estimator, _, measure = divergence.partition("_")
+    assert (loss.estimator, loss.measure) == (estimator, measure)
+    vocabulary = 16  # of the task: ten digits, three operators, `=`, end, padding
+    assert kept.cppo_lab.topk == {"topk": 8, "exact": vocabulary}.get(estimator, 0)
+
+
+@pytest.fixture(scope="module")
+def main_sweep() -> Plan:
+    return make_plan(load_sweep("main"), ["core=verl"])
+
+
+def test_the_28_runs_of_the_paper_pass_verls_validation_and_ours(main_sweep: Plan) -> None:
+    assert len(main_sweep.runs) == 28
+    for planned in main_sweep.runs:
+        values = shown(planned, main_sweep)
+        assert isinstance(planned.spec.model, HubModel)
+        assert values["actor_rollout_ref"]["model"]["path"] == planned.spec.model.repository
+        assert values["actor_rollout_ref"]["rollout"]["name"] == "vllm"
+        assert values["trainer"]["experiment_name"] == planned.run_id
+        batch = planned.spec.batch
+        updates = (
+            values["data"]["train_batch_size"] / values["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
+        )
+        assert updates == batch.updates
+
+
+def shown(planned: PlannedRun, plan: Plan) -> dict[str, Any]:
+    assert isinstance(planned.spec, VerlRun)
+    return plain_config(planned.spec, planned.layout, plan.paths, Path("/somewhere/runs"))
+
+
+@pytest.mark.parametrize("layout", [name for name in groups()["layout"] if name != "cpu"])
+def test_every_layout_passes_for_every_model_of_the_paper(layout: str) -> None:
+    for model in ("qwen3_1_7b", "qwen3_8b_base", "qwen3_30b_a3b_base"):
+        found = composed("core=verl", f"model={model}", f"layout={layout}")
+        longest = 2048 + found.run.rollout.max_response_length
+        if found.layout.tokens_per_device * found.layout.sequence_parallel < longest:
+            with pytest.raises(UserError, match=f"may have {longest}: raise one of them"):
+                check(found, tree(found))
+        else:
+            check(found, tree(found))
+
+
+# What decides the numbers, as the paper's Setup and Table 3 have it (docs/paper_settings.md).
+PAPER = {
+    "data.train_batch_size": 64,
+    "data.max_prompt_length": 2048,
+    "data.max_response_length": 8192,
+    "data.shuffle": True,
+    "data.seed": 0,
+    f"{ACTOR}.ppo_mini_batch_size": 32,
+    f"{ACTOR}.ppo_epochs": 1,
+    f"{ACTOR}.shuffle": False,
+    f"{ACTOR}.loss_agg_mode": "token-mean",
+    f"{ACTOR}.entropy_coeff": 0,
+    f"{ACTOR}.use_kl_loss": False,
+    f"{ACTOR}.optim.lr": 1e-6,
+    f"{ACTOR}.optim.betas": [0.9, 0.999],
+    f"{ACTOR}.optim.weight_decay": 0.1,
+    f"{ACTOR}.optim.clip_grad": 1.0,
+    f"{ACTOR}.grad_clip": 1.0,
+    f"{ACTOR}.optim.lr_warmup_steps": -1,
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
+    f"{ACTOR}.optim.lr_scheduler_type": "constant",
+    f"{ACTOR}.policy_loss.rule": "cppo",
+    f"{ACTOR}.policy_loss.constants": {
+        "delta": 0.15, "delta_b": 0.02, "delta_b_mode": "adaptive", "w_min": 0.8,
+    },
+    f"{ACTOR}.policy_loss.estimator": "topk",
+    f"{ACTOR}.policy_loss.measure": "tv",
+    f"{ACTOR}.policy_loss.k": 20,
+    f"{ACTOR}.policy_loss.convention": "union",
+    f"{ACTOR}.policy_loss.horizon": 8192,
+    f"{ROLLOUT}.n": 8,
+    f"{ROLLOUT}.temperature": 1.0,
+    f"{ROLLOUT}.top_p": 1.0,
+    f"{ROLLOUT}.top_k": -1,
+    f"{ROLLOUT}.calculate_log_probs": True,
+    f"{ROLLOUT}.dtype": "bfloat16",
+    f"{ROLLOUT}.engine_kwargs.cppo_lab": {"topk": 20, "topk_dtype": "float16", "seed": 0, "seed_requests": True},
+    f"{ROLLOUT}.val_kwargs.n": 16,
+    f"{ROLLOUT}.val_kwargs.temperature": 0.7,
+    f"{ROLLOUT}.val_kwargs.top_p": 0.95,
+    f"{ROLLOUT}.val_kwargs.do_sample": True,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.rollout_correction.bypass_mode": True,
+    "algorithm.filter_groups.enable": False,
+    "trainer.total_training_steps": 680,
+    "trainer.test_freq": 10,
+    "trainer.save_freq": 10,
+    "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "sync",
+    "trainer.val_before_train": True,
+    "trainer.critic_warmup": 0,
+    "actor_rollout_ref.model.use_fused_kernels": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PAPER)
+def test_a_key_that_decides_numbers_has_the_papers_value(key: str) -> None:
+    assert plain(key) == PAPER[key]
+
+
+@cache
+def paper_tree() -> DictConfig:
+    return tree(composed(*DENSE))
+
+
+def plain(key: str) -> Any:
+    value = OmegaConf.select(paper_tree(), key, default="no such key")
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def test_a_continued_run_takes_its_checkpoint_and_does_not_validate_first() -> None:
+    config = tree(composed(*TINY), Path("/somewhere/global_step_2"))
+    assert (config.trainer.resume_mode, config.trainer.resume_from_path) == (
+        "resume_path",
+        "/somewhere/global_step_2",
+    )
+    assert config.trainer.val_before_train is False
+    assert tree(composed(*TINY)).trainer.resume_mode == "disable"
+
+
+@pytest.mark.parametrize("overrides", [TINY, DENSE, EXPERTS], ids=["cpu", "fsdp2", "megatron"])
+def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tuple[str, ...]) -> None:
+    """Against verl's own tree as its `main_ppo` would compose it."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_module
+
+    found = composed(*overrides)
+    assert isinstance(found.run, VerlRun)
+    engine = "megatron" if found.layout.megatron else "dp"
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        theirs = hydra_compose("ppo_trainer", overrides=[f"model_engine={engine}"])
+    new = set()
+    for key in settings(found.run, found.layout, files_of(found)):
+        section, _, name = key.removeprefix("+").rpartition(".")
+        if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
+            new.add(key.removeprefix("+"))
+    loss = {
+        f"{ACTOR}.policy_loss.{key}"
+        for key in ("rule", "constants", "estimator", "measure", "k", "convention")
+    }
+    assert new - {f"{ACTOR}.fsdp_config.mixed_precision"} == loss | {
+        f"{ACTOR}.policy_loss.horizon",
+        f"{ROLLOUT}.agent.agent_loop_manager_class",
+        f"{ROLLOUT}.engine_kwargs.cppo_lab",
+    }
+
+
+def test_the_trainers_process_gets_the_whole_run_back() -> None:
+    for overrides in (
+        TINY,
+        EXPERTS,
+        (*TINY, "rule=cppo_no_prefix_budget"),
+    ):  # the last has an infinite constant
+        found = composed(*overrides)
+        config = OmegaConf.create(
+            OmegaConf.to_yaml(tree(found), resolve=True)
+        )  # Ray pickles it; YAML is harsher
+        assert isinstance(config, DictConfig)
+        read = lab_settings(config)
+        assert read.spec == found.run
+        assert read.spec.run_id == found.run.run_id
+        assert read.folder == Path("/somewhere/runs") / found.run.run_id
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        (f"{ACTOR}.use_kl_los", rf"layout cpu.*'{ACTOR}\.use_kl_los': did you mean '{ACTOR}\.use_kl_loss'"),
+        ("actor_rollout_ref.actr.optim.lr", r"'actor_rollout_ref\.actr': did you mean 'actor_rollout_ref\.actor'"),
+        ("trainr.save_freq", r"'trainr': did you mean 'trainer'"),
+        ("trainer.balance_batch.x", r"unknown key of verl .*'trainer\.balance_batch\.x': valid: none"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_key_of_the_layout_names_the_right_one(key: str, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        tree(with_layout(composed(*TINY), verl={key: 1}))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        f"{ACTOR}.optim.lr",
+        f"{ACTOR}.optim",
+        f"{ACTOR}.policy_loss.loss_mode",
+        f"+{ROLLOUT}.engine_kwargs.cppo_lab.topk",
+        "algorithm.rollout_correction.bypass_mode",
+        "algorithm.filter_groups.enable",
+        "data.seed",
+        "trainer.nnodes",
+    ],
+)
+def test_a_layout_cannot_change_what_the_run_decides(key: str) -> None:
+    """The id of a run does not know its layout: the numbers must not depend on it."""
+    with pytest.raises(UserError, match=r"layout cpu: verl sets .*: change it there"):
+        tree(with_layout(composed(*TINY), verl={key: 1}))
+
+
+def test_a_layout_may_tune_what_costs_time_alone() -> None:
+    keys = {f"{ROLLOUT}.agent.num_workers": 3, f"{ROLLOUT}.max_num_seqs": 7, "+ray_kwargs.ray_init.x": 1}
+    found = with_layout(composed(*TINY), verl=keys)
+    config = tree(found)
+    check(found, config)
+    rollout = config.actor_rollout_ref.rollout
+    assert (rollout.agent.num_workers, rollout.max_num_seqs, config.ray_kwargs.ray_init.x) == (3, 7, 1)
+
+
+REFUSED = [
+    (f"{ACTOR}.ppo_mini_batch_size", 3, r"ppo_mini_batch_size=3 must be 4"),
+    ("data.train_batch_size", 16, r"train_batch_size=16 must be 8"),
+    (f"{ROLLOUT}.n", 2, r"rollout\.n=2 must be 4"),
+    ("algorithm.rollout_correction.bypass_mode", False, r"bypass_mode=False must be True"),
+    ("algorithm.filter_groups.enable", True, r"filter_groups\.enable=True must be False"),
+    ("actor_rollout_ref.model.use_fused_kernels", True, r"use_fused_kernels=True must be False"),
+    ("actor_rollout_ref.model.trust_remote_code", True, r"trust_remote_code=True must be False"),
+    (f"{ROLLOUT}.calculate_log_probs", False, r"calculate_log_probs=False must be True"),
+    ("trainer.v1.trainer_mode", "colocate_async", r"trainer_mode=colocate_async must be sync"),
+    (f"{ACTOR}.pad_to_length", True, r"actor\.pad_to_length=True pads"),
+    (f"{ACTOR}.fsdp_config.pad_to_length", True, r"actor\.fsdp_config\.pad_to_length=True pads"),
+    (f"{ACTOR}.policy_loss.loss_mode", "trust_regoin", r"'trust_regoin': did you mean 'trust_region'"),
+    (f"{ACTOR}.policy_loss.rule", "cpo", r"unknown policy_loss\.rule 'cpo': did you mean 'cppo'"),
+    (f"{ACTOR}.policy_loss.constants.delta", -1.0, r"delta"),
+    (f"{ACTOR}.clip_ratio_low", "abc", r"actor\.clip_ratio_low='abc' must be float"),
+    (f"{ACTOR}.ppo_epochs", 1.5, r"ppo_epochs=1\.5 must be int"),
+    (f"{ACTOR}.use_torch_compile", "yes", r"use_torch_compile='yes' must be bool"),
+    (f"{ACTOR}.optim.lr", True, r"optim\.lr=True must be float"),
+    (f"{ROLLOUT}.max_num_seqs", "many", r"max_num_seqs='many' must be"),
+    ("algorithm.gamma", "one", r"algorithm\.gamma='one' must be float"),
+    (f"{ROLLOUT}.engine_kwargs.cppo_lab.topk", 0, r"keeps 0 of mu's most likely tokens .* needs 8"),
+    (f"{ROLLOUT}.engine_kwargs.cppo_lab.topk", 9, r"keeps 9 .* k=8"),
+    (f"{ACTOR}.policy_loss.k", 9, r"keeps 8 .* k=9"),
+    (f"{ROLLOUT}.engine_kwargs.cppo_lab", {"top_k": 8}, r"'top_k': did you mean 'topk'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"), REFUSED, ids=[f"{key}={value}" for key, value, _ in REFUSED]
+)
+def test_the_check_refuses(key: str, value: Any, text: str) -> None:
+    found = composed(*TINY)
+    config = tree(found)
+    OmegaConf.update(config, key, value, merge=False, force_add=True)
+    with pytest.raises(UserError, match=text):
+        check(found, config)
+
+
+def test_a_minibatch_that_the_ranks_cannot_share_is_refused() -> None:
+    found = with_layout(composed(*DENSE), devices_per_node=3, rollout_tensor_parallel=1)
+    with pytest.raises(UserError, match=r"32 prompts x 8 responses = 256 rows cannot be shared equally by 3"):
+        check(found, tree(found))
+
+
+def test_a_sequence_longer_than_a_micro_batch_is_refused() -> None:
+    found = with_layout(composed(*DENSE), tokens_per_device=10239)
+    with pytest.raises(UserError, match=r"10239 tokens, but a prompt and its response may have 10240"):
+        check(found, tree(found))
+    found = with_layout(composed(*DENSE), tokens_per_device=5120, sequence_parallel=2)
+    check(found, tree(found))
+
+
+def test_parallel_sizes_that_do_not_divide_the_devices_are_refused() -> None:
+    sizes = {"tensor": 3, "pipeline": 1, "expert": 1, "context": 1}
+    found = with_layout(composed(*EXPERTS), megatron=sizes)
+    with pytest.raises(UserError, match=r"tensor=3 x pipeline=1 x context=1 = 3 must divide its 32 devices"):
+        check(found, tree(found))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ranks"),
+    [(TINY, 1), (DENSE, 8), (EXPERTS, 16), ((*DENSE, "layout.sequence_parallel=2"), 4)],
+)
+def test_data_parallel_ranks(overrides: tuple[str, ...], ranks: int) -> None:
+    assert data_parallel_ranks(composed(*overrides).layout) == ranks
+
+
+def test_no_secret_of_the_environment_gets_into_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_URI"):
+        monkeypatch.setenv(name, "hunter2")
+    found = composed(*TINY)
+    assert "hunter2" not in OmegaConf.to_yaml(tree(found), resolve=True)
+
+
+def test_one_tree_is_not_changed_by_the_next() -> None:
+    """verl's defaults are composed once for all runs."""
+    first = tree(composed(*TINY))
+    before = OmegaConf.to_yaml(first, resolve=True)
+    tree(with_layout(composed(*TINY), verl={f"{ROLLOUT}.max_num_seqs": 7}))
+    assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
+    assert OmegaConf.to_yaml(first, resolve=True) == before
+    assert OmegaConf.to_yaml(tree(composed(*TINY)), resolve=True) == before
