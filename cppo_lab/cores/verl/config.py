@@ -284,7 +284,6 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "expert_model_parallel_size": layout.megatron.expert,
         "context_parallel_size": layout.megatron.context,
         "param_offload": layout.offload,
-        "grad_offload": layout.offload,
         "optimizer_offload": layout.offload,
     }
     return values | {f"actor_rollout_ref.actor.megatron.{key}": value for key, value in megatron.items()}
