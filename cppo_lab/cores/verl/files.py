@@ -58,6 +58,6 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
             )
     if files.model != spec.model.repository and not (Path(files.model) / "config.json").is_file():
         raise UserError(
-            f"{files.model} holds no model: download {spec.model.repository} (revision {spec.model.revision}) there, or "
+            f"{files.model} holds no model: download {spec.model.repository} ({spec.model.revision}) there, or "
             "set paths.models=null to take it from the hub's cache"
         )
