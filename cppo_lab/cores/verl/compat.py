@@ -88,14 +88,23 @@ _TRAINER = {
     "PPOTrainer": "config",
     "PPOTrainer._build_replay_buffer": "self",
     "PPOTrainer._init_resource_pool_mgr": "self",
+    "PPOTrainer._load_checkpoint": "self",
+    "PPOTrainer._submit_batch_to_rollout": "self batch",
     "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
+    "PPOTrainer._compute_old_log_prob": "self batch metrics",
+    "PPOTrainer._compute_advantage": "self batch metrics",
     "PPOTrainer._update_actor": "self batch metrics",
     "PPOTrainer._validate": "self",
     "PPOTrainer._compute_metrics": "self batch metrics timing_raw global_steps epoch",
     "PPOTrainer._save_checkpoint": "self",
 }
+_BUFFER = {
+    "ReplayBuffer.__init__": "self trainer_mode trainer_config max_off_policy_threshold max_off_policy_strategy "
+    "sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size "
+    "max_inflight_gen_batches sync_refill_failed_groups",
+    "ReplayBuffer.sample": "self global_steps partition_id batch_size",
+}
 _PADDING = {
-    "upsample_batch_to_divisible_size": "batch batch_multiple eos_token_id",
     "construct_minimal_padding_template": "source_td source_tag eos_token_id",
 }
 _MAIN = {
@@ -154,9 +163,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
     *_points(REGISTRY, _V1, {"register_trainer": "name"}),
     *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
     *_points(OVERRIDE, f"{_V1}.trainer_sync", {"PPOTrainerSync": "config"}),
-    *_points(
-        OVERRIDE, f"{_V1}.replay_buffer", {"ReplayBuffer.sample": "self global_steps partition_id batch_size"}
-    ),
+    *_points(OVERRIDE, f"{_V1}.replay_buffer", _BUFFER),
     *_points(CALL, "verl.trainer.ppo.padding_utils", _PADDING),
     *_points(CALL, "verl.trainer.main_ppo", _MAIN),
     # Worker

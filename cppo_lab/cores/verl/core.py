@@ -14,7 +14,8 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.cores.base import MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import checkpoints, steps
+from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
@@ -36,6 +37,8 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     with steps.writing(folder):
         step = steps.resume_step(folder)
         recorded = steps.cut_after(folder, step)
+        checkpoints.keep_best(folder, score_name(spec))
+        checkpoints.drop_others(folder, step)
     sink.begin(step)
     for number, metrics in recorded:
         sink.log(number, metrics)
@@ -50,8 +53,7 @@ def _ended(spec: VerlRun, recorded: list[steps.Row]) -> Outcome | None:
     """How a run ended that was stopped between its last row and the word on its end."""
     if not recorded:
         return None
-    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
-    scores = [row[name] for _, row in recorded if name in row]
+    scores = [row[score_name(spec)] for _, row in recorded if score_name(spec) in row]
     reason = collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)
     last = recorded[-1][0]
     if reason:

@@ -72,13 +72,18 @@ def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
 
 def resume_step(folder: Path) -> int | None:
     """The last step that can be continued from: its row and its checkpoint are there."""
-    found = [step for _, (step, _) in rows(folder) if (checkpoint_folder(folder, step) / "actor").is_dir()]
+    found = [step for _, (step, _) in rows(folder) if is_whole(checkpoint_folder(folder, step))]
     return max(found, default=None)
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
     """Where verl keeps the checkpoint of `step`."""
     return folder / CHECKPOINTS / f"{PREFIX}{step}"
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint, of a step whose row is there, still has its weights: verl leaves the rest of an old one."""
+    return (checkpoint / "actor").is_dir()
 
 
 def cut_after(folder: Path, step: int | None) -> list[Row]:

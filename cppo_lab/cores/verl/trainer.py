@@ -4,11 +4,6 @@ Everything else is verl's. What is overridden here is listed in `compat`.
 """
 
 import json
-import os
-import shutil
-import time
-import uuid
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,26 +12,24 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.trainer.ppo.v1 import PPOTrainerSync
-from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl.checkpoints import keep_best
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.minibatches import arrange, by_rank
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.queued_rows import clear, padding_rows, write_minibatch_responses, write_permutations
 from cppo_lab.cores.verl.run_settings import top_k
-from cppo_lab.cores.verl.validation import validation_metrics
+from cppo_lab.cores.verl.validation import score_name, validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.schema import Outcome
 
 SHUFFLED = "cppo_no_prefix_budget_shuffled"
-BEST = "best_checkpoint"
 TRACES = "verl_traces.pt"
 
 
@@ -50,12 +43,11 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
     def __init__(self, config: Any) -> None:
         settings = lab_settings(config)
         self.spec, self.folder = settings.spec, settings.folder
-        self._scores: list[tuple[int, float]] = []
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
         self._order: dict[str, int] = {}
+        self._trains = True  # whether a group of this step's batch is left
         self._broken = ""  # why the policy can't be trained further
-        self._started = time.monotonic()
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
@@ -66,10 +58,8 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
                 self.role_worker_mapping[role] = ray.remote(TrustRegionWorker)
 
     def _load_checkpoint(self) -> None:
-        """verl's; and what this run has recorded so far."""
+        """verl's; and the traces that belong to it."""
         super()._load_checkpoint()
-        name = schema.validation_metric(schema.MEAN, self.spec.validation.samples)
-        self._scores = [(n, row[name]) for _, (n, row) in steps.rows(self.folder) if name in row]
         traces = steps.checkpoint_folder(self.folder, self.global_steps) / TRACES
         state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")
@@ -115,20 +105,19 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
             ranks=self._ranks(),
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
+        self._trains = bool(arrangement)
+        if not arrangement:
+            # verl clears what a step has left of its batch, and can't clear nothing: the first response stands for it.
+            clear(batch.partition_id, keys[1:])
+            return batch.select_keys(keys[:1])
         dropped = [key for key, kept in zip(keys, keep.tolist(), strict=True) if not kept]
-        padding = self._padding_rows(
-            batch.partition_id, keys[0], tags[0], sum(r is None for r in by_rank(arrangement))
-        )
-        if dropped:
-            tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
+        missing = sum(row is None for row in by_rank(arrangement))
+        padding = padding_rows(batch.partition_id, keys[0], tags[0], missing, self.tokenizer.eos_token_id)
+        clear(batch.partition_id, dropped)
         spare = iter(padding)
         chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
         counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
-        per_rank = (
-            [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
-            if arrangement
-            else []
-        )
+        per_rank = [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
         arranged = KVBatchMeta(
             keys=[key for key, _ in chosen],
             tags=[tag for _, tag in chosen],
@@ -136,8 +125,9 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
             fields=batch.fields,
             extra_info=batch.extra_info,
         )
-        if chosen:
-            self._write_columns(arranged, per_rank * self._ranks())
+        write_minibatch_responses(arranged, per_rank * self._ranks())
+        if self.spec.rule.name == SHUFFLED:
+            write_permutations(arranged, self.spec.seed, self.global_steps)
         return arranged
 
     def _ranks(self) -> int:
@@ -151,54 +141,15 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
         return top_k(self.spec) * (4 + (4 if wide else 2))
 
-    def _padding_rows(
-        self, partition: str, key: str, tag: dict[str, Any], count: int
-    ) -> list[tuple[str, Any]]:
-        """`count` rows that train nothing, made after the pattern of `key`."""
-        if not count:
-            return []
-        source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
-        row, row_tag = construct_minimal_padding_template(source, tag, self.tokenizer.eos_token_id)
-        for name in (TOPK_IDS, TOPK_LOGP):  # verl knows the columns of its own only
-            if name in row:
-                row[name] = torch.zeros_like(row[name][:1])
-        row["uid"] = f"pad{uuid.uuid4().hex}"
-        keys = [f"{row['uid']}_{place}_0" for place in range(count)]
-        tags = [dict(row_tag) for _ in keys]
-        rows = [row | {"session_id": place} for place in range(count)]
-        tq.kv_batch_put(
-            keys=keys, partition_id=partition, fields=tu.list_of_dict_to_tensordict(rows), tags=tags
-        )
-        return list(zip(keys, tags, strict=True))
-
-    def _write_columns(self, batch: KVBatchMeta, responses: list[int]) -> None:
-        """What the loss must know of a row: its minibatch's size, and its weights' order where they are shuffled."""
-        columns: dict[str, Any] = {
-            "minibatch_responses": torch.tensor(responses, dtype=torch.float32)[:, None]
-        }
-        if self.spec.rule.name == SHUFFLED:
-            # A fresh order per rollout, kept for all its minibatches; from the step alone, so that a continued run
-            # draws what an unbroken one would have drawn.
-            generator = torch.Generator().manual_seed(self.spec.seed * 1_000_003 + self.global_steps)
-            orders = [
-                torch.randperm(tag["response_len"], generator=generator).to(torch.int32) for tag in batch.tags
-            ]
-            columns["weight_permutation"] = torch.nested.as_nested_tensor(orders, layout=torch.jagged)
-        tq.kv_batch_put(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            fields=TensorDict(columns, batch_size=len(batch)),
-        )
-
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_old_log_prob(batch, metrics) if len(batch) else batch
+        return super()._compute_old_log_prob(batch, metrics) if self._trains else batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_advantage(batch, metrics) if len(batch) else batch
+        return super()._compute_advantage(batch, metrics) if self._trains else batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's; no update where every group is left out, and the end where the policy has broken down."""
-        if not len(batch):
+        if not self._trains:
             return batch
         watched = self.global_steps % self.spec.validation.every == 0
         batch.extra_info[WATCHED_STEP] = self.global_steps if watched else 0
@@ -250,7 +201,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         }
         if rollout:
             row["perf/sampled_tokens_per_second"] = self._sampled_tokens / rollout
-        if update and len(batch):
+        if update and self._trains:
             row["perf/trained_tokens_per_second"] = self._trained_tokens / update
         if "perf/mfu/actor" in reduced:
             row["perf/mfu"] = reduced["perf/mfu/actor"]
@@ -273,12 +224,10 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         steps.append_row(self.folder, step, row | validation)
         if not validation:
             return
-        score = validation[schema.validation_metric(schema.MEAN, self.spec.validation.samples)]
-        if step and score >= max((past for n, past in self._scores if n), default=0.0):
-            keep_best(self.folder, step)
-        self._scores.append((step, score))
+        name = score_name(self.spec)
+        keep_best(self.folder, name)
+        scores = [past[name] for _, (_, past) in steps.rows(self.folder) if name in past]
         training = self.spec.training
-        scores = [past for _, past in self._scores]
         self._broken = collapse_reason(scores, training.collapse_share, training.collapse_patience)
 
     def _end(self, step: int) -> None:
@@ -287,23 +236,3 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         status = schema.COLLAPSED if self._broken else schema.DONE
         last = max(n for _, (n, _) in steps.rows(self.folder))
         steps.write_outcome(self.folder, Outcome(status, last, self._broken))
-
-
-def keep_best(folder: Path, step: int) -> None:
-    """Keep the checkpoint of `step` as the best so far: hard links, which cost no space while verl keeps it too."""
-    source = steps.checkpoint_folder(folder, step)
-    if not source.is_dir():
-        return
-    partial, best = folder / f"{BEST}.partial", folder / BEST
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(source, partial, copy_function=_link_or_copy)
-    (partial / "step").write_text(f"{step}\n")
-    shutil.rmtree(best, ignore_errors=True)
-    partial.replace(best)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, target)

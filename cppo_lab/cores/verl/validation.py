@@ -4,10 +4,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from cppo_lab import schema
+from cppo_lab.spec import VerlRun
 
 _METRIC = re.compile(
     r"val-(?:core|aux)/(?P<source>[^/]+)/(?P<variable>acc|answer_rule)/mean@(?P<samples>\d+)"
 )
+
+
+def score_name(spec: VerlRun) -> str:
+    """The metric by which a run's checkpoints are compared and its collapse is seen."""
+    return schema.validation_metric(schema.MEAN, spec.validation.samples)
 
 
 def validation_metrics(

@@ -1,0 +1,57 @@
+"""What becomes of verl's checkpoints: the best by validation is kept, those of dead attempts go."""
+
+import os
+import shutil
+from pathlib import Path
+
+from cppo_lab.cores.verl import steps
+
+BEST = "best_checkpoint"
+STEP = "step"  # in it: whose it is
+
+
+def keep_best(folder: Path, metric: str) -> None:
+    """Keep the checkpoint of the recorded step with the highest `metric`, the later of equals.
+
+    Hard links, which cost no space while verl keeps it too. The record says which one it is: called again after a
+    kill at any moment, this mends what was left.
+    """
+    scores = [(row[metric], step) for _, (step, row) in steps.rows(folder) if step and metric in row]
+    if not scores:
+        return
+    step = max(scores)[1]
+    source = steps.checkpoint_folder(folder, step)
+    if best_step(folder) == step or not steps.is_whole(source):
+        return
+    partial, best = folder / f"{BEST}.partial", folder / BEST
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, copy_function=_link_or_copy)
+    (partial / STEP).write_text(f"{step}\n", encoding="utf-8")
+    shutil.rmtree(best, ignore_errors=True)
+    partial.replace(best)
+
+
+def best_step(folder: Path) -> int | None:
+    """The step of the checkpoint that is kept; None if there is none."""
+    try:
+        return int((folder / BEST / STEP).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # the latter: a kill in the midst of its removal
+        return None
+
+
+def drop_others(folder: Path, step: int | None) -> None:
+    """Remove every checkpoint but that of `step`.
+
+    A trainer forgets those that an earlier attempt has saved, and would write one of the same step over the files
+    that the best checkpoint may be linked to.
+    """
+    for path in (folder / steps.CHECKPOINTS).glob(f"{steps.PREFIX}*"):
+        if step is None or path != steps.checkpoint_folder(folder, step):
+            shutil.rmtree(path)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
