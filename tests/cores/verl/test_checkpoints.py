@@ -1,0 +1,144 @@
+"""The best checkpoint is the record's best after a kill at any moment, and costs no space while verl keeps it too."""
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab.cores.verl import checkpoints, steps
+from cppo_lab.cores.verl.checkpoints import best_step, drop_others, keep_best
+
+SCORE = "val/mean/avg_at_16"
+
+
+def save(folder: Path, step: int) -> Path:
+    """As verl saves: weights below `actor`, the rest beside it."""
+    path = steps.checkpoint_folder(folder, step)
+    (path / "actor").mkdir(parents=True)
+    (path / "actor" / "weights.pt").write_text(f"weights of {step}")
+    (path / "data.pt").write_text(f"order at {step}")
+    return path
+
+
+def score(folder: Path, step: int, value: float) -> None:
+    steps.append_row(folder, step, {SCORE: value})
+
+
+def best(folder: Path) -> str:
+    return (folder / checkpoints.BEST / "actor" / "weights.pt").read_text()
+
+
+def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> None:
+    score(tmp_path, 0, 0.9)  # the model before training has no checkpoint
+    keep_best(tmp_path, SCORE)
+    assert best_step(tmp_path) is None
+    kept = []
+    for step, value in [(2, 0.1), (4, 0.3), (6, 0.2), (8, 0.3), (10, 0.0)]:
+        save(tmp_path, step)
+        score(tmp_path, step, value)
+        keep_best(tmp_path, SCORE)
+        kept.append(best_step(tmp_path))
+        assert best(tmp_path) == f"weights of {kept[-1]}"
+    assert kept == [2, 4, 4, 8, 8]
+    assert (tmp_path / checkpoints.BEST / "data.pt").read_text() == "order at 8"
+
+
+def test_it_is_linked_and_outlives_verls_own(tmp_path: Path) -> None:
+    source = save(tmp_path, 2)
+    score(tmp_path, 2, 0.5)
+    keep_best(tmp_path, SCORE)
+    weights = tmp_path / checkpoints.BEST / "actor" / "weights.pt"
+    assert weights.samefile(source / "actor" / "weights.pt")
+    shutil.rmtree(source / "actor")  # as verl does to old ones
+    keep_best(tmp_path, SCORE)
+    assert best(tmp_path) == "weights of 2"
+
+
+def test_without_links_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: str) -> None:
+        raise OSError(95, "Operation not supported")
+
+    source = save(tmp_path, 2)
+    score(tmp_path, 2, 0.5)
+    monkeypatch.setattr(os, "link", refuse)
+    keep_best(tmp_path, SCORE)
+    assert best(tmp_path) == "weights of 2"
+    assert not (tmp_path / checkpoints.BEST / "actor" / "weights.pt").samefile(
+        source / "actor" / "weights.pt"
+    )
+
+
+def test_what_verl_leaves_of_an_old_checkpoint_does_not_replace_it(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    score(tmp_path, 2, 0.5)
+    keep_best(tmp_path, SCORE)
+    shutil.rmtree(save(tmp_path, 4) / "actor")
+    score(tmp_path, 4, 0.6)
+    keep_best(tmp_path, SCORE)
+    assert (best_step(tmp_path), best(tmp_path)) == (2, "weights of 2")
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+def test_a_kill_at_any_moment_is_mended_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before each of its operations on files in turn."""
+    for survived in itertools.count():
+        folder = tmp_path / str(survived)
+        for step in (2, 4):
+            save(folder, step)
+            score(folder, step, step / 10)
+            if step == 2:
+                keep_best(folder, SCORE)
+        with monkeypatch.context() as patch:
+            left = iter(range(survived))
+            for owner, name in OPERATIONS:
+                patch.setattr(owner, name, dying(getattr(owner, name), left))
+            try:
+                keep_best(folder, SCORE)
+                killed = False
+            except Killed:
+                killed = True
+        keep_best(folder, SCORE)  # as the next attempt begins
+        assert (best_step(folder), best(folder)) == (4, "weights of 4")
+        if not killed:
+            break
+    assert survived >= 8  # folders, links, the number, the removal of the old one, the change of names
+
+
+OPERATIONS: list[tuple[Any, str]] = [
+    (os, "mkdir"), (os, "link"), (Path, "write_text"), (os, "unlink"), (os, "rmdir"), (Path, "replace"),
+]  # fmt: skip
+
+
+def dying(real: Callable[..., Any], left: Iterator[int]) -> Callable[..., Any]:
+    """`real` until `left` is used up."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(left, None) is None:
+            raise Killed
+        return real(*args, **kwargs)
+
+    return call
+
+
+def test_others_are_dropped(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        save(tmp_path, step)
+        score(tmp_path, step, step / 10)
+    keep_best(tmp_path, SCORE)
+    drop_others(tmp_path, 4)
+    assert [path.name for path in (tmp_path / steps.CHECKPOINTS).iterdir()] == ["global_step_4"]
+    # The best one stands, whatever is written where its links came from.
+    (save(tmp_path, 6) / "actor" / "weights.pt").write_text("retrained")
+    assert best(tmp_path) == "weights of 6"
+    drop_others(tmp_path, None)
+    assert list((tmp_path / steps.CHECKPOINTS).iterdir()) == []
+    drop_others(tmp_path / "nothing here", None)
