@@ -53,6 +53,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
         self._order: dict[str, int] = {}
+        self._trains = True  # whether any group of the batch has a learning signal
         self._broken = ""  # why the policy can't be trained further
         self._started = time.monotonic()
         super().__init__(config)
@@ -91,7 +92,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
         groups = torch.tensor([self._order[key.split("_")[0]] for key in keys])
         # Sessions arrive in any order; the order of the data makes runs repeatable.
-        order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), keys[i].split("_", 1)[1]))
+        order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), *map(int, keys[i].split("_")[1:])))
         keys, tags = [keys[i] for i in order], [tags[i] for i in order]
         rewards, groups = rewards[order], groups[order]
         _, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
@@ -105,6 +106,9 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._sampled_tokens = sum(responses)
         if not self.spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
+        self._trains = bool(keep.any())
+        if not self._trains:  # verl clears the rows of an empty batch as those of any other
+            return batch
         self._trained_tokens = sum(n for n, kept in zip(responses, keep.tolist(), strict=True) if kept)
         arrangement = arrange(
             groups.tolist(),
@@ -123,11 +127,8 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         spare = iter(padding)
         chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
         counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
-        per_rank = (
-            [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
-            if arrangement
-            else []
-        )
+        # As `by_rank`: every rank has all minibatches, each with the same number of rows.
+        per_rank = [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
         arranged = KVBatchMeta(
             keys=[key for key, _ in chosen],
             tags=[tag for _, tag in chosen],
@@ -135,8 +136,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
             fields=batch.fields,
             extra_info=batch.extra_info,
         )
-        if chosen:
-            self._write_columns(arranged, per_rank * self._ranks())
+        self._write_columns(arranged, per_rank * self._ranks())
         return arranged
 
     def _ranks(self) -> int:
@@ -190,14 +190,14 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         )
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_old_log_prob(batch, metrics) if len(batch) else batch
+        return super()._compute_old_log_prob(batch, metrics) if self._trains else batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        return super()._compute_advantage(batch, metrics) if len(batch) else batch
+        return super()._compute_advantage(batch, metrics) if self._trains else batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         """verl's; no update where every group is left out, and the end where the policy has broken down."""
-        if not len(batch):
+        if not self._trains:
             return batch
         watched = self.global_steps % self.spec.validation.every == 0
         batch.extra_info[WATCHED_STEP] = self.global_steps if watched else 0
@@ -249,7 +249,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         }
         if rollout:
             row["perf/sampled_tokens_per_second"] = self._sampled_tokens / rollout
-        if update and len(batch):
+        if update and self._trains:
             row["perf/trained_tokens_per_second"] = self._trained_tokens / update
         if "perf/mfu/actor" in reduced:
             row["perf/mfu"] = reduced["perf/mfu/actor"]
