@@ -74,6 +74,29 @@ def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
     return plain_config(run.spec, run.layout, found.paths, RUNS.resolve())
 
 
+def _require_machine(found: "Plan", uri: str) -> None:
+    """See that what the runs of the verl core need is here, before any of them is started.
+
+    Raises UserError naming everything that is missing.
+    """
+    if found.core != "verl":
+        return
+    from cppo_lab.doctor import MISSING, examine
+    from cppo_lab.sweep.compose import Composed
+    from cppo_lab.sweep.launch import RUNS
+
+    kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
+    missing = []
+    for run in kinds.values():
+        composed = Composed(run.spec, run.layout, found.paths, found.launcher, found.tracking)
+        checks = examine(composed, uri, RUNS.resolve())
+        missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
+    if missing:
+        raise UserError(
+            "runs of this sweep cannot start here (see `cppo doctor`):\n  " + "\n  ".join(missing)
+        )
+
+
 def launch(options: argparse.Namespace) -> int:
     """Train the runs of a sweep that are not done."""
     import signal
@@ -85,6 +108,7 @@ def launch(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.client import where_to_look
 
     found, uri = planned(options)
+    _require_machine(found, uri)
     # An orderly end on SIGTERM as on Ctrl-C: the runs are ended and recorded.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     states = launch(found, uri)

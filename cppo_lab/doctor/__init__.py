@@ -9,7 +9,7 @@ from cppo_lab.doctor.machine import check_devices, check_machine
 from cppo_lab.doctor.packages import check_packages
 from cppo_lab.sweep.compose import Composed
 
-__all__ = ["Check", "examine", "lines", "ready"]
+__all__ = ["MISSING", "Check", "examine", "lines", "ready"]
 
 
 def examine(composed: Composed, uri: str, runs: Path) -> list[Check]:

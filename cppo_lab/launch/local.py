@@ -14,7 +14,7 @@ POLL_SECONDS = 0.5
 
 def launch_local(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]) -> None:
     """Keep `workers` runs going until all have ended. On an interrupt the running ones are ended too."""
-    workers = spec.workers or len(os.sched_getaffinity(0))
+    workers = spec.workers or default_workers(attempts)
     queue = list(attempts)
     running: list[tuple[Attempt, LocalJob[None]]] = []
     try:
@@ -36,6 +36,14 @@ def launch_local(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callab
         deadline = time.monotonic() + 30
         while any(not job.done() for _, job in running) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+
+
+def default_workers(attempts: Sequence[Attempt]) -> int:
+    """One run per core; one at a time where a run takes the machine's GPUs."""
+    on_gpus = any(
+        a.spec.core == "verl" and a.layout is not None and a.layout.device == "cuda" for a in attempts
+    )
+    return 1 if on_gpus else len(os.sched_getaffinity(0))
 
 
 def _submit(attempt: Attempt, spec: LauncherSpec) -> "LocalJob[None]":

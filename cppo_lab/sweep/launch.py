@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     states = run_states(run_ids, plan.core, uri, runs)
     _claim_done(plan, uri)
     todo = [run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}]
+    _require_one_machine(todo)
     version = code_version()
     work = [
         Attempt(
@@ -61,6 +63,16 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
         finally:  # after an interrupt too: a run may have been ended before it could record its own end
             repair(run_ids, plan.core, uri, runs)
     return run_states(run_ids, plan.core, uri, runs)
+
+
+def _require_one_machine(runs: Sequence[PlannedRun]) -> None:
+    """No launcher here spreads a run over machines. Raises UserError for a run that wants it."""
+    for run in runs:
+        if run.spec.core == "verl" and run.layout.nodes > 1:
+            raise UserError(
+                f"layout={run.layout.name} of model {run.spec.model.name} takes {run.layout.nodes} nodes, and the "
+                "launchers here have one machine: choose layout=one_node (`cppo plan` says what then fits)"
+            )
 
 
 def sweep_tags(run: PlannedRun) -> dict[str, str]:

@@ -35,7 +35,9 @@ def planned_files(
         return Files(
             model, data / "train.parquet", tuple(data / f"{name}.parquet" for name in names), folder, resume
         )
-    model = str(shared / "made_models" / warm_start_file(spec, shared).stem)
+    # The weights do not depend on the context, but the model's own limit on it does.
+    context = spec.data.prompt_length + spec.rollout.max_response_length
+    model = str(shared / "made_models" / f"{warm_start_file(spec, shared).stem}-{context}")
     own = folder / "data"
     return Files(model, own / "train.parquet", (own / "validation.parquet",), folder, resume)
 

@@ -46,7 +46,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
         self._order: dict[str, int] = {}
-        self._trains = True  # whether a group of this step's batch is left
+        self._trains = True  # whether any group of the batch has a learning signal
         self._broken = ""  # why the policy can't be trained further
         super().__init__(config)
 
@@ -82,7 +82,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
         groups = torch.tensor([self._order[key.split("_")[0]] for key in keys])
         # Sessions arrive in any order; the order of the data makes runs repeatable.
-        order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), keys[i].split("_", 1)[1]))
+        order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), *map(int, keys[i].split("_")[1:])))
         keys, tags = [keys[i] for i in order], [tags[i] for i in order]
         rewards, groups = rewards[order], groups[order]
         _, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
@@ -96,6 +96,9 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._sampled_tokens = sum(responses)
         if not self.spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
+        self._trains = bool(keep.any())
+        if not self._trains:  # verl clears the rows of an empty batch as those of any other
+            return batch
         self._trained_tokens = sum(n for n, kept in zip(responses, keep.tolist(), strict=True) if kept)
         arrangement = arrange(
             groups.tolist(),
@@ -105,11 +108,6 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
             ranks=self._ranks(),
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
-        self._trains = bool(arrangement)
-        if not arrangement:
-            # verl clears what a step has left of its batch, and can't clear nothing: the first response stands for it.
-            clear(batch.partition_id, keys[1:])
-            return batch.select_keys(keys[:1])
         dropped = [key for key, kept in zip(keys, keep.tolist(), strict=True) if not kept]
         missing = sum(row is None for row in by_rank(arrangement))
         padding = padding_rows(batch.partition_id, keys[0], tags[0], missing, self.tokenizer.eos_token_id)
@@ -117,6 +115,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
         spare = iter(padding)
         chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
         counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
+        # As `by_rank`: every rank has all minibatches, each with the same number of rows.
         per_rank = [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
         arranged = KVBatchMeta(
             keys=[key for key, _ in chosen],
