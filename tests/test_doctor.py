@@ -5,7 +5,6 @@ import os
 import shutil
 import socket
 import sys
-import types
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -48,10 +47,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is wrong with verl's interfaces, to be filled by the test; verl itself need not be here."""
     problems: list[str] = []
-    stand_in = types.ModuleType("cppo_lab.cores.verl.compat")
-    stand_in.check_touch_points = lambda: problems  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl", types.ModuleType("cppo_lab.cores.verl"))
-    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.compat", stand_in)
+    monkeypatch.setattr(inputs, "interface_problems", lambda: problems)
     monkeypatch.setattr(inputs, "find_spec", lambda name: object())
     return problems
 
@@ -147,10 +143,13 @@ def test_verl_that_cannot_be_imported(
     workspace: Path, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inputs, "find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.compat", None)  # importing it fails
+    broken = workspace / "broken" / "verl"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise RuntimeError('libcudart.so is missing')")
+    monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{Path(__file__).parents[1]}")
     check = found(TINY, workspace)["interfaces of verl"]
     assert check.status == "missing"
-    assert "verl cannot be imported" in check.found
+    assert "verl cannot be imported (RuntimeError: libcudart.so is missing)" in check.found
 
 
 def test_the_paper_needs_gpus_data_and_model(

@@ -89,7 +89,7 @@ def _require_machine(found: "Plan", uri: str) -> None:
     missing = []
     for run in kinds.values():
         composed = Composed(run.spec, run.layout, found.paths, found.launcher, found.tracking)
-        checks = examine(composed, uri, RUNS.resolve())
+        checks = examine(composed, uri, RUNS.resolve(), interfaces=False)
         missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
     if missing:
         raise UserError(

@@ -12,12 +12,15 @@ from cppo_lab.sweep.compose import Composed
 __all__ = ["MISSING", "Check", "examine", "lines", "ready"]
 
 
-def examine(composed: Composed, uri: str, runs: Path) -> list[Check]:
-    """Everything that the run needs of this machine, of the store at `uri` and of the folder `runs`."""
+def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -> list[Check]:
+    """Everything that the run needs of this machine, of the store at `uri` and of the folder `runs`.
+
+    Looking at verl's `interfaces` takes some seconds; the check of its version is enough before a launch.
+    """
     run, layout, paths = composed.run, composed.layout, composed.paths
     return [
         *check_packages(run, layout, composed.launcher.name),
-        *check_interfaces(run),
+        *(check_interfaces(run) if interfaces else ()),
         *check_devices(run, layout),
         *check_machine(run, layout, runs),
         check_model(run, paths),

@@ -1,7 +1,10 @@
 """Prepared data, models, the tracking store, and the interfaces of verl that the core relies on."""
 
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -118,15 +121,28 @@ def check_interfaces(run: RunSpec) -> Iterator[Check]:
         yield Check("interfaces of verl", MISSING, "verl is not installed", "install it first")
         return
     try:
-        from cppo_lab.cores.verl.compat import check_touch_points
-
-        problems = check_touch_points()
-    except ImportError as error:
+        problems = interface_problems()
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
         yield Check(
-            "interfaces of verl", MISSING, f"verl cannot be imported ({error})", "install what it names"
+            "interfaces of verl", MISSING, f"verl cannot be imported ({reason})", "install what it names"
         )
         return
     for problem in problems:
         yield Check("interfaces of verl", MISSING, problem, "install a supported version of verl")
     if not problems:
         yield Check("interfaces of verl", OK, "all as expected")
+
+
+def interface_problems() -> list[str]:
+    """What of verl's interfaces is not as expected, seen in a process of its own.
+
+    verl and Ray read the environment when they are imported, and say much: neither is for the process that may
+    start a run. Raises subprocess.CalledProcessError if they cannot be imported.
+    """
+    code = "import json; from cppo_lab.cores.verl import compat; print(json.dumps(compat.check_touch_points()))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    problems: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return problems
