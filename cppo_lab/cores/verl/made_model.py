@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from cppo_lab.cores.mini.model import Transformer
@@ -80,7 +80,6 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     names = [tokenizer.name(symbol) for symbol in range(tokenizer.vocabulary)]
     fast = FastTokenizer(models.WordLevel({name: symbol for symbol, name in enumerate(names)}, unk_token=PAD))
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast.decoder = decoders.WordPiece(prefix="", cleanup=False)
     return PreTrainedTokenizerFast(
         tokenizer_object=fast,
         pad_token=PAD,

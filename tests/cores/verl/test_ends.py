@@ -1,0 +1,165 @@
+"""The process beside verl's: how it takes over the trainer's record, and ends without one to start."""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.verl import checkpoints, core, steps
+from cppo_lab.cores.verl.validation import score_name
+from cppo_lab.errors import UserError
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import LayoutSpec, VerlRun
+from cppo_lab.sweep.compose import Composed, compose
+from tests.cores.test_mini import ListSink
+
+pytestmark = pytest.mark.verl
+
+
+@pytest.fixture(scope="module")
+def composed() -> Composed:
+    return compose(["core=verl", "model=tiny_qwen3", "training.t_stop=8"])
+
+
+def resources(composed: Composed, folder: Path, layout: LayoutSpec | None = None) -> Resources:
+    return Resources(folder, folder, layout=layout or composed.layout, paths=composed.paths)
+
+
+def record(composed: Composed, folder: Path, scores: list[float]) -> None:
+    """Validated every second step, a checkpoint at each; killed before the word on its end."""
+    assert isinstance(composed.run, VerlRun)
+    for step in range(2 * len(scores) - 1):
+        row = {"train/reward": 0.5} if step else {}
+        if step % 2 == 0:
+            row[score_name(composed.run)] = scores[step // 2]
+            (steps.checkpoint_folder(folder, step) / "actor").mkdir(parents=True)
+        steps.append_row(folder, step, row)
+
+
+class NoVerl:
+    """Fails the test if verl would be started."""
+
+    def __enter__(self) -> None:
+        raise AssertionError("verl was started")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("scores", "status", "step"),
+    [([0.1, 0.2, 0.4, 0.3, 0.2], schema.DONE, 8), ([0.5, 0.6, 0.1, 0.1], schema.COLLAPSED, 6)],
+)
+def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
+    composed: Composed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: list[float],
+    status: str,
+    step: int,
+) -> None:
+    monkeypatch.setattr(core, "own_ray", lambda layout: NoVerl())
+    record(composed, tmp_path, scores)
+    (tmp_path / "diagnostics").mkdir()
+    (tmp_path / "diagnostics" / "positions.json").write_text('{"position": [1]}')
+    sink = ListSink()
+    outcome = core.train(composed.run, sink, resources(composed, tmp_path))
+    assert (outcome.status, outcome.step) == (status, step)
+    assert bool(outcome.reason) == (status == schema.COLLAPSED)
+    assert [number for number, _ in sink.numbers()] == list(range(step + 1))
+    assert sink.artifacts == {"diagnostics/positions.json": {"position": [1]}}
+    best = max(range(1, len(scores)), key=lambda i: scores[i])
+    assert checkpoints.best_step(tmp_path) == 2 * best  # it had been killed before it was kept
+    assert not (tmp_path / steps.CHECKPOINTS).exists()
+
+
+def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(composed, tmp_path, [0.1, 0.2, 0.4])
+    steps.append_row(tmp_path, 5, {"train/reward": 0.5})
+    begun = []
+
+    def train_on(
+        spec: object, layout: object, paths: object, sink: object, found: object, step: int | None
+    ) -> Outcome:
+        begun.append(step)
+        return Outcome(schema.DONE, 8)
+
+    monkeypatch.setattr(core, "_train_on", train_on)
+    sink = ListSink()
+    core.train(composed.run, sink, resources(composed, tmp_path))
+    assert begun == [4]
+    assert [number for number, _ in sink.numbers()] == [0, 1, 2, 3, 4]  # step 5 will be trained again
+
+
+def test_a_collapse_without_patience_is_no_end(composed: Composed) -> None:
+    assert isinstance(composed.run, VerlRun)
+    name = score_name(composed.run)
+    assert core._ended(composed.run, []) is None
+    assert core._ended(composed.run, [(0, {name: 0.5}), (2, {name: 0.1})]) is None
+    assert core._ended(composed.run, [(7, {})]) is None
+    assert core._ended(composed.run, [(8, {})]) == Outcome(schema.DONE, 8)
+
+
+def test_several_nodes_are_not_waited_for(composed: Composed, tmp_path: Path) -> None:
+    two = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
+    with pytest.raises(UserError, match=r"layout two_nodes has 2 nodes.*choose a layout of one node"):
+        core.train(two.run, ListSink(), resources(two, tmp_path))
+
+
+def test_rows_are_handed_over_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
+    steps.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
+    arrived = threading.Event()
+
+    class Sink(ListSink):
+        def log(self, step: int, metrics: object) -> None:
+            super().log(step, metrics)  # type: ignore[arg-type]
+            arrived.set()
+
+    sink = Sink()
+    with core._following(tmp_path, sink):
+        steps.append_row(tmp_path, 1, {"train/reward": 0.1})
+        assert arrived.wait(10)
+        steps.append_row(tmp_path, 2, {"train/reward": 0.2})
+    assert [number for number, _ in sink.numbers()] == [1, 2]
+
+
+def test_a_row_that_the_recorder_refuses_fails_the_run(tmp_path: Path) -> None:
+    class Sink(ListSink):
+        def log(self, step: int, metrics: object) -> None:
+            raise ValueError("metric 'x' is not in schema.METRICS")
+
+    (tmp_path / steps.STEPS).touch()
+    with pytest.raises(ValueError, match="not in schema"), core._following(tmp_path, Sink()):
+        steps.append_row(tmp_path, 1, {"x": 0.1})
+
+
+def test_the_environment_is_as_before_after_a_run(
+    composed: Composed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the folder of its Ray is gone, with the token in it."""
+    monkeypatch.setenv("RAY_ADDRESS", "somebody's")
+    before = dict(os.environ)
+    with core.own_ray(composed.layout) as ray_init:
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        place = Path(ray_init["_temp_dir"])
+        token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+        assert token.is_relative_to(place)
+        assert token.read_text() not in json.dumps(ray_init)
+    assert dict(os.environ) == before
+    assert not place.exists()
+
+
+def test_verl_is_not_loaded_before_it_is_needed() -> None:
+    """It takes seconds, and reads the environment when it is loaded."""
+    import subprocess
+
+    code = "import sys, cppo_lab.cores.verl.core; print(sorted({'verl', 'ray', 'transformers'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,359 @@
+"""What our trainer does between verl's steps, on a queue in memory and with workers that do nothing.
+
+The trainer as a whole is tested in `test_core`.
+"""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from ray.exceptions import RayTaskError
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync
+
+from cppo_lab import schema
+from cppo_lab.cores.collapse import NotFinite
+from cppo_lab.cores.verl import compat, steps
+from cppo_lab.cores.verl.checkpoints import best_step
+from cppo_lab.cores.verl.replay import LabReplayBuffer
+from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
+from cppo_lab.cores.verl.validation import score_name
+from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
+from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import VerlRun
+from cppo_lab.sweep.compose import compose
+from tests.cores.verl.queue_in_memory import Queue
+
+pytestmark = pytest.mark.verl
+
+PROMPTS, RESPONSES, EOS, K = 8, 4, 14, 8
+TABLES = {"positions": {"position": [1]}}
+Rewards = list[list[float]]  # [prompt][response]
+MIXED: Rewards = [[1, 0, 0, 1], [0] * 4, [1] * 4, [0, 0, 0, 1]] + [[0, 1, 0, 0]] * 4
+
+
+class Workers:
+    """Stands for the group of Ray actors."""
+
+    def __init__(self, ranks: int) -> None:
+        self._dispatch_info: dict[str, list[int]] = {}
+        self.ranks = ranks
+
+    def _query_dispatch_info(self, mesh: str) -> list[int]:
+        assert mesh == "actor"
+        return list(range(self.ranks))
+
+    def read_diagnostics(self) -> list[Any]:
+        return [(TABLES, {"tokens": torch.zeros(1)})]
+
+
+def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
+    """A trainer of the miniature that has not started anything."""
+    run = compose(["core=verl", "model=tiny_qwen3", *overrides]).run
+    assert isinstance(run, VerlRun)
+    made: LabTrainer = LabTrainer.__new__(LabTrainer)
+    made.spec, made.folder = run, folder
+    made._validation, made._collected, made._order, made._broken, made._trains = {}, {}, {}, "", True
+    made.actor_rollout_wg = Workers(ranks)
+    made.tokenizer = SimpleNamespace(eos_token_id=EOS)
+    made.global_steps, made.total_training_steps = 1, run.training.t_stop
+    made.use_reference_policy = made.use_critic = False
+    made.config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "rollout": {"n": RESPONSES, "engine_kwargs": {"cppo_lab": {"topk_dtype": "float32"}}}
+            },
+            "algorithm": {
+                "rollout_correction": {"bypass_mode": True}, "use_kl_in_reward": False, "adv_estimator": "grpo",
+                "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True,
+            },
+        }
+    )  # fmt: skip
+    return made
+
+
+def rollout(made: LabTrainer, queue: Queue, rewards: Rewards, seed: int = 0) -> KVBatchMeta:
+    """A batch of responses as the agent loop leaves it, in a random order of arrival."""
+    draw = torch.Generator().manual_seed(seed)
+    keys, tags, order = [], [], {}
+    for prompt, of_prompt in enumerate(rewards):
+        uid = f"uid-{prompt}"
+        order[uid] = prompt
+        for session, reward in enumerate(of_prompt):
+            length = 1 + (prompt * 7 + session * 3) % 11
+            scores = torch.zeros(length)
+            scores[-1] = reward
+            key = f"{uid}_{session}_0"
+            queue.rows[key] = {
+                "uid": uid, "session_id": session, "prompts": torch.arange(5), "responses": torch.arange(length),
+                "input_ids": torch.arange(5 + length), "position_ids": torch.arange(5 + length),
+                "attention_mask": torch.ones(5 + length).long(), "response_mask": torch.ones(length).long(),
+                "loss_mask": torch.ones(length).long(), "rm_scores": scores, "num_turns": 2,
+                "rollout_log_probs": -torch.rand(length, generator=draw),
+                "rollout_topk_ids": torch.ones(length, K, dtype=torch.int32),
+                "rollout_topk_logp": -torch.rand(length, K, generator=draw),
+            }  # fmt: skip
+            queue.tags[key] = {"prompt_len": 5, "response_len": length, "seq_len": 5 + length}
+            keys.append(key)
+    keys = [keys[i] for i in torch.randperm(len(keys), generator=draw)]
+    tags = [queue.tags[key] for key in keys]
+    made._order = order
+    return KVBatchMeta(keys=keys, tags=tags, partition_id="train", extra_info={"temperature": 1.0})
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    return Queue(monkeypatch)
+
+
+def prompts_of(keys: list[str]) -> list[int]:
+    return [-1 if key.startswith("pad") else int(key.split("_")[0].removeprefix("uid-")) for key in keys]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_groups_without_variance_are_left_out_of_their_minibatch(
+    tmp_path: Path, queue: Queue, ranks: int
+) -> None:
+    made = trainer(tmp_path, ranks=ranks)
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    assert len(batch) == 2 * 16  # two minibatches of four prompts
+    per_rank = [batch.keys[i : i + len(batch) // ranks] for i in range(0, len(batch), len(batch) // ranks)]
+    half = 16 // ranks
+    first = prompts_of([key for keys in per_rank for key in keys[:half]])
+    second = prompts_of([key for keys in per_rank for key in keys[half:]])
+    assert sorted(first) == [-1] * 8 + [0] * 4 + [3] * 4
+    assert sorted(second) == [4] * 4 + [5] * 4 + [6] * 4 + [7] * 4
+    counts = [float(queue.rows[key]["minibatch_responses"]) for key in batch.keys]
+    assert counts == ([8.0] * half + [16.0] * half) * ranks
+    assert set(prompts_of(list(queue.rows))) == {-1, 0, 3, 4, 5, 6, 7}  # the rest is forgotten
+    assert batch.extra_info == {"temperature": 1.0}
+    assert made._collected["train/zero_variance_group_share"] == 0.25
+    assert made._collected["train/reward"] == pytest.approx(11 / 32)
+
+
+def test_the_order_of_arrival_does_not_matter(tmp_path: Path, queue: Queue) -> None:
+    made = trainer(tmp_path, ranks=2)
+    orders = []
+    for seed in range(3):
+        batch = made._balance_batch(rollout(made, queue, MIXED, seed), {})
+        orders.append([key for key in batch.keys if not key.startswith("pad")])
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_rows_of_padding_train_nothing(tmp_path: Path, queue: Queue) -> None:
+    made = trainer(tmp_path, "rule=cppo_no_prefix_budget_shuffled")
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    padding = [key for key in batch.keys if key.startswith("pad")]
+    assert len(set(padding)) == 8
+    for key in padding:
+        row = queue.rows[key]
+        assert row["responses"].tolist() == [EOS]
+        assert row["response_mask"].tolist() == row["loss_mask"].tolist() == [0]
+        assert row["rollout_topk_ids"].shape == row["rollout_topk_logp"].shape == (1, K)
+        assert not row["rollout_topk_ids"].any()
+        assert row["weight_permutation"].tolist() == [0]
+        assert batch.tags[batch.keys.index(key)]["is_padding"]
+
+
+def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeated(
+    tmp_path: Path, queue: Queue
+) -> None:
+    drawn = []
+    for step, seed in ((1, 0), (1, 0), (2, 0), (1, 1)):
+        made = trainer(tmp_path, "rule=cppo_no_prefix_budget_shuffled", f"seed={seed}")
+        made.global_steps = step
+        batch = made._balance_batch(rollout(made, queue, MIXED), {})
+        rows = [queue.rows[key] for key in batch.keys if not key.startswith("pad")]
+        for row in rows:
+            assert sorted(row["weight_permutation"].tolist()) == list(range(len(row["responses"])))
+        drawn.append([row["weight_permutation"].tolist() for row in rows])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+    assert drawn[0] != drawn[3]
+
+
+def test_only_the_shuffled_rule_carries_an_order(tmp_path: Path, queue: Queue) -> None:
+    made = trainer(tmp_path, "rule=cppo_no_prefix_budget")
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    assert all("weight_permutation" not in queue.rows[key] for key in batch.keys)
+
+
+def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
+    rewards: Rewards = [[1, 0], [1], [], [0, 0, 0, 1], *[[0, 1, 0, 0]] * 4]
+    made = trainer(tmp_path, ranks=2)
+    batch = made._balance_batch(rollout(made, queue, rewards), {})
+    assert (
+        sorted(prompts_of(batch.keys))
+        == [-1] * 10 + [0] * 2 + [3] * 4 + [4] * 4 + [5] * 4 + [6] * 4 + [7] * 4
+    )
+    assert sum(float(queue.rows[key]["minibatch_responses"]) for key in batch.keys) == 16 * 6 + 16 * 16
+
+
+def test_advantages_are_ours(tmp_path: Path, queue: Queue) -> None:
+    """verl computes them on the arranged rows, padding among them; mu is the rollout's own probability."""
+    made = trainer(tmp_path, ranks=2)
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    metrics: dict[str, Any] = {}
+    batch = made._compute_advantage(made._compute_old_log_prob(batch, metrics), metrics)
+    rewards = torch.tensor(MIXED, dtype=torch.float32).flatten()
+    expected, _ = group_advantages(rewards, torch.arange(PROMPTS).repeat_interleave(RESPONSES))
+    for key in batch.keys:
+        row = queue.rows[key]
+        assert torch.equal(row["old_log_probs"], row["rollout_log_probs"])
+        if key.startswith("pad"):
+            assert row["advantages"].tolist() == [0.0]
+            continue
+        prompt, session = prompts_of([key])[0], int(key.split("_")[1])
+        value = expected[prompt * RESPONSES + session]
+        torch.testing.assert_close(row["advantages"], value.expand(len(row["responses"])))
+
+
+def test_a_batch_without_a_signal_is_no_update(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: Any) -> None:
+        raise AssertionError("verl was asked to train it")
+
+    for name in ("_compute_old_log_prob", "_compute_advantage", "_update_actor"):
+        monkeypatch.setattr(PPOTrainerSync, name, never)
+    made = trainer(tmp_path)
+    given = rollout(made, queue, [[1.0] * 4, [0.0] * 4] * 4)
+    batch = made._balance_batch(given, {})
+    for step in (made._compute_old_log_prob, made._compute_advantage, made._update_actor):
+        batch = step(batch, {})
+    queue.kv_clear(batch.keys, "train")  # as verl's loop ends a step
+    assert queue.rows == {}
+    made._compute_metrics(batch, {}, {"step": 1.0, "gen": 0.5, "update_actor": 1e-6}, 1, 0)
+    [(_, (step_number, row))] = list(steps.rows(tmp_path))
+    assert step_number == 1
+    assert row["train/zero_variance_group_share"] == 1.0
+    assert "perf/trained_tokens_per_second" not in row
+
+
+def test_without_the_drop_everything_is_trained(tmp_path: Path, queue: Queue) -> None:
+    made = trainer(tmp_path, "advantage.drop_zero_variance=false")
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    assert sorted(prompts_of(batch.keys)) == sorted(list(range(PROMPTS)) * RESPONSES)
+    assert made._collected["train/zero_variance_group_share"] == 0.25
+
+
+def validated(made: LabTrainer, step: int, score: float | None, **metrics: float) -> None:
+    """The end of a step, with or without a validation."""
+    made.global_steps = step
+    made._sampled_tokens = made._trained_tokens = 10
+    made._validation = {} if score is None else {score_name(made.spec): score}
+    batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
+    made._compute_metrics(batch, dict(metrics), {"step": 2.0, "gen": 1.0, "update_actor": 0.5}, step, 0)
+
+
+def test_a_row_for_each_step_and_the_end_at_the_last(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    made._validation = {score_name(made.spec): 0.1}
+    made._record(0, {})
+    for step in range(1, 5):
+        (steps.checkpoint_folder(tmp_path, step) / "actor").mkdir(parents=True)
+        validated(made, step, 0.1 * step if step % 2 == 0 else None)
+        assert (steps.read_outcome(tmp_path) is None) == (step < 4)
+    assert steps.read_outcome(tmp_path) == Outcome(schema.DONE, 4)
+    found = dict(row for _, row in steps.rows(tmp_path))
+    assert list(found) == [0, 1, 2, 3, 4]
+    assert [step for step, row in found.items() if score_name(made.spec) in row] == [0, 2, 4]
+    assert found[1]["perf/sampled_tokens_per_second"] == 10
+    assert found[1]["perf/trained_tokens_per_second"] == 20
+    assert all(schema.is_known_metric(name) for row in found.values() for name in row)
+    assert best_step(tmp_path) == 4
+    assert (tmp_path / "diagnostics" / "positions.json").is_file()
+
+
+def test_the_end_of_a_collapse(tmp_path: Path) -> None:
+    made = trainer(tmp_path, "training.t_stop=8")
+    for step, score in enumerate([0.5, 0.1, 0.1], start=1):
+        validated(made, step, score)
+    outcome = steps.read_outcome(tmp_path)
+    assert outcome is not None
+    assert (outcome.status, outcome.step) == (schema.COLLAPSED, 3)
+    assert "at 2 validations in a row" in outcome.reason
+    assert made.total_training_steps == 3  # where verl's loop looks
+
+
+def test_a_collapse_is_seen_over_the_break_of_a_continued_run(tmp_path: Path) -> None:
+    first = trainer(tmp_path, "training.t_stop=8")
+    validated(first, 1, 0.5)
+    validated(first, 2, 0.1)
+    second = trainer(tmp_path, "training.t_stop=8")
+    validated(second, 3, 0.1)
+    outcome = steps.read_outcome(tmp_path)
+    assert outcome is not None
+    assert outcome.status == schema.COLLAPSED
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path: Path, norm: float) -> None:
+    made = trainer(tmp_path, "training.t_stop=8")
+    names = {f"actor/rule_sums/{name}": value for name, value in all_sums().items()}
+    validated(made, 1, 0.5, **names, **{"actor/grad_norm": 1.0})
+    validated(made, 2, 0.6, **names, **{"actor/grad_norm": norm})
+    outcome = steps.read_outcome(tmp_path)
+    assert outcome == Outcome(schema.COLLAPSED, 1, f"gradient norm is {norm} at step 2")
+    assert [step for _, (step, _) in steps.rows(tmp_path)] == [1]  # such a step can't be continued from
+
+
+def all_sums() -> dict[str, float]:
+    """Sums as verl reduces them, of a batch in which nothing is masked."""
+    from cppo_lab.cores.verl.loss_metrics import diagnostic_sums
+    from cppo_lab.maths.output import common_stats, tokens
+
+    one = torch.full((1, 4), -0.5)
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    batch = tokens(one, one - 0.1, torch.ones(1, 4), valid, torch.full((1, 4), 0.01))
+    sums = common_stats(batch, torch.ones(1, 4)) | diagnostic_sums(one, one - 0.1, valid, None)
+    return {name: float(value) for name, value in sums.items()} | {"loss": 0.5, "updates": 1.0}
+
+
+def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray hands the worker's error on: an exception that is both RayTaskError and NotFinite."""
+    trace = "Traceback:\n  ...\ncppo_lab.cores.collapse.NotFinite: log-probabilities are not finite"
+    error = RayTaskError(
+        "update_actor", trace, NotFinite("log-probabilities are not finite")
+    ).as_instanceof_cause()
+
+    def fail(self: Any, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        raise error
+
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", fail)
+    made = trainer(tmp_path)
+    validated(made, 1, None)
+    made.global_steps = 2
+    batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
+    with pytest.raises(PolicyBroken):
+        made._update_actor(batch, {})
+    expected = Outcome(schema.COLLAPSED, 1, "log-probabilities are not finite at step 2")
+    assert steps.read_outcome(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("step", "watched"), [(1, 0), (2, 2), (3, 0), (4, 4)])
+def test_tokens_are_traced_on_the_steps_that_are_validated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, watched: int
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
+    made = trainer(tmp_path)
+    made.global_steps = step
+    batch = made._update_actor(KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"), {})
+    assert batch.extra_info[WATCHED_STEP] == watched
+
+
+@pytest.mark.parametrize("ours", [LabTrainer, TrustRegionWorker, LabReplayBuffer])
+def test_every_method_that_we_override_is_a_touch_point(ours: type) -> None:
+    """So that the check of another verl names it when it changes."""
+    known = {point.attribute for point in compat.TOUCH_POINTS}
+    for name in vars(ours):
+        owners = [base for base in ours.__mro__[1:] if base is not object and name in vars(base)]
+        if owners and callable(getattr(ours, name)) and name not in ("__init__", "__doc__"):
+            assert f"{owners[-1].__name__}.{name}" in known, name
