@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import shutil
 import socket
-import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path

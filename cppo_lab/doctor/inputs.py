@@ -140,7 +140,9 @@ def interface_problems() -> list[str]:
     verl and Ray read the environment when they are imported, and say much: neither is for the process that may
     start a run. Raises subprocess.CalledProcessError if they cannot be imported.
     """
-    code = "import json; from cppo_lab.cores.verl import compat; print(json.dumps(compat.check_touch_points()))"
+    code = (
+        "import json; from cppo_lab.cores.verl import compat; print(json.dumps(compat.check_touch_points()))"
+    )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )
