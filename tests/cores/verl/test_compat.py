@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl import compat
+from cppo_lab.cores.verl import compat, touch_points
 
 pytestmark = pytest.mark.verl
 ROOT = Path(__file__).parents[3]
@@ -51,15 +51,15 @@ def test_changed_fields_and_registries_are_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_module_is_named() -> None:
-    gone = compat.TouchPoint("verl.no_such_module", "thing", compat.CALL, ())
+    gone = touch_points.TouchPoint("verl.no_such_module", "thing", touch_points.CALL, ())
     (problem,) = compat.check_touch_points((gone,))
     assert problem == "verl.no_such_module.thing (called) is missing: No module named 'verl.no_such_module'"
 
 
 def test_vllms_server_is_checked_in_its_source() -> None:
-    (point,) = (one for one in compat.TOUCH_POINTS if one.attribute == "vLLMHttpServer.run_server")
-    changed = compat.TouchPoint(point.module, point.attribute, point.kind, ("self", "arguments"))
-    missing = compat.TouchPoint(point.module, "vLLMHttpServer.stream", point.kind, ("self",))
+    (point,) = (one for one in touch_points.TOUCH_POINTS if one.attribute == "vLLMHttpServer.run_server")
+    changed = touch_points.TouchPoint(point.module, point.attribute, point.kind, ("self", "arguments"))
+    missing = touch_points.TouchPoint(point.module, "vLLMHttpServer.stream", point.kind, ("self",))
     first, second = compat.check_touch_points((changed, missing))
     assert (
         "run_server (overridden) has changed: expected ['self', 'arguments'], found ['self', 'args']" in first
@@ -149,7 +149,7 @@ def test_the_table_has_every_method_that_we_override() -> None:
         LabTrainer, TrustRegionWorker, LabReplayBuffer, TaskRewardManager, CpuReplica, CpuServerAdapter,
         TopKAgentLoop, TopKAgentLoopOutput, MarkedAgentLoopManager,
     ]  # fmt: skip
-    listed = {f"{point.module}.{point.attribute}" for point in compat.TOUCH_POINTS}
+    listed = {f"{point.module}.{point.attribute}" for point in touch_points.TOUCH_POINTS}
     missing = []
     for ours in classes:
         for name, value in vars(ours).items():
@@ -177,7 +177,7 @@ UNLISTED = {
 
 
 def test_the_table_has_everything_that_we_import() -> None:
-    listed = {f"{point.module}.{point.attribute}" for point in compat.TOUCH_POINTS}
+    listed = {f"{point.module}.{point.attribute}" for point in touch_points.TOUCH_POINTS}
     imported = {
         f"{node.module}.{alias.name}"
         for path in Path(compat.__file__).parent.rglob("*.py")
