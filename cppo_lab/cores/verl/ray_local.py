@@ -9,6 +9,7 @@ runs on several machines, which need Ray's own address and the same token.
 
 import os
 import secrets
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,15 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
     return arguments, environment
 
 
+@cache
+def _token() -> str:
+    """One for all clusters that this process starts, one after the other: Ray reads it once and keeps it."""
+    return secrets.token_hex(32)
+
+
 def _private_token(path: Path) -> Path:
-    """A file with a fresh token, never readable by others, not even while it is written."""
+    """A file with this process's token, never readable by others, not even while it is written."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
+        file.write(_token())
     return path

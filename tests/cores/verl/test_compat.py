@@ -1,5 +1,6 @@
 """The table of what we use of verl holds for the installed version, and names exactly what breaks."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl import compat
+from cppo_lab.cores.verl import compat, touch_points
 
 pytestmark = pytest.mark.verl
 ROOT = Path(__file__).parents[3]
@@ -50,15 +51,15 @@ def test_changed_fields_and_registries_are_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_module_is_named() -> None:
-    gone = compat.TouchPoint("verl.no_such_module", "thing", compat.CALL, ())
+    gone = touch_points.TouchPoint("verl.no_such_module", "thing", touch_points.CALL, ())
     (problem,) = compat.check_touch_points((gone,))
     assert problem == "verl.no_such_module.thing (called) is missing: No module named 'verl.no_such_module'"
 
 
 def test_vllms_server_is_checked_in_its_source() -> None:
-    (point,) = (one for one in compat.TOUCH_POINTS if one.attribute == "vLLMHttpServer.run_server")
-    changed = compat.TouchPoint(point.module, point.attribute, point.kind, ("self", "arguments"))
-    missing = compat.TouchPoint(point.module, "vLLMHttpServer.stream", point.kind, ("self",))
+    (point,) = (one for one in touch_points.TOUCH_POINTS if one.attribute == "vLLMHttpServer.run_server")
+    changed = touch_points.TouchPoint(point.module, point.attribute, point.kind, ("self", "arguments"))
+    missing = touch_points.TouchPoint(point.module, "vLLMHttpServer.stream", point.kind, ("self",))
     first, second = compat.check_touch_points((changed, missing))
     assert (
         "run_server (overridden) has changed: expected ['self', 'arguments'], found ['self', 'args']" in first
@@ -133,3 +134,56 @@ def test_the_plugin_is_loud() -> None:
     done = in_a_process("import verl", CPPO_LAB_VERL_DEVICE="gpu", **PLUGIN)
     assert done.returncode != 0
     assert "unknown CPPO_LAB_VERL_DEVICE (leave it unset for verl's own choice) 'gpu'" in done.stderr
+
+
+def test_the_table_has_every_method_that_we_override() -> None:
+    from cppo_lab.cores.verl.replay import LabReplayBuffer
+    from cppo_lab.cores.verl.rollout.agent_loop import TopKAgentLoop, TopKAgentLoopOutput
+    from cppo_lab.cores.verl.rollout.cpu_replica import CpuReplica, CpuServerAdapter
+    from cppo_lab.cores.verl.rollout.dispatch import MarkedAgentLoopManager
+    from cppo_lab.cores.verl.task_reward import TaskRewardManager
+    from cppo_lab.cores.verl.trainer import LabTrainer
+    from cppo_lab.cores.verl.worker import TrustRegionWorker
+
+    classes = [
+        LabTrainer, TrustRegionWorker, LabReplayBuffer, TaskRewardManager, CpuReplica, CpuServerAdapter,
+        TopKAgentLoop, TopKAgentLoopOutput, MarkedAgentLoopManager,
+    ]  # fmt: skip
+    listed = {f"{point.module}.{point.attribute}" for point in touch_points.TOUCH_POINTS}
+    missing = []
+    for ours in classes:
+        for name, value in vars(ours).items():
+            theirs = [
+                base
+                for base in ours.__mro__[1:]
+                if base.__module__.startswith("verl.") and name in vars(base)
+            ]
+            if not theirs or not callable(value) or name.startswith("_abc") or name == "__module__":
+                continue
+            names = ["", ".__init__"] if name == "__init__" else [f".{name}"]
+            places = {f"{base.__module__}.{base.__qualname__}{one}" for base in theirs for one in names}
+            if not places & listed:
+                missing.append(f"{ours.__name__}.{name}")
+    assert not missing
+
+
+# Types that our annotations and subclasses name, whose use is covered by other rows.
+UNLISTED = {
+    "verl.DataProto", "verl.models.mcore.util", "verl.plugin.platform.PlatformBase",
+    "verl.single_controller.base.decorator.Dispatch", "verl.utils.metric.AggregationType",
+    "verl.workers.config.HFModelConfig", "verl.workers.config.PolicyLossConfig", "verl.workers.config.RolloutConfig",
+    "verl.utils.tensordict_utils", "verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY",
+}  # fmt: skip
+
+
+def test_the_table_has_everything_that_we_import() -> None:
+    listed = {f"{point.module}.{point.attribute}" for point in touch_points.TOUCH_POINTS}
+    imported = {
+        f"{node.module}.{alias.name}"
+        for path in Path(compat.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "verl"
+        for alias in node.names
+    } - UNLISTED
+    assert len(imported) > 20
+    assert not {name for name in imported if not any(f"{row}.".startswith(f"{name}.") for row in listed)}

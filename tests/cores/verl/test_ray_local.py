@@ -149,3 +149,24 @@ def test_a_folder_too_long_for_a_socket_is_refused() -> None:
         sock.bind(path + "x")
     with pytest.raises(UserError, match=r"tempfile.mkdtemp\(dir='/tmp'\)"):
         local_ray_settings(Path(f"{fits}x"), num_cpus=1, num_gpus=1)
+
+
+def test_one_process_may_start_one_cluster_after_another() -> None:
+    """As the inline launcher does with several runs."""
+    # Ray is imported inside, as the core does: it reads the environment when it is loaded.
+    code = """
+from cppo_lab.cores.verl.core import own_ray
+from cppo_lab.sweep.compose import compose
+
+layout = compose(["core=verl", "model=tiny_qwen3"]).layout
+for _ in range(2):
+    with own_ray(layout) as arguments:
+        import ray
+
+        ray.init(**{name: value for name, value in arguments.items() if name != "runtime_env"})
+        print("nodes", len(ray.nodes()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["nodes 1", "nodes 1"], done.stderr[-2000:]
