@@ -71,11 +71,6 @@ def _train_on(
 ) -> Outcome:
     """Train from `step` (None: from the beginning) with verl."""
     folder = resources.folder
-    if layout.nodes > 1:
-        raise UserError(
-            f"layout {layout.name} has {layout.nodes} nodes, and the launchers inline and local start Ray on this "
-            "machine alone: choose a layout of one node, such as layout=one_node"
-        )
     with own_ray(layout) as ray_init:
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.checks import check_config

@@ -12,7 +12,6 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.verl import checkpoints, core, steps
 from cppo_lab.cores.verl.validation import score_name
-from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, VerlRun
 from cppo_lab.sweep.compose import Composed, compose
@@ -104,12 +103,6 @@ def test_a_collapse_without_patience_is_no_end(composed: Composed) -> None:
     assert core._ended(composed.run, [(0, {name: 0.5}), (2, {name: 0.1})]) is None
     assert core._ended(composed.run, [(7, {})]) is None
     assert core._ended(composed.run, [(8, {})]) == Outcome(schema.DONE, 8)
-
-
-def test_several_nodes_are_not_waited_for(composed: Composed, tmp_path: Path) -> None:
-    two = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
-    with pytest.raises(UserError, match=r"layout two_nodes has 2 nodes.*choose a layout of one node"):
-        core.train(two.run, ListSink(), resources(two, tmp_path))
 
 
 def test_rows_are_handed_over_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,33 @@
+"""Inline, a run of verl has a process of its own, in which neither Ray nor verl is loaded yet."""
+
+import os
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cppo_lab import schema
+from cppo_lab.launch.inline import launch_inline
+from cppo_lab.run import Attempt
+from cppo_lab.spec import VerlRun
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.client import attempts
+from cppo_lab.tracking.recorder import read_status
+
+pytestmark = pytest.mark.verl
+
+
+def test_a_run_has_a_process_of_its_own_and_its_failure_is_recorded(workspace: Path) -> None:
+    """Its data is missing, which is seen before Ray is started."""
+    found = compose(["core=verl", "model=qwen3_1_7b", "layout=one_node"])
+    assert isinstance(found.run, VerlRun)
+    attempt = Attempt(found.run, workspace / "runs", tracking_uri(), layout=found.layout, paths=found.paths)
+    events: list[str] = []
+    launch_inline([attempt], found.launcher, lambda event: events.append(event.kind))
+    assert events == ["started", "ended"]
+    run_id = found.run.run_id
+    [recorded] = attempts(MlflowClient(tracking_uri()), schema.experiment_name("verl"), [run_id])[run_id]
+    assert recorded.outcome == schema.FAILED
+    assert "run `cppo data prepare" in recorded.reason
+    assert read_status(attempt.folder)["pid"] != os.getpid()
