@@ -58,7 +58,13 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
             raise UserError(
                 f"{path} does not exist: run `cppo data prepare --out {path.parent}`, or set paths.data"
             )
-    if files.model != spec.model.repository and not (Path(files.model) / "config.json").is_file():
+    from_hub = files.model == spec.model.repository
+    if from_hub and spec.model.revision != "main":
+        raise UserError(
+            f"model.revision={spec.model.revision!r}: verl takes a repository's main from the hub; download that "
+            f"revision of {spec.model.repository} and set paths.models"
+        )
+    if not from_hub and not (Path(files.model) / "config.json").is_file():
         raise UserError(
             f"{files.model} holds no model: download {spec.model.repository} ({spec.model.revision}) there, or "
             "set paths.models=null to take it from the hub's cache"

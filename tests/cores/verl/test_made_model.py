@@ -197,3 +197,16 @@ def test_what_a_published_model_needs_is_asked_for(tmp_path: Path) -> None:
     Path(files.model).mkdir(parents=True)
     (Path(files.model) / "config.json").touch()
     require_files(spec, files, tmp_path)
+
+
+def test_a_pinned_revision_is_not_taken_from_the_hub_in_silence(tmp_path: Path) -> None:
+    found = compose(
+        ["core=verl", "model=qwen3_1_7b_base", "model.revision=0123abcd", f"paths.data={tmp_path}"]
+    )
+    spec = found.run
+    assert isinstance(spec, VerlRun)
+    files = planned_files(spec, found.paths, tmp_path, tmp_path / spec.run_id)
+    for path in (files.train, *files.validation):
+        path.touch()
+    with pytest.raises(UserError, match=r"model\.revision='0123abcd': verl takes a repository's main"):
+        require_files(spec, files, tmp_path)
