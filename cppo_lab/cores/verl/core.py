@@ -94,15 +94,16 @@ def _train_on(
 @contextmanager
 def own_ray(layout: LayoutSpec) -> Iterator[dict[str, Any]]:
     """Arguments of `ray.init` for a cluster of this run's own on this machine, gone afterwards."""
-    from cppo_lab.cores.verl.ray_local import local_ray_settings
+    from cppo_lab.cores.verl.ray_local import local_ray_settings, plugin_environment
 
     cpu = layout.device == "cpu"
     folder = Path(tempfile.mkdtemp(prefix="cppo", dir="/tmp"))  # short: Ray's sockets live there
     cpus = LOGICAL_CPUS if cpu else max(LOGICAL_CPUS, os.cpu_count() or 1)
     ray_init, environment = local_ray_settings(folder, cpus, layout.devices_per_node)
-    plugin = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
-    plugin |= {"CPPO_LAB_VERL_DEVICE": "cpu"} if cpu else {}
-    plugin |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TOKENIZERS_PARALLELISM": "false"}
+    plugin = plugin_environment(cpu) | {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     before = dict(os.environ)
     os.environ.update(environment | plugin)
     try:

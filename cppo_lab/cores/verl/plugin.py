@@ -2,7 +2,7 @@
 
 verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and lets their
 errors through; entry points of group `verl.plugins` would be loaded as well, but their errors are swallowed. The
-launcher puts `plugin_environment(...)` into its own environment and Ray's `runtime_env.env_vars`. Servers are loaded
+core puts `ray_local.plugin_environment` into its own environment and Ray's `runtime_env.env_vars`. Servers are loaded
 when verl asks for them by name, so no process imports one it does not run.
 
 The device stays verl's own choice unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
@@ -13,16 +13,9 @@ import os
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from cppo_lab.cores.verl import compat
+from cppo_lab.cores.verl.ray_local import DEVICE_VARIABLE
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT
 from cppo_lab.errors import unknown
-
-MODULE = "cppo_lab.cores.verl.plugin"
-DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"
-
-
-def plugin_environment(cpu: bool) -> dict[str, str]:
-    """Environment variables that load this plugin into every process of a verl run."""
-    return {"VERL_USE_EXTERNAL_MODULES": MODULE} | ({DEVICE_VARIABLE: "cpu"} if cpu else {})
 
 
 def _cpu_replica() -> type[RolloutReplica]:

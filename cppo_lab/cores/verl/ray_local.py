@@ -19,6 +19,7 @@ from cppo_lab.errors import UserError
 SOCKET_PATH_LIMIT = 107
 SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
+DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
 
 
 def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict[str, Any], dict[str, str]]:
@@ -56,6 +57,12 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
         "GLOO_SOCKET_IFNAME": "lo",
     }
     return arguments, environment
+
+
+def plugin_environment(cpu: bool) -> dict[str, str]:
+    """Environment variables that load `plugin` into every process of a verl run; set them before verl is imported."""
+    loaded = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
+    return loaded | ({DEVICE_VARIABLE: "cpu"} if cpu else {})
 
 
 def _private_token(path: Path) -> Path:

@@ -1,6 +1,6 @@
 """verl's synchronous trainer with what the paper's runs need: groups left out, whole minibatches, our metrics and end.
 
-Everything else is verl's. What is overridden here is listed in `compat`.
+Everything else is verl's. What is overridden here is listed in `touch_points`.
 """
 
 import json

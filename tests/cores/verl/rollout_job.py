@@ -24,7 +24,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import get_rollout_replica_class
 from verl.workers.rollout.router import get_router_handle
 
-from cppo_lab.cores.verl.plugin import plugin_environment
+from cppo_lab.cores.verl.ray_local import plugin_environment
 from cppo_lab.cores.verl.rollout.dispatch import MarkedAgentLoopManager
 
 TOPK = 6
