@@ -35,6 +35,7 @@ HOMES = {
     "hydra": ["cppo_lab/sweep/compose.py", "cppo_lab/cores/verl/"],
     "omegaconf": ["cppo_lab/sweep/compose.py", "cppo_lab/cores/verl/"],
     "submitit": ["cppo_lab/launch/"],
+    "optuna": ["cppo_lab/sweep/search/"],
     "matplotlib": ["reports/figures/"],
     "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
     "torch": [

@@ -9,6 +9,7 @@ from cppo_lab.errors import UserError
 EXTRAS = {  # of pyproject.toml, by the packages that they bring
     "train": ("torch", "numpy", "submitit"),
     "report": ("pandas", "matplotlib", "jinja2"),
+    "search": ("optuna",),
     "data": ("pyarrow", "huggingface_hub", "math_verify"),
     "verl": ("verl", "ray", "tensordict", "transformers", "transfer_queue"),
 }
