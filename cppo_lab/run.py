@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from cppo_lab import schema
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Attempt:
     tags: Mapping[str, str] = field(default_factory=dict)
     layout: LayoutSpec | None = None  # None for the mini core, which needs neither
     paths: PathsSpec | None = None
+    resources: ResourcesSpec | None = None  # None: no limit of time
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
 

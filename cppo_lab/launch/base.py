@@ -17,7 +17,6 @@ class LauncherSpec(Spec):
     name: Literal["inline", "local"]
     workers: Annotated[int, Field(ge=1)] | None
     threads: Count
-    timeout_hours: Annotated[float, Field(gt=0, le=10_000)]
 
 
 @dataclass(frozen=True)

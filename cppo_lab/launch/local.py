@@ -10,6 +10,7 @@ from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.run import Attempt, execute
 
 POLL_SECONDS = 0.5
+UNLIMITED_HOURS = 10_000.0  # submitit wants a number
 
 
 def launch_local(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]) -> None:
@@ -21,7 +22,7 @@ def launch_local(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callab
         while queue or running:
             while queue and len(running) < workers:
                 attempt = queue.pop(0)
-                running.append((attempt, _submit(attempt, spec)))
+                running.append((attempt, _submit(attempt)))
                 report(Event("started", attempt))
             time.sleep(POLL_SECONDS)
             for attempt, job in list(running):
@@ -46,8 +47,9 @@ def default_workers(attempts: Sequence[Attempt]) -> int:
     return 1 if on_gpus else len(os.sched_getaffinity(0))
 
 
-def _submit(attempt: Attempt, spec: LauncherSpec) -> "LocalJob[None]":
+def _submit(attempt: Attempt) -> "LocalJob[None]":
     executor = LocalExecutor(folder=attempt.folder / "attempts")
+    hours = attempt.resources.hours if attempt.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
-    executor.update_parameters(timeout_min=max(1, round(spec.timeout_hours * 60)), name=attempt.spec.run_id)
+    executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=attempt.spec.run_id)
     return executor.submit(execute, attempt)
