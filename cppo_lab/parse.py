@@ -46,10 +46,13 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
     key = _dotted(path)
     more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
-        siblings = [_dotted([*path[:-1], name]) for name in _spec_at(kind, path[:-1]).model_fields]
+        fields = _spec_at(kind, path[:-1]).model_fields
+        siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
         return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
     text = fault["msg"].removeprefix("Value error, ")
-    if not key or fault["type"] in ("missing", "value_error"):
+    if fault["type"] == "missing":
+        return UserError(f"{where}: {key} is missing: add it{more}")
+    if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
         return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
     valid = _interval(kind, path)
     return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")

@@ -124,10 +124,6 @@ GOOD = {
         ({"axes": "{seed: 0}"}, "axes.seed=0"),
         ({"models": "[]"}, "models=[]"),
         ({"models": "[mini_baze]"}, "unknown model 'mini_baze'"),
-        (
-            {"axes": "{rule.w_min: [0.6, 0.8], seed: [0]}"},
-            "stands for two different runs: give each setting a variant",
-        ),
         ({"variants": "{a: {rule: cppo, seed: 3}}"}, "variant 'a' sets 'seed', which is an axis too"),
         ({"axes": "{launcher.threads: [1, 2]}"}, "belongs on the command line, not in a sweep file"),
         ({"title": "2020-01-01"}, "only text, numbers"),
