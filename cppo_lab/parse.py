@@ -54,25 +54,30 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
         return UserError(f"{where}: {key} is missing: add it{more}")
     if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
         return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
+    if fault["type"] == "string_pattern_mismatch":
+        text = f"must match {fault['ctx']['pattern']}"
     valid = _interval(kind, path)
     return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")
 
 
 def _dotted(path: list[str]) -> str:
     """The key as its user wrote it: without the tags by which pydantic tells kinds apart."""
-    return ".".join(part for part in path if part not in TAGS)
+    return ".".join(part for part in path if part not in TAGS and part != "[key]")
 
 
 def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
     """The config class at a dotted path, as far as it leads through config classes."""
     for name in path:
-        field = kind.model_fields.get(name)
-        inner = TAGS.get(name) or (field.annotation if field is not None else None)
-        if get_args(inner):  # one of several kinds: its tag comes next
+        if name.isdigit():  # an item of the list before it
             continue
-        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+        found = {field.alias or key: field.annotation for key, field in kind.model_fields.items()}
+        inner = TAGS.get(name) or found.get(name)
+        kinds = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Spec)]
+        if not kinds:
+            if get_args(inner):  # one of several kinds: its tag comes next
+                continue
             break
-        kind = inner
+        kind = kinds[0]
     return kind
 
 

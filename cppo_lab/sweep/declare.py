@@ -1,11 +1,12 @@
 """Sweep files: one YAML per table or figure panel, saying what is compared and nothing of how it is run."""
 
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
@@ -62,6 +63,24 @@ def _wanted(value: Any) -> Any:
     return tuple(wanted)
 
 
+def _one(value: Any) -> Any:
+    if not _is_scalar(value):
+        raise ValueError("must be a plain value: several are an axis")
+    return value
+
+
+def _variant_name(value: str) -> str:
+    if not value.strip() or value != value.strip() or "," in value or "\n" in value:
+        raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
+    return value
+
+
+def _feed(value: str) -> str:
+    if not re.fullmatch(r"(Table|Figure) [1-9][0-9]*", value):
+        raise ValueError("must be a table or figure of the paper, such as Table 1 or Figure 4")
+    return value
+
+
 def _some(value: Any) -> Any:
     if value == {}:
         raise ValueError("must name at least one of variant, model, core, or a key of variants and axes")
@@ -74,7 +93,9 @@ Axes = dict[str, Values]
 Conditions = Annotated[
     dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_wanted)]], BeforeValidator(_some)
 ]
-VariantName = Annotated[str, Field(pattern=r"^[^,\s][^,\n]*$")]
+VariantName = Annotated[str, AfterValidator(_variant_name)]
+VariantValue = Annotated[Scalar, BeforeValidator(_one)]
+Feed = Annotated[str, AfterValidator(_feed)]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
@@ -109,7 +130,7 @@ class Declared(Spec):
     name: Identifier
     title: str
     question: str
-    feeds: tuple[Annotated[str, Field(pattern=r"^(Table|Figure) [1-9][0-9]*$")], ...] = ()
+    feeds: tuple[Feed, ...] = ()  # tables and figures of the paper
     axes: Axes = Field(default_factory=dict)
     _source: str = PrivateAttr("")
 
@@ -129,7 +150,7 @@ class Sweep(Declared):
     """
 
     models: Models
-    variants: Annotated[dict[VariantName, dict[str, Scalar]], Field(min_length=1)] = Field(
+    variants: Annotated[dict[VariantName, dict[str, VariantValue]], Field(min_length=1)] = Field(
         default_factory=lambda: {"": {}}
     )
     exclude: tuple[Conditions, ...] = ()
@@ -148,6 +169,12 @@ class Sweep(Declared):
         Raises UserError if an axis has none for it.
         """
         return {key: self._of(f"axes.{key}", values, core) for key, values in self.axes.items()}
+
+    def with_axes(self, study: "Study") -> "Sweep":
+        """The sweep with a study's axes in place of its own of the same name."""
+        found = self.model_copy(update={"axes": self.axes | study.axes})
+        found._source = f"{self.source} in study {study.source}"
+        return found
 
     def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
         found = lists.get(core) or lists.get(ANY_CORE)
@@ -188,11 +215,13 @@ def load_sweep(name: str) -> Sweep | Study:
     """
     if is_path(name):
         path = Path(name)
-        if not path.exists() and not path.is_symlink():
+        try:
+            text = read_text(path, name)
+        except FileNotFoundError:
             raise UserError(
                 f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
-            )
-        text, stem, folder = read_text(path, name), path.stem, path.parent
+            ) from None
+        stem, folder = path.stem, path.parent
     elif name in shipped_sweeps():
         text, stem, folder = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name, None
     else:

@@ -184,14 +184,12 @@ def _check_axes(grid: Grid, used: set[str]) -> None:
     idle = [key for key in idle if key not in fitting.used()]
     if not idle:
         return
-    key = next(key for key in idle if key not in fitting.used())
-    value = grid.axes[key][0]
-    if place is not None:
-        choices = fitting.choices(place.model, place.variant, {**dict.fromkeys(grid.axes), **place.values})
-        try:
-            compose([*choices, override(key, value)])
-        except UserError as error:
-            raise UserError(f"sweep {grid.sweep.source}: axes.{key}: {error}") from None
+    key, place = idle[0], places[0]
+    choices = fitting.choices(place.model, place.variant, place.values)
+    try:
+        compose([*choices, override(key, grid.axes[key][0])])
+    except UserError as error:
+        raise UserError(f"sweep {grid.sweep.source}: axes.{key}: {error}") from None
     raise UserError(
         f"sweep {grid.sweep.source}: axes.{key}: no run of the sweep depends on {key!r}: remove it"
     )

@@ -30,8 +30,14 @@ def located(error: UserError, source: str, file: Sequence[Setting], typed: Seque
     last setting without which composing ends otherwise.
     """
     texts = [setting.text for setting in file]
-    if typed and _outcome(texts) != str(error):
+    core = [
+        text for text in typed if text.startswith("core=")
+    ]  # chosen, not mistaken: the file has to serve it
+    if len(typed) > len(core) and _outcome([*texts, *core]) != str(error):
         return error
+    for setting in reversed(file):
+        if str(error).startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
+            return _named(error, source, setting)
     for i in reversed(range(len(file))):
         if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != str(error):
             return _named(error, source, file[i])

@@ -10,11 +10,11 @@ from cppo_lab.sweep.declare import Scalar, Sweep
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 LAUNCHING = ("launcher", "tracking", "paths")
 NO_AXIS = {
-    "model": "models of their own list: use models:",
-    "core": "chosen at launch: core=verl on the command line",
-    "variant": "named under variants:",
-    "layout": "no part of a run's settings: use resources:",
-    "resources": "no part of a run's settings: use resources:",
+    "model": "use models:",
+    "core": "choose it on the command line: core=verl",
+    "variant": "use variants:",
+    "layout": "use resources:",
+    "resources": "use resources:",
 }
 
 
@@ -68,7 +68,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
         elif key == "variant":
             variants = {name: _variant(sweep, name) for name in value.split(",")}
         elif key in axes and key not in asked:
-            axes[key], asked[key] = _axis_values(text, key, value), text
+            axes[key], asked[key] = _axis_values(text, key), text
         elif key in axes:
             raise UserError(f"override {text!r}: {asked[key]!r} stands there too: give {key} once")
         elif _is_set_by_variants(sweep, key):
@@ -78,7 +78,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
             )
         elif listed(text) is not None:
             _check_new_axis(text, key)
-            axes[key], asked[key] = _axis_values(text, key, value), text
+            axes[key], asked[key] = _axis_values(text, key), text
         else:
             rest.append(text)
     chosen = models or sweep.models_of(core)
@@ -98,9 +98,7 @@ def check_keys(sweep: Sweep) -> None:
                     "which is an axis too: keep one of them"
                 )
             if key == "core":
-                raise UserError(
-                    f"sweep {sweep.source}: variants.{variant}.{key}: a core is {NO_AXIS['core']}"
-                )
+                raise UserError(f"sweep {sweep.source}: variants.{variant}.{key}: {NO_AXIS['core']}")
     places = [(f"axes.{key}", key) for key in sweep.axes]
     places += [(f"variants.{name}.{key}", key) for name, keys in sweep.variants.items() for key in keys]
     for where, key in places:
@@ -109,10 +107,12 @@ def check_keys(sweep: Sweep) -> None:
                 f"sweep {sweep.source}: {where}: {key!r} belongs on the command line, not in a sweep file"
             )
         if key.startswith("resources."):
-            raise UserError(f"sweep {sweep.source}: {where}: {key!r} is {NO_AXIS['resources']}")
+            raise UserError(f"sweep {sweep.source}: {where}: {NO_AXIS['resources']}")
     for key in sweep.axes:
-        if reason := NO_AXIS.get(key if "." not in key else key.partition(".")[0].replace("model", "")):
-            raise UserError(f"sweep {sweep.source}: axes.{key}: {key!r} is no axis: it is {reason}")
+        section = key.partition(".")[0]
+        remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
+        if remedy is not None:
+            raise UserError(f"sweep {sweep.source}: axes.{key}: {key!r} is no axis: {remedy}")
 
 
 def _variant(sweep: Sweep, name: str) -> Mapping[str, Scalar]:
@@ -140,7 +140,7 @@ def _check_new_axis(text: str, key: str) -> None:
         raise UserError(f"override {text!r}: only a key that is there can take several values: give one")
 
 
-def _axis_values(text: str, key: str, value: str) -> tuple[Scalar, ...]:
+def _axis_values(text: str, key: str) -> tuple[Scalar, ...]:
     """The values that an override gives an axis."""
     values = listed(text)
     if values is None:

@@ -116,12 +116,7 @@ def _part(study: Study, index: int, core: str) -> Sweep:
         raise UserError(f"{where}: {part.name} is a study itself; name its sweeps")
     check_keys(part)
     check_conditions(part, core)
-    part = part.model_copy(update={"axes": part.axes | study.axes})
-    try:
-        check_keys(part)
-    except UserError as error:
-        raise UserError(f"{where}: with the axes of the study: {error}") from None
-    return part
+    return part.with_axes(study)
 
 
 def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -27,7 +27,7 @@ _Loader.add_implicit_resolver(
 def read_text(path: Path, source: str) -> str:
     """The text of a sweep file; `source` is its name in messages.
 
-    Raises UserError for anything but a readable file of reasonable size.
+    Raises UserError for anything but a readable file of reasonable size, FileNotFoundError where there is none.
     """
     try:
         mode = path.stat().st_mode
@@ -37,6 +37,8 @@ def read_text(path: Path, source: str) -> str:
             raise UserError(f"sweep file {source} is no regular file: copy its text into one")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UserError(f"sweep file {source} cannot be read: {reason}: name a file that can") from None
@@ -113,6 +115,11 @@ def _refuse_unusual(values: Any, source: str) -> None:
             todo += [(f"{path}{key}.", item) for key, item in value.items()]
         elif isinstance(value, list):
             todo += [(f"{path}{i}.", item) for i, item in enumerate(value)]
+        elif isinstance(value, str) and "${" in value:
+            name = path.rstrip(".")
+            raise UserError(
+                f"sweep {source}: {name}={value!r}: a sweep file holds plain values; ${{...}} belongs into conf/"
+            )
         elif not (value is None or isinstance(value, str | int | float)):
             name, kind = path.rstrip("."), type(value).__name__
             raise UserError(f"sweep {source}: {name}={value!r} is a {kind}: {PLAIN}: quote it")
