@@ -45,8 +45,8 @@ def declared_conditions(sweep: Sweep) -> list[tuple[str, Conditions]]:
 
 def cores_of(sweep: Sweep) -> list[str]:
     """The cores for which a sweep file has lists of its own."""
-    lists = [sweep.models, *sweep.axes.values()]
-    return sorted({core for by_core in lists for core in by_core if core != ANY_CORE})
+    cores = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
+    return sorted(cores - {ANY_CORE})
 
 
 def check_names(sweep: Sweep, core: str, all_cores: Sequence[str]) -> None:

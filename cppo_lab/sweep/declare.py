@@ -26,8 +26,8 @@ def _is_scalar(value: object) -> bool:
 
 def _names(value: Any) -> dict[str, Any]:
     """A list of names, or one for each core, by core."""
-    lists = value if isinstance(value, dict) else {ANY_CORE: value}
-    for names in lists.values() or [[]]:
+    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    for names in list(lists.values()) or [None]:
         if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
             raise ValueError("must be a list of one or more names, or such a list for each core")
         _refuse_twins(names)
@@ -36,8 +36,8 @@ def _names(value: Any) -> dict[str, Any]:
 
 def _values(value: Any) -> dict[str, Any]:
     """A list of values, or one for each core, by core."""
-    lists = value if isinstance(value, dict) else {ANY_CORE: value}
-    for values in lists.values() or [[]]:
+    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    for values in list(lists.values()) or [None]:
         if not (isinstance(values, list) and values and all(map(_is_scalar, values))):
             raise ValueError("must be a list of one or more plain values, or such a list for each core")
         _refuse_twins(values)
@@ -61,6 +61,10 @@ def _wanted(value: Any) -> Any:
     if not wanted or not all(map(_is_scalar, wanted)):
         raise ValueError("must be a plain value or a list of one or more")
     return tuple(wanted)
+
+
+def _one_unnamed() -> dict[str, dict[str, Scalar]]:
+    return {"": {}}
 
 
 def _one(value: Any) -> Any:
@@ -151,7 +155,7 @@ class Sweep(Declared):
 
     models: Models
     variants: Annotated[dict[VariantName, dict[str, VariantValue]], Field(min_length=1)] = Field(
-        default_factory=lambda: {"": {}}
+        default_factory=_one_unnamed
     )
     exclude: tuple[Conditions, ...] = ()
     resources: tuple[ResourceRule, ...] = ()
@@ -195,7 +199,7 @@ class Study(Declared):
 
 
 # A file that has the key is of the kind; any other is a Sweep.
-KINDS: dict[str, type[Study]] = {"sweeps": Study}
+KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
 
 
 def shipped_sweeps() -> list[str]:
@@ -228,7 +232,7 @@ def load_sweep(name: str) -> Sweep | Study:
         raise unknown("sweep", name, shipped_sweeps())
     values = {"name": stem, **mapping(text, name)}
     kind = next((kind for key, kind in KINDS.items() if key in values), Sweep)
-    found = parse(kind, values, f"sweep {name}")
+    found: Sweep | Study = parse(kind, values, f"sweep {name}")
     if isinstance(found, Study) and folder is not None:
         parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
         found = found.model_copy(update={"sweeps": parts})

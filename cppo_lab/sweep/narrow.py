@@ -57,7 +57,8 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     if core not in groups()["core"]:
         raise unknown("core", core, groups()["core"])
     models: tuple[str, ...] | None = None
-    variants, asked = dict(sweep.variants), dict[str, str]()
+    variants: dict[str, Mapping[str, Scalar]] = dict(sweep.variants)
+    asked = dict[str, str]()
     axes, rest = sweep.axes_of(core), list[str]()
     for text in overrides:
         key, equals, value = text.partition("=")

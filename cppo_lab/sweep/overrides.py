@@ -12,11 +12,11 @@ WORD = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_]*", re.IGNORE
 
 def override(key: str, value: Scalar) -> str:
     """A key of a sweep file and its value as an override."""
-    return _override(key, value, type(value))
+    return _override(key, value, type(value).__name__)
 
 
 @lru_cache(maxsize=100_000)
-def _override(key: str, value: Scalar, kind: type) -> str:
+def _override(key: str, value: Scalar, kind: str) -> str:
     """`kind` keeps apart what Python's cache would take for equal: 1, 1.0 and True."""
     return f"{key}={quote(value)}"
 

@@ -52,7 +52,7 @@ def test_an_axis_goes_to_the_rules_that_have_it(workspace: Path) -> None:
     assert [run.spec.rule.w_min for run in plan.runs][:6] == [0.6, 0.6, 0.8, 0.8, None, None]
     assert labels(planned(text, "rule.w_min=0.7")) == ["cppo w_min=0.7", "dppo"]
     assert labels(planned(text, "variant=dppo")) == ["dppo"]
-    with pytest.raises(UserError, match="no variant of this sweep has the key 'rule.w_min'"):
+    with pytest.raises(UserError, match=r"no variant of this sweep has the key 'rule\.w_min'"):
         planned(text, "variant=dppo", "rule.w_min=0.7")
 
 
