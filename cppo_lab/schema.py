@@ -44,7 +44,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
     MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
     MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
-    MetricInfo("search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"),
+    MetricInfo(
+        "search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"
+    ),
     MetricInfo("search/final_score", "fraction", "mean of the last three validations, averaged over seeds"),
     MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
     MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),

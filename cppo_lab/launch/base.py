@@ -60,9 +60,7 @@ class Launcher(Protocol):
     A job that fails does not stop the others.
     """
 
-    def __call__(
-        self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]
-    ) -> None: ...
+    def __call__(self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None: ...
 
 
 def load_launcher(name: str) -> Launcher:

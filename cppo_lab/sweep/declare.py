@@ -2,7 +2,7 @@
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import Field, field_validator
@@ -10,6 +10,9 @@ from pydantic import Field, field_validator
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
 from cppo_lab.spec import Spec
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
 
 Scalar = str | int | float | bool | None
 Axes = dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]]
@@ -74,8 +77,8 @@ def shipped_sweeps() -> list[str]:
     return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_sweep(name: str) -> Sweep | Study:
-    """The sweep or study called `name`, or the one in the file `name` if that is a path to a YAML file.
+def load_sweep(name: str) -> "Sweep | Study | Search":
+    """The sweep, study or search called `name`, or the one in the file `name` if that is a path to a YAML file.
 
     Raises UserError for an unknown name, an unreadable file, or a key or value that does not belong there.
     """
@@ -94,6 +97,10 @@ def load_sweep(name: str) -> Sweep | Study:
     else:
         raise unknown("sweep", name, shipped_sweeps())
     values = {"name": stem, **_mapping(text, name)}
+    if "search" in values:
+        from cppo_lab.sweep.search.declare import Search
+
+        return parse(Search, values, f"search {name}")
     return parse(Study if "sweeps" in values else Sweep, values, f"sweep {name}")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
@@ -9,6 +10,9 @@ from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
 from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, core_of, enumerate_runs, refuse
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Plan:
         return self.runs[0].spec.core
 
 
-def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
+def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
     `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
@@ -42,6 +46,10 @@ def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
         only = enumerate_runs(declared, overrides)
         refuse(only.unused)
         return _plan(declared, [only], only.runs)
+    if not isinstance(declared, Study):
+        raise UserError(
+            f"{declared.name} is a search, whose runs are drawn as it goes: cppo tune {declared.name}"
+        )
     parts = [_with_axes(load_sweep(name), declared) for name in declared.sweeps]
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
@@ -74,9 +82,10 @@ def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[P
     )
 
 
-def _with_axes(part: Sweep | Study, study: Study) -> Sweep:
-    if isinstance(part, Study):
-        raise UserError(f"study {study.name}: {part.name} is a study itself; name its sweeps")
+def _with_axes(part: "Sweep | Study | Search", study: Study) -> Sweep:
+    if not isinstance(part, Sweep):
+        kind = "a study itself" if isinstance(part, Study) else "a search"
+        raise UserError(f"study {study.name}: {part.name} is {kind}; name sweeps only")
     return part.model_copy(update={"axes": part.axes | study.axes})
 
 

@@ -27,11 +27,15 @@ class Interval(Spec):
     def _check(self) -> Self:
         low, high, step = self.low, self.high, self.step
         if low >= high:
-            raise ValueError(f"low={low} must be less than high={high}: exchange them, or put the key into settings")
+            raise ValueError(
+                f"low={low} must be less than high={high}: exchange them, or put the key into settings"
+            )
         if self.log and low <= 0:
             raise ValueError(f"log=True with low={low}: a logarithmic scale begins above 0; raise low")
         if self.log and step is not None:
-            raise ValueError(f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two")
+            raise ValueError(
+                f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two"
+            )
         if step is not None and (step <= 0 or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step))):
             raise ValueError(f"step={step} must be above 0 and divide high - low = {high} - {low} evenly")
         return self
@@ -131,7 +135,9 @@ class Search(Spec):
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds={list(self.seeds)}: one stands there twice; remove it")
         for key in self.settings.keys() & self.search.parameters.keys():
-            raise ValueError(f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them")
+            raise ValueError(
+                f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them"
+            )
         return self
 
     def model_of(self, core: str) -> str:
@@ -141,7 +147,9 @@ class Search(Spec):
         """
         model = self.models.get(core) or self.models.get(ANY_CORE)
         if model is None:
-            raise UserError(f"search {self.name} has no models for core={core} (valid: {', '.join(self.models)})")
+            raise UserError(
+                f"search {self.name} has no models for core={core} (valid: {', '.join(self.models)})"
+            )
         return model
 
     def parameters_of(self, core: str) -> dict[str, Parameter]:
@@ -156,8 +164,12 @@ class Search(Spec):
         if values and values.keys() <= set(CORES):
             for name, inner in values.items():
                 if not isinstance(inner, dict):
-                    raise UserError(f"{place}.{name}={inner!r} must be {{low: ..., high: ...}} or {{choices: [...]}}")
+                    raise UserError(
+                        f"{place}.{name}={inner!r} must be {{low: ..., high: ...}} or {{choices: [...]}}"
+                    )
             if core not in values:
-                raise UserError(f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}")
+                raise UserError(
+                    f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}"
+                )
             place, values = f"{place}.{core}", values[core]
         return parse(Choices if "choices" in values else Interval, values, place)

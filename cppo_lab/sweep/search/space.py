@@ -122,7 +122,9 @@ def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[s
     where = f"search {search.name}"
     for key in space:
         if key.partition(".")[0] in _NOT_TUNABLE:
-            raise UserError(f"{where}: search.parameters.{key}: {key.partition('.')[0]!r} cannot be tuned; remove it")
+            raise UserError(
+                f"{where}: search.parameters.{key}: {key.partition('.')[0]!r} cannot be tuned; remove it"
+            )
     for key in search.settings:
         if key.partition(".")[0] in _NOT_SETTINGS:
             raise UserError(
@@ -134,9 +136,7 @@ def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[s
             raise UserError(f"override {text!r}: {where} tunes {_key(text)!r} itself; remove the override")
 
 
-def _check_ends(
-    search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int
-) -> Composed:
+def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int) -> Composed:
     """Compose the low ends, each other end and choice by itself, and the high ends together; return the first."""
     where = f"search {search.name}"
     lows = {key: one.ends[0] for key, one in space.items()}

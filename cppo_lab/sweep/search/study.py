@@ -76,7 +76,7 @@ class SearchStudy:
             yield self._adopt(stack) or self._begin(stack)
 
     def _adopt(self, stack: contextlib.ExitStack) -> Claim | None:
-        """A trial that is said to be running, but whose worker's lock is free. Other machines' are not ours to judge."""
+        """A trial that is said to be running, but whose worker's lock is free; other machines' are left alone."""
         ours = folder_tag(self.folder)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(OWNER) != ours or not self._held(trial.number, stack):
