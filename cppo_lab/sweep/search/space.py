@@ -12,8 +12,8 @@ from cppo_lab.sweep.search.declare import Choices, Interval, Parameter, Scalar, 
 from cppo_lab.tracking.recorder import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_NOT_TUNABLE = ("model", "seed", "core", "launcher", "tracking", "paths", "layout")
-_NOT_SETTINGS = ("model", "seed", "core", "launcher", "tracking", "paths")
+_CHOSEN = ("model", "seed", "core")  # by keys of their own
+_ELSEWHERE = ("launcher", "tracking", "paths")  # how runs are started and tracked
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,16 @@ def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[s
     """A key has one source, and a search says nothing of how runs are started or tracked."""
     where = f"search {search.name}"
     for key in space:
-        if key.partition(".")[0] in _NOT_TUNABLE:
-            raise UserError(
-                f"{where}: search.parameters.{key}: {key.partition('.')[0]!r} cannot be tuned; remove it"
-            )
+        if key in _CHOSEN or key.partition(".")[0] in (*_ELSEWHERE, "layout"):
+            raise UserError(f"{where}: search.parameters.{key}: this key cannot be tuned; remove it")
     for key in search.settings:
-        if key.partition(".")[0] in _NOT_SETTINGS:
+        if key in _CHOSEN:
             raise UserError(
-                f"{where}: settings.{key}: models and seeds have keys of their own, the rest of "
-                f"{', '.join(_NOT_SETTINGS[2:])} belongs on the command line; remove it"
+                f"{where}: settings.{key}={search.settings[key]!r}: use models and seeds, or {key}= on the command line"
+            )
+        if key.partition(".")[0] in _ELSEWHERE:
+            raise UserError(
+                f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
             )
     for text in rest:
         if _key(text) in space:

@@ -2,10 +2,12 @@
 
 import fcntl
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
@@ -18,6 +20,7 @@ from cppo_lab.tracking.search_record import open_search, update_search
 FILE = "search.json"
 FORMAT = 1
 ENOUGH = 8  # complete trials before importances mean anything
+BEST_SHARE = 0.25  # of them that importances set against all; Optuna's 0.1 would be two or three trials of 24
 _NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -116,14 +119,26 @@ def _trial(trial: FrozenTrial) -> dict[str, Any]:
 def _importances(
     tuning: Tuning, study: optuna.Study, trials: Sequence[FrozenTrial]
 ) -> dict[str, dict[str, float]]:
-    """Optuna's importance of each parameter for each objective; none while too few trials are complete."""
+    """Each parameter's share in what sets the best trials apart (PED-ANOVA), for each objective.
+
+    None while too few trials are complete, or where they do not differ.
+    """
     if sum(trial.state is TrialState.COMPLETE for trial in trials) < ENOUGH:
         return {}
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
     found = {}
     for place, objective in enumerate(tuning.search.search.objectives):
-        found[objective] = optuna.importance.get_param_importances(
-            study, target=lambda trial, place=place: trial.values[place]
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a target is minimised: hence the sign
+            shares = get_param_importances(
+                study,
+                evaluator=evaluator,
+                target=lambda trial, place=place: -trial.values[place],
+                normalize=False,
+            )
+        total = sum(shares.values())
+        if total > 0:
+            found[objective] = {key: value / total for key, value in shares.items()}
     return found
 
 
