@@ -11,6 +11,7 @@ import pytest
 from optuna.trial import TrialState
 
 from cppo_lab.errors import UserError
+from cppo_lab.sweep.search.declare import Scalar
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.storage import redacted, storage_url
 from cppo_lab.sweep.search.study import OWNER, SearchStudy, find_trials
@@ -86,7 +87,7 @@ def test_the_trials_of_another_machine_are_left_alone(url: str) -> None:
 def test_start_up_points_depend_on_the_trial_alone(workspace: Path) -> None:
     """Whichever worker draws them, and in whatever order the others end."""
     tuning = made_tuning()
-    drawn: list[list[object]] = []
+    drawn: list[list[dict[str, Scalar]]] = []
     for url in ("sqlite:///a.db", "sqlite:///b.db"):
         studies = [opened(tuning, storage_url(url)) for _ in range(2)]
         points = []

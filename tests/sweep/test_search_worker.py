@@ -15,12 +15,11 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import UserError
-from cppo_lab.launch.reconcile import run_states
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import Pruned, TrainingFailed
-from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.client import attempts, open_client
 from cppo_lab.tracking.search_record import Point
 from tests.sweep.made_search import search_values, write_search
 
@@ -147,22 +146,22 @@ def test_seeds_are_averaged_and_their_curves_follow_each_other(
 def test_a_bad_trial_is_pruned_where_its_running_score_is_below_the_median(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second of two seeds is the bad one, and the first trials are good."""
-    seen: list[RunSpec] = []
+    """Optuna sets the best score so far against the median of the others at that step."""
+    seen: list[str] = []
 
     def score(spec: RunSpec, step: int) -> float:
-        seen.append(spec)
-        late = len({one.run_id for one in seen}) > 6
-        return -0.5 if late and spec.seed == 1 else 0.5 + step / 100
+        seen.append(spec.run_id)
+        return 0.5 if len(set(seen)) > 6 else 0.5 + step / 100
 
-    made_up(monkeypatch, score)
-    pruner = {"name": "median", "startup": 3, "warmup_steps": 0}
+    trained = made_up(monkeypatch, score)
+    pruner = {"name": "median", "startup": 3, "warmup_steps": 1}
     write_search({**search_values(pruner=pruner), "seeds": [0, 1]})
     assert main(TUNE) == 0
     found = trials()
     assert [trial.state.name for trial in found] == ["COMPLETE"] * 3 + ["PRUNED"]
-    # Optuna compares the best so far, which the first seed has made: so nothing is pruned before it falls behind.
-    assert found[3].user_attrs["reason"] == f"pruned by the search at step {found[3].last_step}"
+    assert found[3].intermediate_values == {0: 0.5, 2: 0.5}
+    assert len(trained) == 7  # its second seed never began
+    assert found[3].user_attrs["reason"] == "pruned by the search at step 2"
     assert "trial 3: pruned: pruned by the search at step" in capsys.readouterr().err
     _, of_trials, _ = recorded()
     assert (of_trials[3].info.status, of_trials[3].data.tags[schema.TAG_STATUS]) == ("FINISHED", "pruned")
@@ -269,8 +268,8 @@ def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path) -> 
     assert list(data.runs["run_id"]) == [run_id]
     with pytest.raises(UserError, match="has no run of sweep"):
         read_sweep(tracking_uri(), "cppo-mini", "tune-mini_base")
-    states = run_states([run_id, ""], "mini", tracking_uri(), workspace / "runs")
-    assert [states[key].state for key in (run_id, "")] == ["done", "missing"]
+    [attempt] = attempts(open_client(tracking_uri()), "cppo-mini", [run_id])[run_id]
+    assert attempt.mlflow_id == training_run.info.run_id
 
 
 def test_an_error_in_training_fails_the_trial_with_its_reason(

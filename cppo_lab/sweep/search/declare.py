@@ -121,8 +121,8 @@ class Search(Spec):
     @field_validator("models", mode="before")
     @classmethod
     def _one_for_each_core(cls, value: Any) -> Any:
-        lists = value if isinstance(value, dict) else {ANY_CORE: value}
-        for names in lists.values() or [[]]:
+        lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+        for names in lists.values() if lists else [None]:
             if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
                 raise ValueError(
                     f"models={value!r} must be a list of exactly one name, or such a list for each core: a search "
@@ -172,4 +172,4 @@ class Search(Spec):
                     f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}"
                 )
             place, values = f"{place}.{core}", values[core]
-        return parse(Choices if "choices" in values else Interval, values, place)
+        return parse(Choices, values, place) if "choices" in values else parse(Interval, values, place)

@@ -4,10 +4,11 @@ import fcntl
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import optuna
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
@@ -126,20 +127,19 @@ def _importances(
     if sum(trial.state is TrialState.COMPLETE for trial in trials) < ENOUGH:
         return {}
     evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for place, objective in enumerate(tuning.search.search.objectives):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a target is minimised: hence the sign
-            shares = get_param_importances(
-                study,
-                evaluator=evaluator,
-                target=lambda trial, place=place: -trial.values[place],
-                normalize=False,
-            )
+            shares = evaluator.evaluate(study, target=partial(_loss, place))
         total = sum(shares.values())
         if total > 0:
             found[objective] = {key: value / total for key, value in shares.items()}
     return found
+
+
+def _loss(place: int, trial: FrozenTrial) -> float:
+    return -float(trial.values[place])
 
 
 def _note(tuning: Tuning, study: str, trials: Sequence[FrozenTrial]) -> str:

@@ -134,8 +134,11 @@ class SearchStudy:
         return point
 
     def score(self, trial: Trial, step: int, value: float) -> None:
-        """Note a point of the curve that pruning goes by; `Trial.report` refuses to with several objectives."""
-        self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        """Note a point of the curve that pruning goes by."""
+        if len(self.study.directions) == 1:
+            trial.report(value, step)
+        else:  # which `report` refuses; the report page draws the curve all the same
+            self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
 
     def curve(self, number: int) -> dict[int, float]:
         """The points noted so far."""

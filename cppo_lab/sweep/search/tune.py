@@ -1,7 +1,8 @@
 """Carry out a search: workers through a launcher, and what came of it."""
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -51,11 +52,24 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
     )
     left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
     if left:
-        os.environ[VARIABLE] = url
-        _work(first, left, study.trials)
+        with _in_the_environment(url):
+            _work(first, left, study.trials)
     state.publish()
     trials = study.trials()
     return Result(_summary(tuning, trials, study.folder), is_over(tuning, trials))
+
+
+@contextlib.contextmanager
+def _in_the_environment(url: str) -> Iterator[None]:
+    """Let workers find the storage: their jobs are written to files, where a password must not be."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = url
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:
