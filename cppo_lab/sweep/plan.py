@@ -48,7 +48,7 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
         return _plan(declared, [only], only.runs)
     if not isinstance(declared, Study):
         raise UserError(
-            f"{declared.name} is a search, whose runs are drawn as it goes: cppo tune {declared.name}"
+            f"{declared.name} is a search, whose runs are drawn as it goes: use `cppo tune` for it"
         )
     parts = [_with_axes(load_sweep(name), declared) for name in declared.sweeps]
     names = [part.name for part in parts]

@@ -147,6 +147,12 @@ BROKEN = {
         change(parameters={"trust_region.kl_delta": {"low": 0.1, "high": 0.3}}),
         "search.parameters.trust_region.kl_delta at 0.3: the runs do not depend on 'trust_region.kl_delta'; remove it",
     ),
+    "the length of a run as a parameter": (
+        change(
+            parameters={"rule.w_min": {"low": 0.4, "high": 1.0}, "validation.samples": {"choices": [8, 16]}}
+        ),
+        "search.parameters.validation.samples at 16: trials would differ in training.t_stop or validation",
+    ),
     "the seed as a parameter": (
         change(parameters={"seed": {"low": 1, "high": 3}}),
         "search.parameters.seed: this key cannot be tuned",
@@ -227,7 +233,7 @@ def test_other_commands_say_what_a_search_is_for(workspace: Path, capsys: pytest
     for command in ("launch", "show"):
         assert main([command, "tune_cppo"]) == 2
         assert (
-            "tune_cppo is a search, whose runs are drawn as it goes: cppo tune tune_cppo"
+            "tune_cppo is a search, whose runs are drawn as it goes: use `cppo tune` for it"
             in capsys.readouterr().err
         )
     assert main(["tune", "quickstart"]) == 2

@@ -148,3 +148,38 @@ def test_24_trials_with_two_workers_that_are_killed(workspace: Path) -> None:
     assert content["best"] == [max(values, key=lambda number: (values[number], -number))]
     [artifact] = client.list_artifacts(parents[0].info.run_id)
     assert artifact.path == "search.json"
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path) -> None:
+    """Two workers of the local launcher, each in a process of its own."""
+    write_search(search_values(trials=2))
+    local = ["launcher=local", "launcher.workers=2", "training.collapse_share=0"]
+    search = tune(*local, "training.t_stop=4000", "--study", "long")
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and len(training_now(workspace / "runs")) < 2:
+        time.sleep(0.2)
+    pids = training_now(workspace / "runs")
+    assert len(pids) == 2, Path("terminals.log").read_text()
+    search.send_signal(signal.SIGINT)
+    assert search.wait(timeout=60) == 130
+    assert training_now(workspace / "runs") == []
+    assert "the same command continues" in Path("terminals.log").read_text()
+    found = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
+    assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
+    assert {run.info.status for run in mlflow_runs() if schema.TAG_TRIAL in run.data.tags} == {"KILLED"}
+    # The same trials go on, with their own points and records.
+    search = tune(*local, "training.t_stop=4000", "--study", "long")
+    while time.monotonic() < deadline + 60 and len(training_now(workspace / "runs")) < 2:
+        time.sleep(0.2)
+    again = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
+    assert [trial.params for trial in again] == [trial.params for trial in found]
+    search.send_signal(signal.SIGTERM)
+    assert search.wait(timeout=60) == 130
+    assert len([run for run in mlflow_runs() if schema.TAG_RUN_ID in run.data.tags]) == 2
+
+
+def training_now(runs: Path) -> list[int]:
+    """The processes that are training a run and have taken a step."""
+    statuses = [path for path in runs.glob("*/status.json") if is_held(path.parent)]
+    return [json.loads(path.read_text())["pid"] for path in statuses]

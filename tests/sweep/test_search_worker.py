@@ -313,3 +313,21 @@ def test_a_pruned_run_ends_in_order_and_can_be_continued(
     assert main([*long, "--study", "again"]) == 0
     assert trials("again")[0].state is TrialState.COMPLETE
     assert [run.info.status for run in recorded()[2]] == ["FINISHED"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [("tpe", "hyperband"), ("random", "hyperband"), ("nsga2", "median"), ("random", "none")],
+)
+def test_every_sampler_goes_with_every_pruner(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, pruner: str
+) -> None:
+    made_up(monkeypatch, constant)
+    write_search(search_values(trials=12, sampler={"name": sampler, "startup": 4}, pruner={"name": pruner}))
+    assert main(TUNE) == 0
+    found = trials()
+    assert len(found) == 12
+    ended = {trial.state for trial in found}
+    assert TrialState.COMPLETE in ended
+    assert ended <= {TrialState.COMPLETE, TrialState.PRUNED}
+    assert (TrialState.PRUNED in ended) == (pruner != "none")

@@ -148,15 +148,19 @@ def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[
     for key, one in space.items():
         seen = {base.run.run_id}
         for end in one.ends[1:]:
+            place = f"{where}: search.parameters.{key} at {end!r}"
             try:
-                run_id = _at(fixed, {**lows, key: end}, seed).run.run_id
+                run = _at(fixed, {**lows, key: end}, seed).run
             except UserError as error:
-                raise UserError(f"{where}: search.parameters.{key} at {end!r}: {error}") from None
-            if run_id in seen:
+                raise UserError(f"{place}: {error}") from None
+            if run.run_id in seen:
+                raise UserError(f"{place}: the runs do not depend on {key!r}; remove it")
+            seen.add(run.run_id)
+            if (run.training.t_stop, run.validation) != (base.run.training.t_stop, base.run.validation):
                 raise UserError(
-                    f"{where}: search.parameters.{key} at {end!r}: the runs do not depend on {key!r}; remove it"
+                    f"{place}: trials would differ in training.t_stop or validation, and their scores could not be "
+                    f"compared; remove {key!r}"
                 )
-            seen.add(run_id)
     try:
         _at(fixed, {key: one.ends[-1] for key, one in space.items()}, seed)
     except UserError as error:

@@ -46,8 +46,8 @@ class SearchStudy:
         """
         self.tuning, self.url = tuning, url
         self.folder = searches_folder(runs) / tuning.study
-        self.folder.mkdir(parents=True, exist_ok=True)
         storage = open_storage(url)
+        self.folder.mkdir(parents=True, exist_ok=True)
         with alone(url):
             self.study = optuna.create_study(
                 storage=storage,

@@ -15,7 +15,7 @@ from cppo_lab.sweep.search.progress import Watch, counted, table
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
 from cppo_lab.sweep.search.storage import VARIABLE
-from cppo_lab.sweep.search.study import REASON, SearchStudy, held_by_others
+from cppo_lab.sweep.search.study import OWNER, REASON, SearchStudy, held_by_others
 from cppo_lab.sweep.search.worker import Worker
 from cppo_lab.tracking.code_version import code_version
 
@@ -101,7 +101,7 @@ def _summary(tuning: Tuning, trials: list[FrozenTrial], folder: Path) -> str:
             lines.append(f"trial {trial.number} FAILED: {trial.user_attrs.get(REASON, '')}")
     others = held_by_others(trials, folder)
     if others:
-        owners = sorted({str(trial.user_attrs.get("owner")) for trial in others})
+        owners = sorted({str(trial.user_attrs.get(OWNER)) for trial in others})
         numbers = ", ".join(str(trial.number) for trial in others)
         lines.append(f"trials {numbers} are with workers of {', '.join(owners)}: continue them there")
     if not is_over(tuning, trials):
