@@ -42,31 +42,11 @@ def tune(options: argparse.Namespace) -> int:
 
 def plan_search(search: "Search", options: argparse.Namespace) -> int:
     """Print the space of a search, what is done of it, and what one trial costs."""
-    from cppo_lab.estimate import UNCERTAINTY, estimate
-    from cppo_lab.sweep.search.progress import counted
-    from cppo_lab.sweep.search.space import describe, resolve
+    from cppo_lab.sweep.search.outline import outline
+    from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
     from cppo_lab.sweep.search.study import find_trials
 
     tuning = resolve(search, options.overrides)
-    spec = search.search
-    print(f"{search.name}: {search.title}. {search.question}\n")
-    width = max(len(key) for key in tuning.space)
-    for key, one in tuning.space.items():
-        print(f"{key.ljust(width)}  {describe(one)}")
-    seeds = ", ".join(str(seed) for seed in tuning.seeds)
-    print(
-        f"\nmaximises {', '.join(spec.objectives)} on {tuning.model}, averaged over the seeds {seeds}; "
-        f"sampler {spec.sampler.name}, pruner {spec.pruner.name}"
-    )
-    print(f"study {tuning.study}: {counted(tuning, find_trials(tuning, storage_url()))}")
-    cost = estimate(tuning.base.run, tuning.base.layout)
-    hours = ""
-    if cost is not None:
-        each = cost.time.gpu_hours * len(tuning.seeds)
-        hours = (
-            f", about {each:.0f} GPU-hours of an H100 80 GB ({each * tuning.trials:.0f} for all trials without "
-            f"pruning), good to a factor of {UNCERTAINTY:g} either way"
-        )
-    print(f"one trial: {len(tuning.seeds)} x {tuning.t_stop} training steps{hours}")
+    print(outline(tuning, find_trials(tuning, storage_url())))
     return 0
