@@ -36,7 +36,8 @@ def tune(options: argparse.Namespace) -> int:
     print(result.text)
     print(f"\nStudy {tuning.study} in {redacted(url)}")
     print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
-    print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides])}")
+    study = ["--study", options.study] if options.study else []
+    print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")
     return 0 if result.over else 1
 
 
