@@ -25,8 +25,10 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise _explain(kind, fault, where, len(error.errors()) - 1) from None
+        faults = error.errors()
+        # A misspelt key is also a missing one: its own name says more.
+        fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+        raise _explain(kind, fault, where, len(faults) - 1) from None
 
 
 def parse_run(values: dict[str, Any], where: str) -> MiniRun | VerlRun:

@@ -36,6 +36,35 @@ class Attempt:
         """The run's own folder."""
         return self.runs / self.spec.run_id
 
+    @property
+    def name(self) -> str:
+        """What the launcher calls it."""
+        return self.spec.run_id
+
+    @property
+    def fresh_process(self) -> bool:
+        """Whether it needs a process that has loaded neither Ray nor verl.
+
+        Both read the environment when they are, and Ray keeps the first run's token: the next one could not log in.
+        """
+        return self.spec.core == "verl"
+
+    @property
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return self.layout.nodes if self.layout and self.spec.core == "verl" else 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes of each machine; the embedded core is content with a CPU."""
+        if self.layout is None or self.spec.core != "verl" or self.layout.device != "cuda":
+            return 0
+        return self.layout.devices_per_node
+
+    def run(self) -> None:
+        """Train the run, in this process."""
+        execute(self)
+
 
 LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
 

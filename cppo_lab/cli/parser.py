@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import __version__
-from cppo_lab.cli import environment, reporting, theory, training
+from cppo_lab.cli import environment, reporting, searching, theory, training
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -40,6 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_training(commands)
+    _add_searching(commands)
     _add_reporting(commands)
     _add_theory(commands)
     _add_data(commands)
@@ -73,6 +74,20 @@ def _add_training(commands: "Commands") -> None:
         "--verl", action="store_true", help="with verl's own complete configuration of each run"
     )
     _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+
+
+def _add_searching(commands: "Commands") -> None:
+    tune = _add_sweep(
+        commands, "tune", searching.tune, "search for the best constants (Optuna); the same command goes on"
+    )
+    tune.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where the study is: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, or "
+        "sqlite:///optuna.db in the working folder)",
+    )
+    tune.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
+    tune.add_argument("--trials", type=int, metavar="N", help="trials in all, in place of the file's number")
 
 
 def _add_reporting(commands: "Commands") -> None:

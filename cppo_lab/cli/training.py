@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cppo_lab.sweep.compose import Composed
     from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.plan import Plan
 
@@ -30,9 +33,15 @@ def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
     from collections import Counter
 
+    from cppo_lab.cli.searching import plan_search
+    from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.launch import plan_states
+    from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.table import cost_summary, table
 
+    declared = load_sweep(options.sweep)
+    if isinstance(declared, Search):
+        return plan_search(declared, options)
     found, uri = planned(options)
     states = plan_states(found, uri)
     print(f"{found.name}: {found.title}. {found.question}\n")
@@ -79,18 +88,32 @@ def _require_machine(found: "Plan", uri: str) -> None:
 
     Raises UserError naming everything that is missing.
     """
-    if found.core != "verl":
-        return
-    from cppo_lab.doctor import MISSING, examine
     from cppo_lab.sweep.compose import Composed
-    from cppo_lab.sweep.launch import RUNS
 
     kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
+    require_machine(
+        [
+            Composed(
+                run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
+            )
+            for run in kinds.values()
+        ],
+        uri,
+    )
+
+
+def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
+    """See that what these kinds of runs need is here, if they are of the verl core.
+
+    Raises UserError naming everything that is missing.
+    """
+    if kinds[0].run.core != "verl":
+        return
+    from cppo_lab.doctor import MISSING, examine
+    from cppo_lab.sweep.launch import RUNS
+
     missing = []
-    for run in kinds.values():
-        composed = Composed(
-            run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
-        )
+    for composed in kinds:
         checks = examine(composed, uri, RUNS.resolve(), interfaces=False)
         missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
     if missing:

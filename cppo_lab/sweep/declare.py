@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
@@ -14,6 +14,9 @@ from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.base import Positive
 from cppo_lab.spec.resources import Features, Hours, Word
 from cppo_lab.sweep.source import mapping, read_text
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
 
 Scalar = str | int | float | bool | None
 ANY_CORE = "any"
@@ -135,7 +138,6 @@ class Declared(Spec):
     title: str
     question: str
     feeds: tuple[Feed, ...] = ()  # tables and figures of the paper
-    axes: Axes = Field(default_factory=dict)
     _source: str = PrivateAttr("")
 
     @property
@@ -154,6 +156,7 @@ class Sweep(Declared):
     """
 
     models: Models
+    axes: Axes = Field(default_factory=dict)
     variants: Annotated[dict[VariantName, dict[str, VariantValue]], Field(min_length=1)] = Field(
         default_factory=_one_unnamed
     )
@@ -196,6 +199,7 @@ class Study(Declared):
     """
 
     sweeps: Annotated[tuple[str, ...], Field(min_length=1)]
+    axes: Axes = Field(default_factory=dict)
 
 
 # A file that has the key is of the kind; any other is a Sweep.
@@ -212,8 +216,8 @@ def is_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
-def load_sweep(name: str) -> Sweep | Study:
-    """The sweep or study called `name`, or the one in the file `name` if that is a path to a YAML file.
+def load_sweep(name: str) -> "Sweep | Study | Search":
+    """The sweep, study or search called `name`, or the one in the file `name` if that is a path to a YAML file.
 
     Raises UserError for an unknown name, an unreadable file, or a key or value that does not belong there.
     """
@@ -231,10 +235,19 @@ def load_sweep(name: str) -> Sweep | Study:
     else:
         raise unknown("sweep", name, shipped_sweeps())
     values = {"name": stem, **mapping(text, name)}
-    kind = next((kind for key, kind in KINDS.items() if key in values), Sweep)
-    found: Sweep | Study = parse(kind, values, f"sweep {name}")
+    kind = _kind(values)
+    found = parse(kind, values, f"sweep {name}")
     if isinstance(found, Study) and folder is not None:
         parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
         found = found.model_copy(update={"sweeps": parts})
     found._source = name
     return found
+
+
+def _kind(values: Mapping[str, Any]) -> "type[Sweep] | type[Study] | type[Search]":
+    """What a file declares, by the key that only its kind has."""
+    if "search" in values:
+        from cppo_lab.sweep.search.declare import Search
+
+        return Search
+    return Study if "sweeps" in values else Sweep

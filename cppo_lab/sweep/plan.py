@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
@@ -17,6 +18,9 @@ from cppo_lab.sweep.enumerate import (
     refuse,
 )
 from cppo_lab.sweep.narrow import check_keys
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Plan:
         return sum(len(run.variants) for run in self.runs)
 
 
-def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
+def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
     `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
@@ -62,6 +66,10 @@ def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
                 f"sweep {declared.source}: exclude leaves out every run{_chosen(overrides)}: remove an entry of it"
             )
         return _plan(declared, [only], only.runs)
+    if not isinstance(declared, Study):
+        raise UserError(
+            f"{declared.name} is a search, whose runs are drawn as it goes: use `cppo tune` for it"
+        )
     parts = [_part(declared, i, core) for i in range(len(declared.sweeps))]
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
@@ -112,8 +120,9 @@ def _part(study: Study, index: int, core: str) -> Sweep:
         part = load_sweep(study.sweeps[index])
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if isinstance(part, Study):
-        raise UserError(f"{where}: {part.name} is a study itself; name its sweeps")
+    if not isinstance(part, Sweep):
+        kind = "a study itself" if isinstance(part, Study) else "a search"
+        raise UserError(f"{where}: {part.name} is {kind}; name sweeps")
     check_keys(part)
     check_conditions(part, core)
     return part.with_axes(study)

@@ -20,7 +20,7 @@ def test_quickstart_enumerates_three_rules_by_two_seeds() -> None:
     assert len({run.run_id for run in plan.runs}) == 6
 
 
-@pytest.mark.parametrize("name", shipped_sweeps())
+@pytest.mark.parametrize("name", [name for name in shipped_sweeps() if not name.startswith("tune_")])
 def test_every_shipped_sweep_composes(name: str) -> None:
     assert make_plan(load_sweep(name)).runs
 
