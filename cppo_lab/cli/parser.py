@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cppo_lab import __version__
+from cppo_lab import __version__, schema
 from cppo_lab.cli import environment, reporting, theory, training
 
 if TYPE_CHECKING:
@@ -59,12 +59,18 @@ def _add_sweep(
 
 
 def _add_training(commands: "Commands") -> None:
-    _add_sweep(
+    plan = _add_sweep(
         commands,
         "plan",
         training.plan,
-        "list the runs of a sweep, their ids, what is done, and what they cost where GPUs are needed",
+        "list the runs of a sweep, their ids, what is done, and what they cost",
     )
+    plan.add_argument(
+        "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
+    )
+    form = plan.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as one JSON object")
+    form.add_argument("--csv", action="store_true", help="as CSV, one line per run")
     show = _add_sweep(
         commands, "show", training.show, "print the resolved configuration of the runs of a sweep"
     )
@@ -72,7 +78,12 @@ def _add_training(commands: "Commands") -> None:
     show.add_argument(
         "--verl", action="store_true", help="with verl's own complete configuration of each run"
     )
-    _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+    launch = _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+    launch.add_argument(
+        "--replace",
+        action="store_true",
+        help="train again what other code has finished; each old result goes once its new one is there",
+    )
 
 
 def _add_reporting(commands: "Commands") -> None:

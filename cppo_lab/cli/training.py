@@ -28,20 +28,36 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
-    from collections import Counter
-
+    from cppo_lab.sweep import listing
+    from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import plan_states
     from cppo_lab.sweep.table import cost_summary, table
 
+    only = listing.parse_states(options.state) if options.state else frozenset[str]()
     found, uri = planned(options)
-    states = plan_states(found, uri)
-    print(f"{found.name}: {found.title}. {found.question}\n")
-    print(table(found.runs, states))
-    counts = Counter(state.state for state in states.values())
-    print(f"\n{len(found.runs)} runs: " + ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
-    if cost := cost_summary(found.runs):
-        print(cost)
+    states, costs = plan_states(found, uri), past_costs(found.runs, uri)
+    rows = listing.make_listing(found, states, costs, only)
+    if options.json:
+        print(listing.to_json(rows))
+    elif options.csv:
+        print(listing.to_csv(rows), end="")
+    else:
+        shown = {row.run_id for row in rows.rows}
+        print(f"{found.name}: {found.title}. {found.question}\n")
+        print(table([run for run in found.runs if run.run_id in shown], states, costs, _terminal_width()))
+        print("\n" + listing.totals_line(rows))
+        if only:
+            print(listing.shown_line(rows, sorted(only)))
+        if cost := cost_summary(found.runs, costs, rows.costs):
+            print(cost)
     return 0
+
+
+def _terminal_width() -> int | None:
+    """Columns of the terminal; None where standard output is none: what reads it wants whole lines."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def show(options: argparse.Namespace) -> int:
@@ -103,6 +119,7 @@ def launch(options: argparse.Namespace) -> int:
     from collections import Counter
 
     from cppo_lab import schema
+    from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
     from cppo_lab.tracking.client import where_to_look
@@ -111,8 +128,12 @@ def launch(options: argparse.Namespace) -> int:
     _require_machine(found, uri)
     # An orderly end on SIGTERM as on Ctrl-C: the runs are ended and recorded.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    states = launch(found, uri)
-    print(table(found.runs, states))
+    done = launch(found, uri, options.replace)
+    states = done.states
+    print(table(found.runs, states, past_costs(found.runs, uri), _terminal_width()))
+    for run_id, old in done.replaced.items():
+        for mlflow_id in old:
+            print(f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}")
     print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
     counts = Counter(state.state for state in states.values() if state.state not in schema.FINISHED)
     if counts:
