@@ -1,4 +1,4 @@
-"""`cppo plan`, `cppo show`, `cppo launch`."""
+"""`cppo plan`, `cppo show`, `cppo diff`, `cppo launch`."""
 
 import argparse
 import sys
@@ -8,6 +8,7 @@ from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.enumerate import PlannedRun
+    from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.plan import Plan
 
 
@@ -61,9 +62,12 @@ def _terminal_width() -> int | None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the resolved configuration of the runs of a sweep, as YAML."""
+    """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
     from cppo_lab.sweep.describe import describe, to_yaml
+    from cppo_lab.sweep.find import is_run_id
 
+    if is_run_id(options.sweep):
+        return _show_run(options)
     found = _plan_of(options)
     if options.verl and found.core != "verl":
         raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add core=verl")
@@ -80,6 +84,36 @@ def show(options: argparse.Namespace) -> int:
         documents.append(to_yaml(run, sections))
     print("---\n".join(documents), end="")
     return 0
+
+
+def _show_run(options: argparse.Namespace) -> int:
+    """`cppo show RUN`."""
+    from cppo_lab.sweep.describe import describe_found
+
+    if options.overrides or options.run or options.verl:
+        raise UserError(
+            f"{options.sweep!r} is a run's id, and takes neither overrides nor --run nor --verl: name its sweep "
+            f"instead: cppo show SWEEP --run {options.sweep}"
+        )
+    print(describe_found(_find(options.sweep, options)), end="")
+    return 0
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Print what two runs differ in."""
+    from cppo_lab.sweep import difference
+
+    left, right = _find(options.left, options), _find(options.right, options)
+    print((difference.to_json if options.json else difference.to_text)(left, right))
+    return 0
+
+
+def _find(beginning: str, options: argparse.Namespace) -> "Found":
+    from cppo_lab import store
+    from cppo_lab.sweep.find import find_run
+    from cppo_lab.sweep.launch import RUNS
+
+    return find_run(beginning, store.tracking_uri(), RUNS.resolve(), options.within)
 
 
 def _verl_settings(run: "PlannedRun", found: "Plan") -> object:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 import yaml
@@ -20,8 +19,7 @@ from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.parse import parse, parse_run
 from cppo_lab.spec import LayoutSpec, MiniRun, PathsSpec, RunSpec, Spec, TaskData, VerlRun
-
-CONF = resources.files("cppo_lab") / "conf"
+from cppo_lab.sweep.groups import CONF, groups
 
 
 class TrackingSpec(Spec):
@@ -152,17 +150,6 @@ def _declared_constants(name: str, section: str = "") -> dict[str, bool]:
     rule = resolve([f"rule={name}"])["rule"]
     values = rule.get(section) or {} if section else rule
     return {key: value is not None for key, value in values.items() if key not in ("name", "options")}
-
-
-def groups() -> dict[str, list[str]]:
-    """Configuration groups and their options."""
-    return {
-        folder.name: sorted(
-            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
-        )
-        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
-        if folder.is_dir()
-    }
 
 
 @cache
