@@ -72,13 +72,14 @@ def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -
 
 def _recorded(beginning: str, uri: str, runs: Path) -> dict[str, Found]:
     found = {}
-    for core in schema.CORES:
-        for run_id, config in stored_configs(uri, core, beginning).items():
-            found[run_id] = Found(run_id, f"the tracking store, core={core}", config)
     for folder in runs.glob(f"{beginning}*"):
         own = read_config(folder / CONFIG)
         if own is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
             found[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", own)
+    if beginning not in found:
+        for core in schema.CORES:
+            for run_id, config in stored_configs(uri, core, beginning, without=found).items():
+                found[run_id] = Found(run_id, f"the tracking store, core={core}", config)
     return found
 
 

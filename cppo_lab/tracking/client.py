@@ -25,6 +25,8 @@ PAGE = 1000  # runs per request
 # A server that is away must cost training seconds, not the minutes of MLflow's default; points wait and are sent later.
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
+QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -50,7 +52,7 @@ def open_client(uri: str) -> MlflowClient:
     """
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name, value in SERVER_PATIENCE.items():
+    for name, value in (SERVER_PATIENCE | QUIET).items():
         os.environ.setdefault(name, value)
     try:
         with _alone(uri):

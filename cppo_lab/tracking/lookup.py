@@ -3,7 +3,7 @@
 import ast
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ CONFIG = "config.json"  # artifact of every run, and file of its folder
 LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
 
 
-def stored_configs(uri: str, core: str, beginning: str) -> dict[str, dict[str, Any]]:
+def stored_configs(
+    uri: str, core: str, beginning: str, without: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
     """The configurations of all runs of `core` whose id begins with `beginning` (hexadecimal digits), by id.
 
-    A store that does not exist has none.
+    Those that are among `without` are known already. A store that does not exist has none.
     """
     database = store.sqlite_file(uri)
     if database is not None and not database.is_file():
@@ -31,7 +33,7 @@ def stored_configs(uri: str, core: str, beginning: str) -> dict[str, dict[str, A
     condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '{beginning}%'"
     for run in newest_runs(client, schema.experiment_name(core), condition):
         run_id = run.data.tags[schema.TAG_RUN_ID]
-        if run_id not in found:
+        if run_id not in found and run_id not in without:
             found[run_id] = _config(client, run)
     return found
 
