@@ -33,7 +33,12 @@ RUN_COLUMNS = (
     "end",
 )
 METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
-_FROM_MLFLOW = {"FINISHED": schema.DONE, "RUNNING": schema.RUNNING, "SCHEDULED": schema.RUNNING}
+_FROM_MLFLOW = {
+    "FINISHED": schema.DONE,
+    "RUNNING": schema.RUNNING,
+    "SCHEDULED": schema.RUNNING,
+    "KILLED": schema.PARTIAL,
+}
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ print(json.dumps({"runs": len(plan.runs), "seconds": seconds, "peak": peak}))
 TASK = """
 import sys
 import hydra
-from cppo_lab.sweep.compose import CONF
+from cppo_lab.sweep.groups import CONF
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def nothing(config):

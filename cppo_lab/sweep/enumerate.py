@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
-from cppo_lab.sweep.compose import Composed, compose, groups, parsed
+from cppo_lab.sweep.compose import Composed, compose, parsed
 from cppo_lab.sweep.conditions import (
     Place,
     check_names,
@@ -18,21 +18,12 @@ from cppo_lab.sweep.conditions import (
 )
 from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.faults import Setting, located
-from cppo_lab.sweep.fitting import Fit, Fitting, refuse
+from cppo_lab.sweep.fitting import Fit, Fitting
+from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.labels import label, short_names
-from cppo_lab.sweep.narrow import DEFAULT_CORE, Grid, core_of, narrow, whole
-from cppo_lab.sweep.overrides import override, quote
+from cppo_lab.sweep.narrow import Grid, narrow, whole
+from cppo_lab.sweep.overrides import override
 
-__all__ = [
-    "DEFAULT_CORE",
-    "Enumerated",
-    "PlannedRun",
-    "check_conditions",
-    "core_of",
-    "enumerate_runs",
-    "quote",
-    "refuse",
-]
 MAX_RUNS = 1_000_000
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.compose import groups, groups_set_by, listed, parsed, resolve
+from cppo_lab.sweep.compose import groups_set_by, listed, parsed, resolve
 from cppo_lab.sweep.declare import Scalar, Sweep
+from cppo_lab.sweep.groups import groups
 
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 LAUNCHING = ("launcher", "tracking", "paths")

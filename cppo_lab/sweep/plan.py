@@ -9,15 +9,9 @@ from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
-from cppo_lab.sweep.enumerate import (
-    Enumerated,
-    PlannedRun,
-    check_conditions,
-    core_of,
-    enumerate_runs,
-    refuse,
-)
-from cppo_lab.sweep.narrow import check_keys
+from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, check_conditions, enumerate_runs
+from cppo_lab.sweep.fitting import refuse
+from cppo_lab.sweep.narrow import check_keys, core_of
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search.declare import Search

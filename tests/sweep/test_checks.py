@@ -9,8 +9,9 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch import local
 from cppo_lab.run import Attempt
 from cppo_lab.spec import TaskData, VerlRun
-from cppo_lab.sweep.compose import compose, groups
+from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.compose.checks import ROLLOUT, check_placement
+from cppo_lab.sweep.groups import groups
 
 DENSE = ["core=verl", "model=qwen3_8b_base"]
 

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from cppo_lab.errors import UserError
 from cppo_lab.spec import fingerprint
-from cppo_lab.sweep.compose import compose, groups
+from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.compose.settings import base
 from cppo_lab.sweep.compose.settings import settings as fast
 from cppo_lab.sweep.compose.through_hydra import composed as through_hydra
 from cppo_lab.sweep.compose.through_hydra import dotted, listed, parsed
+from cppo_lab.sweep.groups import groups
 
 BASES = [
     [],

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from typing import Any, Literal
 
 import yaml
@@ -19,8 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cppo_lab.errors import UserError, unknown
+from cppo_lab.sweep.groups import CONF, groups
 
-CONF = resources.files("cppo_lab") / "conf"
 MAX_LISTED = 100_000
 
 
@@ -119,17 +118,6 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
 
 
 @cache
-def groups() -> dict[str, list[str]]:
-    """Configuration groups and their options."""
-    return {
-        folder.name: sorted(
-            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
-        )
-        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
-        if folder.is_dir()
-    }
-
-
 @cache
 def groups_set_by(rule: str) -> tuple[str, ...]:
     """The other groups of which the file of `rule` in conf/rule chooses the option."""
