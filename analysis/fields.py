@@ -31,7 +31,10 @@ class Fields:
         """The fields of a file's text."""
         try:
             values = json.loads(content)
-        except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
+        except (
+            ValueError,
+            RecursionError,
+        ) as error:  # ValueError: also a number of more digits than Python reads
             raise UserError(f"{what} is no JSON ({error}): {remedy}") from None
         return cls(values, what, remedy)
 
