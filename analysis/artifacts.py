@@ -4,6 +4,7 @@ state of a search: its text alone (`search` has its meaning).
 """
 
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -139,6 +140,7 @@ def _content(client: MlflowClient, mlflow_id: str, folder: str, path: str, large
         return None
     # Asked of the store first, so that a file that is far too large is not brought here at all.
     _small_enough(entry.file_size or 0, largest, f"{path} of MLflow run {mlflow_id}")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for some kilobytes
     with tempfile.TemporaryDirectory(prefix="cppo-") as target:
         local = Path(client.download_artifacts(mlflow_id, path, target))
         _small_enough(local.stat().st_size, largest, f"{path} of MLflow run {mlflow_id}")

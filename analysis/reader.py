@@ -17,7 +17,6 @@ from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 
 PAGE = 1000
-_PARENT = "mlflow.parentRunId"  # MLflow's own: the run that a run belongs to
 RUN_COLUMNS = (
     "mlflow_id",
     "run_id",
@@ -102,7 +101,11 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
         everything = list(_all_runs(client, _experiment_id(client, experiment, uri)))
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
-    whole = [run for run in everything if schema.TAG_SEARCH in run.data.tags and _PARENT not in run.data.tags]
+    whole = [
+        run
+        for run in everything
+        if schema.TAG_SEARCH in run.data.tags and schema.TAG_PARENT not in run.data.tags
+    ]
     whole.sort(key=lambda run: (run.info.start_time or 0, run.info.run_id), reverse=True)
     studies: dict[str, tuple[str, ...]] = {}
     for run in whole:

@@ -8,8 +8,7 @@ per trial nothing in the search tells noise from difference.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import pandas as pd
+from itertools import accumulate
 
 from cppo_lab import schema
 from cppo_lab.analysis.reader import SweepData, read_runs
@@ -70,7 +69,7 @@ def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]
             of_trial = [curves[run_id] for run_id in trial.run_ids if run_id in curves]
             if len(of_trial) < len(result.seeds):
                 continue
-            seeds = tuple(objective_value(objective, curve, result.t_stop) for curve in of_trial)
+            seeds = tuple(objective_value(objective, curve) for curve in of_trial)
             values[trial.number] = seeds
             if abs(math.fsum(seeds) / len(seeds) - value_of(trial, index)) > AGREE:
                 differ.append(trial.number)
@@ -78,34 +77,44 @@ def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]
     return tuple(found)
 
 
-def mean_curves(data: SweepData, t_stop: int) -> dict[str, pd.Series]:
-    """Run id -> score by step inside [0, t_stop]: the mean over the benchmarks, as it was logged."""
+def mean_curves(data: SweepData, t_stop: int) -> dict[str, tuple[float, ...]]:
+    """Run id -> its mean scores over the benchmarks, one for each validation up to `t_stop`, in order. Those that a
+    run which collapsed did not come to count as its last score.
+    """
     curves = {}
     for run in data.runs.itertuples():
         rows = data.metrics[data.metrics["mlflow_id"] == run.mlflow_id].dropna(subset="value")
-        rows = rows[rows["step"] <= t_stop]
+        rows = rows[rows["step"] <= t_stop].sort_values("step")
         if not rows.empty:
-            curves[str(run.run_id)] = rows.set_index("step")["value"].sort_index()
+            steps = [int(step) for step in rows["step"]]
+            scores = [float(value) for value in rows["value"]]
+            every = _spacing(data.params.get(str(run.mlflow_id), {}), steps)
+            curves[str(run.run_id)] = (*scores, *[scores[-1]] * ((t_stop - steps[-1]) // every))
     return curves
 
 
-def objective_value(objective: str, curve: pd.Series, t_stop: int) -> float:
-    """One of `search.OBJECTIVES` of the validation curve of one training run, which has at least one.
+def _spacing(params: Mapping[str, str], steps: Sequence[int]) -> int:
+    """Steps from one validation to the next: as configured, else as between the last two."""
+    configured = params.get("validation.every", "")
+    if configured.isdecimal() and int(configured) > 0:
+        return int(configured)
+    return steps[-1] - steps[-2] if len(steps) > 1 else max(1, steps[-1])
 
-    final_score: mean of the last three validations, those that a collapsed run did not come to counting as its last
-    score. best_score: the highest. mean_score: mean over validations. stability: 1 minus the largest fall below
-    the best so far. Raises ValueError for another objective.
+
+def objective_value(objective: str, scores: Sequence[float]) -> float:
+    """One of `search.OBJECTIVES` of the scores of one training run, which has at least one.
+
+    final_score: mean of the last three. best_score: the highest. mean_score: mean of all. stability: 1 minus the
+    largest fall below the best so far. Raises ValueError for another objective.
     """
-    scores = [float(value) for value in curve]
+    if objective == "final_score":
+        return math.fsum(scores[-LAST:]) / len(scores[-LAST:])
     if objective == "best_score":
         return max(scores)
     if objective == "mean_score":
         return math.fsum(scores) / len(scores)
     if objective == "stability":
-        return 1.0 - float((curve.cummax() - curve).max())
-    if objective == "final_score":
-        last = (scores + [scores[-1]] * _missing(curve, t_stop))[-LAST:]
-        return math.fsum(last) / len(last)
+        return 1.0 - max(high - score for high, score in zip(accumulate(scores, max), scores, strict=True))
     raise ValueError(f"no objective: {objective!r}")
 
 
@@ -124,14 +133,6 @@ def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> Separation 
     best = value_of(ranked[0], 0)
     close = tuple(trial for trial in ranked[1:] if best - value_of(trial, 0) <= FAR * error)
     return Separation(scatter, len(spreads), error, best - value_of(ranked[1], 0), close)
-
-
-def _missing(curve: pd.Series, t_stop: int) -> int:
-    """How many validations lie between the last one and `t_stop`, at the spacing of the last two."""
-    steps = [int(step) for step in curve.index]
-    if len(steps) < 2:
-        return LAST if steps[-1] < t_stop else 0
-    return (t_stop - steps[-1]) // (steps[-1] - steps[-2])
 
 
 def _std(values: Sequence[float]) -> float:

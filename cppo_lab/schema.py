@@ -88,9 +88,11 @@ TAG_STATUS = "cppo.status"
 TAG_REASON = "cppo.reason"  # one line on why a run failed or collapsed
 TAG_CODE_VERSION = "cppo.code_version"
 TAG_FOLDER = "cppo.folder"  # host:path of the run's folder, whose lock tells whether the run lives
+TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
-TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
+TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
+TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a trial belongs to its search, a training run to its trial
 
 # Values of TAG_STATUS.
 RUNNING = "running"

@@ -82,11 +82,11 @@ def draw_history(info: HistoryInfo, ax: Axes) -> None:
 
 @dataclass(frozen=True)
 class TrialLine:
-    """The running score of one trial: (step, percent)."""
+    """The running score of one trial: (step, percent), a piece for each seed."""
 
     number: int
     state: str
-    points: tuple[tuple[int, float], ...]
+    pieces: tuple[tuple[tuple[int, float], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def curves_info(result: SearchResult) -> TrialCurvesInfo:
     """The running scores of the trials."""
     ranked = ranking(result)
     lines = [
-        TrialLine(trial.number, trial.state, tuple((step, 100 * score) for step, score in trial.curve))
+        TrialLine(trial.number, trial.state, _pieces(trial.curve, result.t_stop))
         for trial in result.trials
         if trial.curve
     ]
@@ -113,25 +113,34 @@ def curves_info(result: SearchResult) -> TrialCurvesInfo:
     return TrialCurvesInfo(tuple(lines), best, result.seeds, result.t_stop)
 
 
+def _pieces(curve: tuple[tuple[int, float], ...], t_stop: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Cut where a seed begins: the mean starts again at what the untrained model scores."""
+    pieces: dict[int, list[tuple[int, float]]] = {}
+    for step, score in curve:
+        seed = max(0, step - 1) // t_stop if t_stop else 0
+        pieces.setdefault(seed, []).append((step, 100 * score))
+    return tuple(tuple(piece) for piece in pieces.values())
+
+
 def draw_curves(info: TrialCurvesInfo, ax: Axes) -> None:
     """A line for each trial; those that ended early end in a mark; the best lies on top."""
     named: set[str] = set()
-    for line in info.lines:
-        if line.number == info.best:
-            continue
-        steps, scores = zip(*line.points, strict=True)
-        colour = STATE_COLOURS[line.state]
-        label = None if line.state in named else NAMED[line.state]
-        named.add(line.state)
+    for line in sorted(info.lines, key=lambda one: one.number == info.best):
+        best = line.number == info.best
+        colour = BEST if best else STATE_COLOURS[line.state]
+        label = f"best: trial {line.number}" if best else NAMED[line.state]
         style = "--" if line.state == RUNNING else "-"
-        ax.plot(steps, scores, style, color=colour, linewidth=0.9, alpha=0.8, label=label)
-        if line.state in MARKS:
-            ax.plot(steps[-1], scores[-1], MARKS[line.state], color=colour, markersize=5, zorder=4)
-    for line in info.lines:
-        if line.number == info.best:
+        for piece in line.pieces:
             ax.plot(
-                *zip(*line.points, strict=True), color=BEST, linewidth=2, label=f"best: trial {line.number}"
+                *zip(*piece, strict=True),
+                f".{style}" if len(piece) == 1 else style,
+                color=colour,
+                linewidth=2 if best else 0.9,
+                label=None if label in named else label,
             )
+            named.add(label)
+        if line.state in MARKS:
+            ax.plot(*line.pieces[-1][-1], MARKS[line.state], color=colour, markersize=5, zorder=4)
     for place, seed in enumerate(info.seeds if len(info.seeds) > 1 else ()):
         ax.axvline(place * info.t_stop, color="#999999", linewidth=0.7, linestyle=":")
         ax.annotate(

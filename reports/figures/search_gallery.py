@@ -67,11 +67,12 @@ def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[S
         if pair and pair.surface
         else ""
     )
+    others = "Trials differ in their other parameters as well." if len(result.parameters) > 2 else ""
     sensitivity = search_figure(
         result,
         "sensitivity",
         "Sensitivity to the two most important parameters",
-        f"{surface}Trials differ in their other parameters as well.",
+        f"{surface}{others}".strip() or "Each dot is a complete trial.",
         () if pair is None else (Panel(f"{pair.x.label}, {pair.y.label}", partial(draw_sensitivity, pair)),),
         nothing or ("" if pair else "the search has one parameter: see its slice"),
     )
