@@ -17,6 +17,7 @@ from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.search_page import render_search, search_page
 from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
+from cppo_lab.reports.search_text import tune_command
 from cppo_lab.reports.text_tables import text_csv, text_latex, text_markdown
 
 
@@ -24,7 +25,8 @@ from cppo_lab.reports.text_tables import text_csv, text_latex, text_markdown
 class SearchRequest:
     """What to report: `study` in `experiment` of the store at `uri`, into folder `out`.
 
-    `command` is what rebuilds the report. `shipped`: the settings that come with the configuration, by key; those
+    `command` is what rebuilds the report, `tune` what continues the search (by default, what its file suggests).
+    `shipped`: the settings that come with the configuration, by key; those
     that the search tunes are marked in figures and tables.
     """
 
@@ -33,6 +35,7 @@ class SearchRequest:
     study: str
     out: Path
     command: str = ""
+    tune: str = ""
     shipped: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -70,7 +73,7 @@ def _files(request: SearchRequest, result: SearchResult, seeds: tuple[SeedValues
     drawn: dict[str, bytes] = {}
     for figure in figures:
         drawn |= _draw(figure, command)
-    about = (request.experiment, command)
+    about = (request.experiment, command, request.tune or tune_command(result))
     page = search_page(result, seeds, (space, trials), figures, about, sorted([*texts, *drawn]))
     texts["index.html"] = render_search(page)
     texts[MARKER] = f"report {result.study}; {origin(result.core)}\n"

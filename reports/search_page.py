@@ -10,7 +10,7 @@ from cppo_lab.reports.figures.search_panels import SearchFigure, inline_panels
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.page import render_template
 from cppo_lab.reports.search_tables import TrialTable
-from cppo_lab.reports.search_text import certainty, finding, launch_commands, states_text, tune_command
+from cppo_lab.reports.search_text import certainty, finding, launch_commands, states_text
 from cppo_lab.reports.text_tables import TextTable
 
 
@@ -55,10 +55,11 @@ def search_page(
     seeds: Sequence[SeedValues],
     tables: tuple[TextTable, TrialTable],
     figures: Sequence[SearchFigure],
-    about: tuple[str, str],
+    about: tuple[str, str, str],
     files: Sequence[str],
 ) -> SearchPage:
-    """Puts the page together; `tables` are the space and the trials, `about` is (experiment, command)."""
+    """Puts the page together; `tables` are the space and the trials, `about` is (experiment, command of the
+    report, command that continues the search)."""
     return SearchPage(
         study=result.study,
         title=result.title,
@@ -81,7 +82,7 @@ def search_page(
             if trial.state == FAILED
         ),
         launches=launch_commands(result),
-        tune=tune_command(result),
+        tune=about[2],
         trial_count=len(result.trials),
         files=tuple(files),
     )

@@ -169,7 +169,7 @@ def draw_sensitivity(info: SensitivityInfo, ax: Axes) -> None:
     if info.best is not None:
         x_best, y_best, number = info.best
         ax.scatter(
-            x_best, y_best, 190, BEST, "*", edgecolors="white", zorder=5, label=f"best: trial {number}"
+            x_best, y_best, 190, BEST, marker="*", edgecolors="white", zorder=5, label=f"best: trial {number}"
         )
     if info.shipped is not None:
         ax.plot(
