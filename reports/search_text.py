@@ -55,7 +55,12 @@ def finding(result: SearchResult) -> tuple[str, ...]:
     if len(result.objectives) == 1:
         best = ranked[0]
         ties = [trial.number for trial in ranked[1:] if trial.values == best.values]
-        same = f" {_trials(ties)} came to the same value." if ties else ""
+        if len(ties) == len(ranked) - 1 and ties:
+            return (
+                f"All {len(ranked)} complete trials came to the same value, {values_text(result, best)}: this search "
+                "found no difference between settings.",
+            )
+        same = f" {_trials(ties).capitalize()} came to the same value." if ties else ""
         text = f"{settings_text(best)}: {values_text(result, best)}"
         return (f"The best of {total} is trial {best.number}: {text}.{same}",)
     front = front_of(result)
@@ -76,9 +81,9 @@ def finding(result: SearchResult) -> tuple[str, ...]:
 def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, ...]:
     """What limits the finding: selection, noise, and how the trials near the best did."""
     ranked = ranking(result)
-    if not ranked:
-        return ()
     complete = len(ranked)
+    if not ranked or (complete > 1 and len({trial.values for trial in ranked}) == 1):
+        return ()
     sentences = []
     if complete > 1:
         what = "Their values are" if len(result.objectives) > 1 else "Its value is"
@@ -108,8 +113,8 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     for found in seeds:
         if found.differ:
             sentences.append(
-                f"{_trials(found.differ)}: the {objective_name(found.objective)} in the search's file is not that of "
-                "the validation curves of its training runs."
+                f"{_trials(found.differ).capitalize()}: the {objective_name(found.objective)} in the search's file is "
+                "not that of the validation curves of its training runs."
             )
     unknown = len(complete_trials(result)) - (len(seeds[0].values) if seeds else 0)
     if unknown:

@@ -50,8 +50,8 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         result,
         "importances",
         "Importance of the parameters",
-        "Share of the variation of the values that each parameter accounts for, estimated by Optuna from the complete "
-        "trials. With few trials this is rough.",
+        "How much each parameter matters, as Optuna estimates it from the complete trials. With few trials this is "
+        "rough.",
         () if found is None else (Panel("importance", partial(draw_importances, found)),),
         "" if found is not None else "too few complete trials to tell",
     )

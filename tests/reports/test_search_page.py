@@ -17,7 +17,8 @@ import pytest
 
 from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.search import SearchResult, Value
-from cppo_lab.analysis.search_file import parse_search
+from cppo_lab.analysis.search_file import parse_search, read_search
+from cppo_lab.analysis.search_noise import read_seed_values
 from cppo_lab.errors import UserError
 from cppo_lab.reports import search
 from cppo_lab.reports.figures import search_course as course
@@ -325,15 +326,39 @@ def test_pareto_info() -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_words_on_ties_and_edges(made: SearchRequest) -> None:
     content = made_search(trials=3, seeds=(4,))
-    for trial in content["trials"]:
-        trial["values"] = [0.5]
+    for trial, value in zip(content["trials"], (0.5, 0.4, 0.5), strict=True):
+        trial["values"] = [value]
     content["trials"][0]["params"] = {"rule.delta_b": 0.05, "rule.w_min": 0.7}
     content["best"] = [0]
     result = parsed(content)
-    assert finding(result)[0].endswith("final score 50.0\xa0%. trials 1 and 2 came to the same value.")
+    assert finding(result)[0].endswith("final score 50.0\xa0%. Trial 2 came to the same value.")
     assert "Every trial ran with one seed (4)" in " ".join(certainty(result, ()))
     assert "0.05 (at the edge)" in built(made, content)["table_space.csv"].decode()
     assert launch_commands(result) == ("cppo launch main rule.delta_b=0.05 rule.w_min=0.7 seed=5,6",)
+
+
+def test_a_search_that_found_no_difference_says_so() -> None:
+    content = made_search(trials=3, best=[0])
+    for trial in content["trials"]:
+        trial["values"] = [0.5]
+    result = parsed(content)
+    assert finding(result)[0].startswith(
+        "All 3 complete trials came to the same value, final score 50.0\xa0%"
+    )
+    assert certainty(result, ()) == ()
+
+
+def test_what_the_runs_do_not_confirm_is_said(made: SearchRequest) -> None:
+    content = made_search()
+    log_search(made.uri, content)
+    lower = json.loads(json.dumps(content))
+    lower["trials"][3]["values"][0] -= 0.01
+    lower["trials"][4]["run_ids"] = []
+    log_training(made.uri, lower)
+    result = read_search(made.uri, "cppo-mini", STUDY)
+    said = " ".join(certainty(result, read_seed_values(made.uri, "cppo-mini", result)))
+    assert "Trial 3: the final score in the search's file is not that of the validation curves" in said
+    assert "The training runs of 1 complete trial are not all in the store" in said
 
 
 def test_commands_name_the_core_and_a_study_of_another_name() -> None:
