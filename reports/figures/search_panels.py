@@ -51,7 +51,7 @@ def search_figure(
 
 def draw_figure(figure: SearchFigure, fig: Figure) -> None:
     """All panels, with title and source."""
-    columns = min(IN_ROW, len(figure.panels))
+    columns = 2 if len(figure.panels) == 4 else min(IN_ROW, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
     width = max(columns * FILE_INCHES[0], 6.4)
     surround(fig, (width, rows * FILE_INCHES[1]), (figure.title, figure.source), ())
