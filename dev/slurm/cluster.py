@@ -4,11 +4,13 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from dev.slurm import daemons, network
@@ -153,10 +155,8 @@ class Cluster:
         self.start_controller()
 
     def start_node(self, node: str) -> None:
-        """Starts a node's slurmd. A node that had failed takes jobs again."""
-        self._check_node(node)
-        if f"slurmd-{node}" not in self.running():
-            self.spawn(f"slurmd-{node}", self.inside(["slurmd", "-D", "-N", node]))
+        """Starts a node's slurmd; `wait_for_nodes` says when it takes jobs."""
+        self.spawn(f"slurmd-{node}", self.inside(["slurmd", "-D", "-N", node]))
 
     def fail_node(self, node: str, noticed: bool = True) -> None:
         """Kills a node's slurmd and all its jobs' processes at once, as a crash of the machine would.
@@ -169,10 +169,21 @@ class Cluster:
             self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=failed on purpose")
 
     def resume_node(self, node: str) -> None:
-        """Brings a failed node back and waits until it takes jobs."""
-        self.start_node(node)
-        self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        """Brings a failed node back and waits until it takes jobs. One that is only drained is taken back too."""
+        self._check_node(node)
+        if f"slurmd-{node}" in self.running():
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        else:
+            began = datetime.now().replace(microsecond=0).isoformat()
+            self.start_node(node)
+            # Until it has registered, slurmctld may still take the dead one for alive.
+            self.wait(node, 60, lambda: "" if self._started(node) >= began else "it has not registered")
         self.wait_for_nodes([node])
+
+    def _started(self, node: str) -> str:
+        """When slurmctld believes that a node's slurmd has started (ISO 8601, local time); empty if it never did."""
+        found = re.search(r"SlurmdStartTime=(\d\S+)", self.call("scontrol", "show", "node", node))
+        return found[1] if found else ""
 
     def _check_node(self, node: str) -> None:
         if node not in (nodes := self.settings().node_names()):
@@ -199,10 +210,13 @@ class Cluster:
     def end_all(self) -> None:
         """Ends all processes of this cluster: the controller first, so that it requeues nothing, munged last."""
         self.end("slurmctld")
-        # Again, because a step daemon may be about to start something.
-        while names := [
-            name for name in daemons.of_cluster(self.folder) if name.startswith(("slurmd-", "jobs-"))
-        ]:
+        # More than once, because a step daemon may be about to start something.
+        for _ in range(5):
+            names = [name for name in daemons.of_cluster(self.folder) if name.startswith(("slurmd-", "jobs-"))]
+            if not names:
+                break
             self.end(*names, patience=2)
         for name in ("slurmdbd", "mariadbd", "munged"):
             self.end(name)
+        if left := daemons.of_cluster(self.folder):
+            raise ClusterError(f"can't end {', '.join(left)} of the cluster in {self.folder}")
