@@ -92,9 +92,19 @@ class Cluster:
 
     def run(self, *command: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
         """Runs a command against this cluster, waits for it at most so long, and returns what it did."""
-        return subprocess.run(
-            self.inside(command), env=self.env(), capture_output=True, text=True, timeout=seconds, check=False
-        )
+        try:
+            return subprocess.run(
+                self.inside(command),
+                env=self.env(),
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ClusterError(
+                f"`{' '.join(command)}` took longer than {seconds:g} s (logs in {self.log})"
+            ) from None
 
     def call(self, *command: str) -> str:
         """The standard output of a command that must succeed."""
@@ -212,7 +222,9 @@ class Cluster:
         self.end("slurmctld")
         # More than once, because a step daemon may be about to start something.
         for _ in range(5):
-            names = [name for name in daemons.of_cluster(self.folder) if name.startswith(("slurmd-", "jobs-"))]
+            names = [
+                name for name in daemons.of_cluster(self.folder) if name.startswith(("slurmd-", "jobs-"))
+            ]
             if not names:
                 break
             self.end(*names, patience=2)

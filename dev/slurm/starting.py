@@ -1,5 +1,6 @@
 """How a development cluster starts: files first, then munged, the accounting, slurmctld, and a slurmd for each node."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,11 +18,14 @@ from dev.slurm.settings import Place, Settings, files
 LONGEST_FOLDER = 60
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
+NETWORK_PROGRAMS = ("unshare", "nsenter", "ip")
 
 
-def missing(accounting: bool = True) -> list[str]:
+def missing(accounting: bool = True, private_network: bool = False) -> list[str]:
     """The programs that a cluster needs and this machine lacks."""
-    needed = PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ())
+    needed = (
+        PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()) + (NETWORK_PROGRAMS if private_network else ())
+    )
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 
 
@@ -41,11 +45,10 @@ def start(cluster: Cluster, settings: Settings) -> bool:
             if running == sorted(settings.daemons()) and cluster.conf.exists():
                 return False
         cluster.end_all()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(cluster.end_all)
             _start(cluster, settings)
-        except ClusterError:
-            cluster.end_all()
-            raise
+            undo.pop_all()
     return True
 
 
@@ -54,7 +57,7 @@ def _check(cluster: Cluster, settings: Settings) -> None:
         raise ClusterError(
             "the cluster needs root, to make device files and to start jobs: use sudo or a container"
         )
-    if absent := missing(settings.accounting):
+    if absent := missing(settings.accounting, settings.private_network):
         without = " (or start with --no-accounting)" if set(absent) <= set(ACCOUNTING_PROGRAMS) else ""
         raise ClusterError(f"not installed: {', '.join(absent)}: run `python3 -m dev.slurm install`{without}")
     if len(str(cluster.folder)) > LONGEST_FOLDER:
@@ -93,7 +96,10 @@ def _write(folder: Path, settings: Settings, place: Place) -> None:
         (folder / name).mkdir(mode=0o755)
     for number in range(settings.gpus):
         # /dev/null's numbers: Slurm wants a character device, and nothing can go wrong with this one.
-        os.mknod(folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        try:
+            os.mknod(folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            raise ClusterError("device files may not be made here (CAP_MKNOD): start with --gpus 0") from None
     for name, text in files(settings, place).items():
         path = folder / name
         path.touch(mode=0o600 if name == "slurmdbd.conf" else 0o644)  # slurmdbd insists

@@ -14,20 +14,8 @@ from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster, default_folder
 from dev.slurm.daemons import look_up
 from dev.slurm.settings import Settings
+from tests.slurm.requirement import absent, give_up
 from tests.slurm.waiting import until
-
-
-def absent() -> str:
-    """Why there can't be a Slurm on this machine; empty if there can."""
-    if os.getuid() != 0:
-        return "needs root"
-    missing = starting.missing()
-    return f"not installed: {', '.join(missing)} (python3 -m dev.slurm install)" if missing else ""
-
-
-def required() -> bool:
-    """Whether somebody counts on these tests being run."""
-    return any(os.environ.get(name, "") not in ("", "0", "false") for name in ("CI", "CPPO_REQUIRE_SLURM"))
 
 
 def session_folder(what: str = "") -> Path:
@@ -45,9 +33,7 @@ def remove(cluster: Cluster) -> None:
 def slurm_installed() -> None:
     """Skips or fails the test where Slurm can't run, and clears away what killed sessions have left running."""
     if reason := absent():
-        if required():
-            pytest.fail(f"Slurm is required here but {reason}")
-        pytest.skip(f"Slurm: {reason}")
+        give_up(reason)
     for folder in session_folder().parent.glob("tests-*"):
         session = folder.name.split("-")[1]
         if session.isdigit() and look_up(int(session)) is None:
@@ -67,7 +53,7 @@ def slurm_cluster(slurm_installed: None, request: pytest.FixtureRequest) -> Iter
 
 @pytest.fixture
 def slurm(slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """The session's cluster as this test's Slurm: its commands find it. Afterwards no job is left and all nodes idle."""
+    """The session's cluster as this test's Slurm: its commands find it. Afterwards it has no jobs."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
     monkeypatch.setenv("PATH", PATH)
     yield slurm_cluster

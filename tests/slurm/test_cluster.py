@@ -1,6 +1,5 @@
 """The development cluster itself: it starts, stops, survives being killed, and behaves as Slurm does elsewhere."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -173,16 +172,3 @@ def test_a_restarted_controller_knows_its_jobs(slurm: Cluster, tmp_path: Path) -
     assert states == {running: "RUNNING", waiting: "PENDING"}
     until("both are done", lambda: (tmp_path / "waiting").exists(), 60)
     assert (tmp_path / "running").read_text() == "through\n"
-
-
-def test_command_line_says_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = Cluster(tmp_path / "nowhere")
-    for words, text in {
-        ("restart-controller",): "no cluster in",
-        ("run", "--", "true"): "no cluster in",
-        ("start", "--set", "MinJobAge"): "'MinJobAge' is not KEY=VALUE",
-    }.items():
-        done = command(nowhere, *words)
-        assert done.returncode != 0
-        assert text in done.stderr.splitlines()[-1]
-    monkeypatch.setenv("PATH", os.fspath(tmp_path))
