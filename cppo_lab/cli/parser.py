@@ -165,6 +165,9 @@ def _add_reporting(commands: "Commands") -> None:
     report.add_argument(
         "--partial", action="store_true", help="report what is there although runs are missing"
     )
+    report.add_argument(
+        "--study", metavar="NAME", help="of a search: name of its study (default: SEARCH-MODEL)"
+    )
     reference = commands.add_parser("reference", help="the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)
     load = actions.add_parser(
