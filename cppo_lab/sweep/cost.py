@@ -12,7 +12,7 @@ from cppo_lab.estimate import Estimate, estimate
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.tracking.measured import step_seconds
+from cppo_lab.tracking.measured import StepTimes
 from cppo_lab.tracking.recorder import flatten
 
 MOST_RUNS = 5  # of the newest past runs of a kind
@@ -103,11 +103,7 @@ def _kind(spec: RunSpec) -> dict[str, str]:
 
 def past_costs(runs: Iterable[PlannedRun], uri: str) -> dict[str, Cost | None]:
     """The cost of every run by what the store at `uri` knows."""
-
-    def measure(core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
-        return step_seconds(uri, core, model, layout, params, MOST_RUNS)
-
-    return costs(runs, measure)
+    return costs(runs, StepTimes(uri, MOST_RUNS))
 
 
 @dataclass(frozen=True)

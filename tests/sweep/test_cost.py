@@ -15,7 +15,7 @@ from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import ESTIMATE, MEASURED, cost_of, costs, past_costs, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
-from cppo_lab.tracking.measured import METRIC, step_seconds
+from cppo_lab.tracking.measured import METRIC, StepTimes
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
 
@@ -112,7 +112,7 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path)
     for seed, seconds in enumerate([1.0, 2.0, 3.0, 4.0]):
         past_run(workspace, compose([*TINY, f"seed={seed}"]), [seconds] * 3)
     past_run(workspace, compose([*TINY, "seed=4"]), [50.0] * 2)
-    found = step_seconds(tracking_uri(), "mini", "mini_base", "", {"batch.prompts": "8"}, 3)
+    found = StepTimes(tracking_uri(), 3)("mini", "mini_base", "", {"batch.prompts": "8"})
     assert found == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
 
 
