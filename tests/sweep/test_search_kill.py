@@ -1,5 +1,6 @@
 """A search of 24 trials with two workers that are killed on the way: no trial is lost, and none is run twice."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import optuna
@@ -21,18 +23,46 @@ from cppo_lab.tracking.client import open_client
 from tests.sweep.made_search import search_values, write_search
 
 TRIALS = 24
+PATIENCE = 600  # seconds; a machine that others use as well takes its time
 STUDY = "tune-mini_base"
 
 
-def tune(*arguments: str) -> "subprocess.Popen[bytes]":
-    """A worker as somebody at a terminal starts it. It leads a process group of its own."""
-    with Path("terminals.log").open("a") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "cppo_lab.cli", "tune", "./tune.yaml", *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+class Terminals:
+    """Where people type `cppo tune`; what is still going when the test ends is ended."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def tune(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        """A worker in a process group of its own."""
+        with Path("terminals.log").open("a") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cppo_lab.cli", "tune", "./tune.yaml", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # A shell that starts the tests in the background has them ignore SIGINT; children inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End everything: in order, so that jobs of the local launcher go too, then by force."""
+        for process in self.started:
+            process.terminate()
+        for process in self.started:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def terminals(workspace: Path) -> Iterator[Terminals]:
+    opened = Terminals()
+    yield opened
+    opened.close()
 
 
 def trials() -> list[FrozenTrial]:
@@ -48,7 +78,7 @@ def finished() -> int:
 
 def wait_until_training(worker: "subprocess.Popen[bytes]", at_least: int, runs: Path) -> tuple[int, Path]:
     """Wait until so many trials are done and a child of `worker` is training; its trial and the run's folder."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         assert worker.poll() is None, Path("terminals.log").read_text()
         if finished() >= at_least:
@@ -71,16 +101,16 @@ def mlflow_runs() -> list[Run]:
 
 
 @pytest.mark.slow
-def test_24_trials_with_two_workers_that_are_killed(workspace: Path) -> None:
+def test_24_trials_with_two_workers_that_are_killed(workspace: Path, terminals: Terminals) -> None:
     write_search(search_values(trials=TRIALS, pruner={"name": "median", "startup": 5, "warmup_steps": 2}))
     runs = workspace / "runs"
-    steady = tune("launcher=inline")
-    victim = tune("launcher=inline")
+    steady = terminals.tune("launcher=inline")
+    victim = terminals.tune("launcher=inline")
     # Killed alone: the run that it was training lives on, and whoever takes the trial up waits for it.
     orphaned, _ = wait_until_training(victim, 6, runs)
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait()
-    victim = tune("launcher=inline")
+    victim = terminals.tune("launcher=inline")
     # Killed with the run: that goes on from its checkpoint, or from the start if it had none yet.
     broken, folder = wait_until_training(victim, 12, runs)
     os.killpg(victim.pid, signal.SIGKILL)
@@ -88,10 +118,10 @@ def test_24_trials_with_two_workers_that_are_killed(workspace: Path) -> None:
     deadline = time.monotonic() + 10
     while is_held(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
-    victim = tune("launcher=local", "launcher.workers=1")
+    victim = terminals.tune("launcher=local", "launcher.workers=1")
     for worker in (steady, victim):
-        worker.wait(timeout=170)
-    assert tune().wait(timeout=60) == 0, Path("terminals.log").read_text()  # nothing is left
+        worker.wait(timeout=PATIENCE)
+    assert terminals.tune().wait(timeout=PATIENCE) == 0, Path("terminals.log").read_text()  # nothing is left
 
     found = trials()
     assert [trial.number for trial in found] == list(range(TRIALS))
@@ -151,12 +181,12 @@ def test_24_trials_with_two_workers_that_are_killed(workspace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path) -> None:
+def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, terminals: Terminals) -> None:
     """Two workers of the local launcher, each in a process of its own."""
     write_search(search_values(trials=2))
     local = ["launcher=local", "launcher.workers=2", "training.collapse_share=0"]
-    search = tune(*local, "training.t_stop=4000", "--study", "long")
-    deadline = time.monotonic() + 90
+    search = terminals.tune(*local, "training.t_stop=4000", "--study", "long")
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and len(training_now(workspace / "runs")) < 2:
         time.sleep(0.2)
     pids = training_now(workspace / "runs")
@@ -169,8 +199,9 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path) -> Non
     assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
     assert {run.info.status for run in mlflow_runs() if schema.TAG_TRIAL in run.data.tags} == {"KILLED"}
     # The same trials go on, with their own points and records.
-    search = tune(*local, "training.t_stop=4000", "--study", "long")
-    while time.monotonic() < deadline + 60 and len(training_now(workspace / "runs")) < 2:
+    search = terminals.tune(*local, "training.t_stop=4000", "--study", "long")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and len(training_now(workspace / "runs")) < 2:
         time.sleep(0.2)
     again = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
     assert [trial.params for trial in again] == [trial.params for trial in found]
