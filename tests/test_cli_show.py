@@ -94,7 +94,7 @@ def test_verls_configuration_beside_ours(
         (["show", "maine"], "unknown sweep 'maine': did you mean 'main'?"),
         (
             ["show", "calibration", "core=verl"],
-            "sweep calibration: models has none for core=verl (valid: mini)",
+            "sweep calibration has no models for core=verl (valid: mini)",
         ),
         (["plan", "main", "model=qwen3_8b_base"], "is a published model, which core='mini' cannot train"),
     ],

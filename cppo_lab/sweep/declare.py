@@ -186,9 +186,7 @@ class Sweep(Declared):
     def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
         found = lists.get(core) or lists.get(ANY_CORE)
         if found is None:
-            raise UserError(
-                f"sweep {self.source}: {where} has none for core={core} (valid: {', '.join(lists)})"
-            )
+            raise UserError(f"sweep {self.source} has no {where} for core={core} (valid: {', '.join(lists)})")
         return found
 
 

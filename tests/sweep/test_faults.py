@@ -130,10 +130,10 @@ MINI = {
         ": models='qwen3_8b_base' is a published model, which core='mini' cannot train: add core=verl, or choose a "
         "model of its own",
     ),
-    "no_models_for_the_core": (sweep(models=HUB), ": models has none for core=mini (valid: verl)"),
+    "no_models_for_the_core": (sweep(models=HUB), " has no models for core=mini (valid: verl)"),
     "no_values_for_the_core": (
         sweep(axes="{seed: {verl: [0]}}"),
-        ": axes.seed has none for core=mini (valid: verl)",
+        " has no axes.seed for core=mini (valid: verl)",
     ),
     "axis_that_nobody_has": (
         sweep(axes="{rule.wmin: [0.5]}"),
