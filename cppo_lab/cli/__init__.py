@@ -1,5 +1,6 @@
 """The `cppo` command. Only the standard library is imported before a subcommand is chosen."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,7 +17,8 @@ EXTRAS = {  # of pyproject.toml, by the packages that they bring
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 done, 1 not everything is, 2 bad input, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 done, 1 not everything is, 2 bad input, 130 interrupted,
+    141 the reader of its output has gone."""
     options = parse(arguments)
     try:
         code: int = options.command(options)
@@ -28,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"cppo: error: {_missing_package(error.name or '')}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `cppo plan ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
+        return 141
     except OSError as error:  # a folder that cannot be written, a full disk
         print(f"cppo: error: {error}", file=sys.stderr)
         return 2

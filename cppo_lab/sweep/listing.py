@@ -57,7 +57,7 @@ def make_listing(
         plan=plan,
         rows=tuple(row for row in rows if not only or row.state in only),
         states={state: counts[state] for state in schema.STATES if counts[state]},
-        places=sum(len(run.variants) for run in plan.runs),
+        places=plan.places,
         costs=tuple(sum_costs(costs, lambda run_id: states[run_id].state in schema.FINISHED)),
     )
 
