@@ -8,7 +8,7 @@ from pathlib import Path
 from dev.slurm.errors import ClusterError
 from dev.slurm.starting import missing
 
-PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2", "procps")
 ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 POLICY = Path("/usr/sbin/policy-rc.d")
 
