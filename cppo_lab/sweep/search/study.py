@@ -87,6 +87,15 @@ class SearchStudy:
             stack.close()
         return None
 
+    def abandoned(self) -> list[FrozenTrial]:
+        """Trials that are said to be running here, but that no process works on."""
+        ours, found = folder_tag(self.folder), []
+        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            with contextlib.ExitStack() as stack:
+                if trial.user_attrs.get(OWNER) == ours and self._held(trial.number, stack):
+                    found.append(trial)
+        return found
+
     def _begin(self, stack: contextlib.ExitStack) -> Claim | None:
         """The next waiting trial. All trials of the budget are made in advance: their numbers bound what is claimed."""
         with alone(self.url):

@@ -11,13 +11,15 @@ from optuna.trial import FrozenTrial, TrialState
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.local import default_workers
+from cppo_lab.launch.reconcile import repair
 from cppo_lab.sweep.search.progress import Watch, counted, table
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
 from cppo_lab.sweep.search.storage import VARIABLE
-from cppo_lab.sweep.search.study import OWNER, REASON, SearchStudy, held_by_others
+from cppo_lab.sweep.search.study import MLFLOW_ID, OWNER, REASON, RUN_IDS, SearchStudy, held_by_others
 from cppo_lab.sweep.search.worker import Worker
 from cppo_lab.tracking.code_version import code_version
+from cppo_lab.tracking.search_record import TrialRecord
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,22 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
     )
     left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
     if left:
-        with _in_the_environment(url):
-            _work(first, left, study.trials)
+        try:
+            with _in_the_environment(url):
+                _work(first, left, study.trials)
+        finally:  # after an interrupt too: a worker may have been ended before it could record its own end
+            _release(study, state, uri, runs)
     state.publish()
     trials = study.trials()
     return Result(_summary(tuning, trials, study.folder), is_over(tuning, trials))
+
+
+def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> None:
+    """Nothing stays RUNNING in MLflow that no process works on; whoever takes it up says so again."""
+    for trial in study.abandoned():
+        if MLFLOW_ID in trial.user_attrs:
+            TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
+        repair(trial.user_attrs.get(RUN_IDS, []), study.tuning.core, uri, runs)
 
 
 @contextlib.contextmanager
