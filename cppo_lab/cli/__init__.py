@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cppo: error: {_missing_package(error.name or '')}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # `cppo plan ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more as it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python flushes it once more as it ends
         return 141
     except OSError as error:  # a folder that cannot be written, a full disk
         print(f"cppo: error: {error}", file=sys.stderr)
