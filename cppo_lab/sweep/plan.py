@@ -115,8 +115,8 @@ def _part(study: Study, index: int, core: str) -> Sweep:
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     if not isinstance(part, Sweep):
-        kind = "a study itself" if isinstance(part, Study) else "a search"
-        raise UserError(f"{where}: {part.name} is {kind}; name sweeps")
+        remedy = "a study itself; name its sweeps" if isinstance(part, Study) else "a search; name sweeps"
+        raise UserError(f"{where}: {part.name} is {remedy}")
     check_keys(part)
     check_conditions(part, core)
     return part.with_axes(study)
