@@ -234,7 +234,7 @@ def load_sweep(name: str) -> "Sweep | Study | Search":
         raise unknown("sweep", name, shipped_sweeps())
     values = {"name": stem, **mapping(text, name)}
     kind = _kind(values)
-    found = parse(kind, values, f"sweep {name}")
+    found = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
     if isinstance(found, Study) and folder is not None:
         parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
         found = found.model_copy(update={"sweeps": parts})

@@ -23,7 +23,7 @@ LARGE = ["core=verl", "model=qwen3_8b_base"]
 
 
 def planned(composed: Composed) -> PlannedRun:
-    return PlannedRun(composed.run.run_id, {"s": "cppo"}, composed.run, composed.layout)
+    return PlannedRun(composed.run.run_id, {"s": "cppo"}, composed.run, composed.layout, composed.resources)
 
 
 def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recorder:

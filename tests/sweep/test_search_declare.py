@@ -137,7 +137,7 @@ BROKEN = {
     "out of range at the low end": (parameter(low=0, high=1.0), "rule.w_min=0: must be in (0"),
     "unknown parameter": (
         change(parameters={"rule.wmin": {"low": 0.4, "high": 1.0}}),
-        "search tune: unknown key 'rule.wmin': did you mean 'rule.w_min'?",
+        "search ./tune.yaml: unknown key 'rule.wmin': did you mean 'rule.w_min'?",
     ),
     "constant of another rule": (
         change(parameters={"rule.clip_low": {"low": 0.1, "high": 0.3}}),
@@ -207,7 +207,7 @@ def test_a_broken_search_is_one_clear_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rule.w_min=0.5"], "override 'rule.w_min=0.5': search tune tunes 'rule.w_min' itself"),
+        (["rule.w_min=0.5"], "override 'rule.w_min=0.5': search ./tune.yaml tunes 'rule.w_min' itself"),
         (["model=mini_base,mini_strong"], "a search tunes for one model"),
         (["seed=x"], "seeds are whole numbers"),
         (["seed"], "is not of the form key=value"),
@@ -241,7 +241,7 @@ def test_other_commands_say_what_a_search_is_for(workspace: Path, capsys: pytest
         "quickstart has no key `search`: it is no search: cppo launch quickstart" in capsys.readouterr().err
     )
     Path("study.yaml").write_text("title: t\nquestion: q\nsweeps: [main, tune_cppo]\n")
-    with pytest.raises(UserError, match="study study: tune_cppo is a search"):
+    with pytest.raises(UserError, match="tune_cppo is a search; name sweeps"):
         from cppo_lab.sweep.plan import make_plan
 
         make_plan(load_sweep("study.yaml"))
