@@ -35,6 +35,28 @@ class Attempt:
         """The run's own folder."""
         return self.runs / self.spec.run_id
 
+    @property
+    def name(self) -> str:
+        """What the launcher calls it."""
+        return self.spec.run_id
+
+    @property
+    def fresh_process(self) -> bool:
+        """Whether it needs a process that has loaded neither Ray nor verl.
+
+        Both read the environment when they are, and Ray keeps the first run's token: the next one could not log in.
+        """
+        return self.spec.core == "verl"
+
+    @property
+    def takes_gpus(self) -> bool:
+        """Whether it takes the machine's GPUs for itself."""
+        return self.spec.core == "verl" and self.layout is not None and self.layout.device == "cuda"
+
+    def run(self) -> None:
+        """Train the run, in this process."""
+        execute(self)
+
 
 LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
 

@@ -44,6 +44,11 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
     MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
     MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
+    MetricInfo("search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"),
+    MetricInfo("search/final_score", "fraction", "mean of the last three validations, averaged over seeds"),
+    MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
+    MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
+    MetricInfo("search/stability", "fraction", "1 - deepest fall below the best so far, averaged over seeds"),
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -89,6 +94,10 @@ TAG_REASON = "cppo.reason"  # one line on why a run failed or collapsed
 TAG_CODE_VERSION = "cppo.code_version"
 TAG_FOLDER = "cppo.folder"  # host:path of the run's folder, whose lock tells whether the run lives
 TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
+TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
+TAG_TRIAL = "cppo.trial"  # number of the trial
+TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
+TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a trial belongs to its search, a training run to its trial
 
 # Values of TAG_STATUS.
 RUNNING = "running"
@@ -96,6 +105,7 @@ DONE = "done"
 COLLAPSED = "collapsed"  # ended early because the policy broke down: a result, not a failure
 FAILED = "failed"
 STATUSES = (RUNNING, DONE, COLLAPSED, FAILED)
+PRUNED = "pruned"  # of a trial only: the search gave it up early
 FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left to train
 
 
@@ -111,6 +121,11 @@ class Outcome:
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
 CORES = ("mini", "verl")
+
+
+def search_metric(objective: str) -> str:
+    """`search/<objective>`: what a trial came to."""
+    return f"search/{objective}"
 
 
 def experiment_name(core: str) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from pathlib import Path
+from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 from pydantic import Field
 
 from cppo_lab.errors import unknown
-from cppo_lab.run import Attempt
 from cppo_lab.spec import Count, Spec
 
 
@@ -20,22 +20,48 @@ class LauncherSpec(Spec):
     timeout_hours: Annotated[float, Field(gt=0, le=10_000)]
 
 
+class Job(Protocol):
+    """What a launcher runs: an attempt at a training run, or a worker of a search. It is pickled on its way."""
+
+    @property
+    def name(self) -> str:
+        """What people and schedulers call it."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the launcher keeps its logs, in a folder `attempts`."""
+
+    @property
+    def fresh_process(self) -> bool:
+        """Whether it must not run in the launcher's own process."""
+
+    @property
+    def takes_gpus(self) -> bool:
+        """Whether it takes the machine's GPUs for itself."""
+
+    def run(self) -> None:
+        """Do it, in this process."""
+
+
+J = TypeVar("J", bound=Job)
+
+
 @dataclass(frozen=True)
-class Event:
+class Event(Generic[J]):
     """Something a launcher saw: `kind` is `started`, `progress`, `ended`."""
 
     kind: str
-    attempt: Attempt
+    job: J
 
 
 class Launcher(Protocol):
-    """Run every attempt, in any order, calling `report` as things happen. Returns when all have ended.
+    """Run every job, in any order, calling `report` as things happen. Returns when all have ended.
 
-    An attempt that fails does not stop the others.
+    A job that fails does not stop the others.
     """
 
     def __call__(
-        self, attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]
+        self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]
     ) -> None: ...
 
 

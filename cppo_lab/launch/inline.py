@@ -1,38 +1,34 @@
-"""One run after the other in this process; those of verl each in a fresh one."""
+"""One job after the other in this process; those that need it each in a fresh one."""
 
 import multiprocessing
 from collections.abc import Callable, Sequence
 
-from cppo_lab.launch.base import Event, LauncherSpec
-from cppo_lab.run import AlreadyRunning, Attempt, describe, execute
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.run import AlreadyRunning, describe
 
 
-def launch_inline(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]) -> None:
-    """Run the attempts here; a failure is recorded and the next one starts."""
-    for attempt in attempts:
-        report(Event("started", attempt))
-        if attempt.spec.core == "verl":
-            _in_a_process(attempt)
+def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
+    """Run the jobs here; a failure is said and the next one starts."""
+    for job in jobs:
+        report(Event("started", job))
+        if job.fresh_process:
+            _in_a_process(job)
         else:
-            _run(attempt)
-        report(Event("ended", attempt))
+            _run(job)
+        report(Event("ended", job))
 
 
-def _run(attempt: Attempt) -> None:
+def _run(job: Job) -> None:
     try:
-        execute(attempt)
+        job.run()
     except AlreadyRunning as error:
         print(error)
-    except Exception as error:  # noqa: BLE001 - execute has recorded it; the sweep goes on
-        print(f"run {attempt.spec.run_id} failed: {describe(error)}")
+    except Exception as error:  # noqa: BLE001 - a run has recorded it; the others go on
+        print(f"{job.name} failed: {describe(error)}")
 
 
-def _in_a_process(attempt: Attempt) -> None:
-    """Run an attempt where neither Ray nor verl is loaded yet.
-
-    Both read the environment when they are, and Ray keeps the first run's token: the next one could not log in.
-    """
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(attempt,))
+def _in_a_process(job: Job) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(job,))
     process.start()
     try:
         process.join()

@@ -1,4 +1,4 @@
-"""Runs in processes of their own on this machine, through submitit's local executor."""
+"""Jobs in processes of their own on this machine, through submitit's local executor."""
 
 import os
 import time
@@ -6,48 +6,44 @@ from collections.abc import Callable, Sequence
 
 from submitit import LocalExecutor, LocalJob
 
-from cppo_lab.launch.base import Event, LauncherSpec
-from cppo_lab.run import Attempt, execute
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 
 POLL_SECONDS = 0.5
 
 
-def launch_local(attempts: Sequence[Attempt], spec: LauncherSpec, report: Callable[[Event], None]) -> None:
-    """Keep `workers` runs going until all have ended. On an interrupt the running ones are ended too."""
-    workers = spec.workers or default_workers(attempts)
-    queue = list(attempts)
-    running: list[tuple[Attempt, LocalJob[None]]] = []
+def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
+    """Keep `workers` jobs going until all have ended. On an interrupt the running ones are ended too."""
+    workers = spec.workers or default_workers(jobs)
+    queue = list(jobs)
+    running: list[tuple[J, LocalJob[None]]] = []
     try:
         while queue or running:
             while queue and len(running) < workers:
-                attempt = queue.pop(0)
-                running.append((attempt, _submit(attempt, spec)))
-                report(Event("started", attempt))
+                job = queue.pop(0)
+                running.append((job, _submit(job, spec)))
+                report(Event("started", job))
             time.sleep(POLL_SECONDS)
-            for attempt, job in list(running):
-                ended = job.done()
-                report(Event("ended" if ended else "progress", attempt))
+            for job, process in list(running):
+                ended = process.done()
+                report(Event("ended" if ended else "progress", job))
                 if ended:
-                    running.remove((attempt, job))
+                    running.remove((job, process))
     finally:
-        for _, job in running:
-            job.cancel(check=False)
-        # The runs record their own end before they go.
+        for _, process in running:
+            process.cancel(check=False)
+        # The jobs record their own end before they go.
         deadline = time.monotonic() + 30
-        while any(not job.done() for _, job in running) and time.monotonic() < deadline:
+        while any(not process.done() for _, process in running) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
 
 
-def default_workers(attempts: Sequence[Attempt]) -> int:
-    """One run per core; one at a time where a run takes the machine's GPUs."""
-    on_gpus = any(
-        a.spec.core == "verl" and a.layout is not None and a.layout.device == "cuda" for a in attempts
-    )
-    return 1 if on_gpus else len(os.sched_getaffinity(0))
+def default_workers(jobs: Sequence[Job]) -> int:
+    """One job per core; one at a time where a job takes the machine's GPUs."""
+    return 1 if any(job.takes_gpus for job in jobs) else len(os.sched_getaffinity(0))
 
 
-def _submit(attempt: Attempt, spec: LauncherSpec) -> "LocalJob[None]":
-    executor = LocalExecutor(folder=attempt.folder / "attempts")
+def _submit(job: Job, spec: LauncherSpec) -> "LocalJob[None]":
+    executor = LocalExecutor(folder=job.folder / "attempts")
     # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
-    executor.update_parameters(timeout_min=max(1, round(spec.timeout_hours * 60)), name=attempt.spec.run_id)
-    return executor.submit(execute, attempt)
+    executor.update_parameters(timeout_min=max(1, round(spec.timeout_hours * 60)), name=job.name)
+    return executor.submit(job.run)

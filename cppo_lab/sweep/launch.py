@@ -111,23 +111,23 @@ class Progress:
         self.say(f"{self.plan.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
         self.started = time.monotonic()
 
-    def see(self, event: Event) -> None:
+    def see(self, event: Event[Attempt]) -> None:
         """Take note of what a launcher saw."""
-        name, status = self.name(event.attempt), read_status(event.attempt.folder)
+        name, status = self.name(event.job), read_status(event.job.folder)
         if event.kind == "started":
-            self.running.append(event.attempt)
+            self.running.append(event.job)
             self.say(f"{name}: started")
         elif event.kind == "ended":
-            self.running.remove(event.attempt)
+            self.running.remove(event.job)
             self.ended += 1
-            if is_held(event.attempt.folder):
+            if is_held(event.job.folder):
                 self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
             elif status.get("status") == schema.DONE:
                 self.say(f"{name}: done{_score(status)}  [{self.ended}/{self.todo}]")
             elif status.get("status") == schema.COLLAPSED:
                 self.say(f"{name}: collapsed: {status.get('reason')}  [{self.ended}/{self.todo}]")
             else:
-                reason = status.get("reason") or f"see the logs in {event.attempt.folder}"
+                reason = status.get("reason") or f"see the logs in {event.job.folder}"
                 self.say(f"{name}: FAILED: {reason}  [{self.ended}/{self.todo}]")
         elif time.monotonic() - self.said >= self.every:
             self.say(self.overview())

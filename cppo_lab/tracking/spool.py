@@ -41,13 +41,31 @@ class Spool:
         self._file.close()
 
 
+def read_rows(folder: Path) -> list[Row]:
+    """The whole rows of a run's file, which another process may be writing; none if it has no file. Changes nothing."""
+    try:
+        content = (folder / NAME).read_bytes()
+    except FileNotFoundError:
+        return []
+    return _parse(content)[0]
+
+
 def _whole_rows(path: Path) -> list[Row]:
     """The rows of a file; whatever follows the last whole one is cut off."""
-    rows, end = [], 0
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return []
+    rows, end = _parse(content)
+    if end < len(content):
+        with path.open("r+b") as file:
+            file.truncate(end)
+    return rows
+
+
+def _parse(content: bytes) -> tuple[list[Row], int]:
+    """The rows up to the first that is not whole, and where they end."""
+    rows, end = [], 0
     for line in content.splitlines(keepends=True):
         try:
             values = json.loads(line)
@@ -58,7 +76,4 @@ def _whole_rows(path: Path) -> list[Row]:
             break
         rows.append(row)
         end += len(line)
-    if end < len(content):
-        with path.open("r+b") as file:
-            file.truncate(end)
-    return rows
+    return rows, end

@@ -1,0 +1,99 @@
+"""Where studies are kept: SQLite, a journal file, or PostgreSQL. Passwords never leave the URL."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+from optuna.exceptions import OptunaError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.exc import SQLAlchemyError
+
+from cppo_lab import store
+from cppo_lab.errors import UserError
+
+VARIABLE = "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
+DEFAULT_URL = "sqlite:///optuna.db"  # relative to the working folder
+TRIES = 3  # two machines may make the tables of a new server at the same moment
+LOCK_WAIT_SECONDS = 60  # of SQLite, while another process writes
+
+
+def storage_url(given: str | None = None) -> str:
+    """The storage to use: `given`, else OPTUNA_STORAGE, else `sqlite:///optuna.db`; files by their absolute path.
+
+    Raises UserError for a kind of storage that workers cannot share.
+    """
+    url = given or os.environ.get(VARIABLE) or DEFAULT_URL
+    if url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/"):
+        return store.absolute_uri(url)
+    if url.endswith(".journal") and "://" not in url:
+        return str(Path(url).resolve())
+    if re.match(r"postgresql(\+\w+)?://", url):
+        return url
+    raise UserError(
+        f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a file "
+        "system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
+    )
+
+
+def redacted(url: str) -> str:
+    """The URL without its password, for people to read."""
+    hidden = re.sub(r"(://[^/@]*?):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
+
+
+def file_of(url: str) -> Path | None:
+    """The file of a storage; None for a server."""
+    return store.sqlite_file(url) or (Path(url) if url.endswith(".journal") else None)
+
+
+@contextlib.contextmanager
+def alone(url: str) -> Iterator[None]:
+    """Let one process of this machine at a time change what others must not see half done.
+
+    SQLite has no lock on the rows of a transaction; a server and the journal decide by themselves who was first.
+    """
+    name = f"cppo-{os.getuid()}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.search.lock"
+    with (Path(tempfile.gettempdir()) / name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def open_storage(url: str) -> BaseStorage:
+    """The storage at `url`, with its tables.
+
+    Raises UserError if it cannot be reached or its driver is not installed.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    path = file_of(url)
+    if path is not None and not path.parent.is_dir():
+        raise UserError(f"storage {redacted(url)}: folder {path.parent} does not exist: make it, or name another place")
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            with alone(url):
+                return _open(url)
+        except ImportError:
+            raise UserError(
+                f"storage {redacted(url)}: no driver for it is installed: pip install psycopg2-binary, or "
+                "pip install 'psycopg[binary]' and a URL that begins with postgresql+psycopg://"
+            ) from None
+        except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
+            if not left:
+                first_line = redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
+                raise UserError(f"storage {redacted(url)} cannot be used: {first_line}") from None
+            time.sleep(0.5)
+    raise AssertionError("the last try returns or raises")
+
+
+def _open(url: str) -> BaseStorage:
+    if url.endswith(".journal"):
+        return JournalStorage(JournalFileBackend(url))
+    options = {"connect_args": {"timeout": LOCK_WAIT_SECONDS}} if url.startswith("sqlite:") else {}
+    return RDBStorage(url, engine_kwargs=options)
