@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TextIO
 
 from cppo_lab import schema
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Attempt:
     tags: Mapping[str, str] = field(default_factory=dict)
     layout: LayoutSpec | None = None  # None for the mini core, which needs neither
     paths: PathsSpec | None = None
+    resources: ResourcesSpec | None = None  # None: no limit of time
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
 
@@ -49,9 +50,16 @@ class Attempt:
         return self.spec.core == "verl"
 
     @property
-    def takes_gpus(self) -> bool:
-        """Whether it takes the machine's GPUs for itself."""
-        return self.spec.core == "verl" and self.layout is not None and self.layout.device == "cuda"
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return self.layout.nodes if self.layout and self.spec.core == "verl" else 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes of each machine; the embedded core is content with a CPU."""
+        if self.layout is None or self.spec.core != "verl" or self.layout.device != "cuda":
+            return 0
+        return self.layout.devices_per_node
 
     def run(self) -> None:
         """Train the run, in this process."""

@@ -32,8 +32,8 @@ ALLOWED = {
 }
 # Library -> path prefixes below the root where it may be imported.
 HOMES = {
-    "hydra": ["cppo_lab/sweep/compose.py", "cppo_lab/cores/verl/"],
-    "omegaconf": ["cppo_lab/sweep/compose.py", "cppo_lab/cores/verl/"],
+    "hydra": ["cppo_lab/sweep/compose/through_hydra.py", "cppo_lab/cores/verl/"],
+    "omegaconf": ["cppo_lab/sweep/compose/through_hydra.py", "cppo_lab/cores/verl/"],
     "submitit": ["cppo_lab/launch/"],
     "optuna": ["cppo_lab/sweep/search/"],
     "matplotlib": ["reports/figures/"],

@@ -88,7 +88,9 @@ def _require_machine(found: "Plan", uri: str) -> None:
     kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
     missing = []
     for run in kinds.values():
-        composed = Composed(run.spec, run.layout, found.paths, found.launcher, found.tracking)
+        composed = Composed(
+            run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
+        )
         checks = examine(composed, uri, RUNS.resolve(), interfaces=False)
         missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
     if missing:

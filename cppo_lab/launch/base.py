@@ -8,7 +8,7 @@ from typing import Annotated, Generic, Literal, Protocol, TypeVar
 from pydantic import Field
 
 from cppo_lab.errors import unknown
-from cppo_lab.spec import Count, Spec
+from cppo_lab.spec import Count, ResourcesSpec, Spec
 
 
 class LauncherSpec(Spec):
@@ -17,7 +17,6 @@ class LauncherSpec(Spec):
     name: Literal["inline", "local"]
     workers: Annotated[int, Field(ge=1)] | None
     threads: Count
-    timeout_hours: Annotated[float, Field(gt=0, le=10_000)]
 
 
 class Job(Protocol):
@@ -36,8 +35,16 @@ class Job(Protocol):
         """Whether it must not run in the launcher's own process."""
 
     @property
-    def takes_gpus(self) -> bool:
-        """Whether it takes the machine's GPUs for itself."""
+    def nodes(self) -> int:
+        """Machines that it takes."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes of each machine."""
+
+    @property
+    def resources(self) -> ResourcesSpec | None:
+        """Time and shares of a machine or cluster; None: no limit."""
 
     def run(self) -> None:
         """Do it, in this process."""

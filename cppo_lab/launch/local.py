@@ -9,6 +9,7 @@ from submitit import LocalExecutor, LocalJob
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 
 POLL_SECONDS = 0.5
+UNLIMITED_HOURS = 10_000.0  # submitit wants a number
 
 
 def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
@@ -20,7 +21,7 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
         while queue or running:
             while queue and len(running) < workers:
                 job = queue.pop(0)
-                running.append((job, _submit(job, spec)))
+                running.append((job, _submit(job)))
                 report(Event("started", job))
             time.sleep(POLL_SECONDS)
             for job, process in list(running):
@@ -39,11 +40,12 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
 
 def default_workers(jobs: Sequence[Job]) -> int:
     """One job per core; one at a time where a job takes the machine's GPUs."""
-    return 1 if any(job.takes_gpus for job in jobs) else len(os.sched_getaffinity(0))
+    return 1 if any(job.gpus for job in jobs) else len(os.sched_getaffinity(0))
 
 
-def _submit(job: Job, spec: LauncherSpec) -> "LocalJob[None]":
+def _submit(job: Job) -> "LocalJob[None]":
     executor = LocalExecutor(folder=job.folder / "attempts")
+    hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
-    executor.update_parameters(timeout_min=max(1, round(spec.timeout_hours * 60)), name=job.name)
+    executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
     return executor.submit(job.run)

@@ -21,10 +21,19 @@ class Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
 
-def fingerprint(spec: Spec) -> str:
-    """First 12 hex digits of SHA-256 over the canonical JSON of a config.
+def canonical(spec: Spec) -> str:
+    """The one JSON text of a config: keys in order, without what does not apply (None).
 
-    What does not apply (None) is left out, so that a constant that a later rule brings changes no older id.
+    A constant that a later rule brings thus changes no older text.
     """
-    text = json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
+    return json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
+
+
+def digest(text: str) -> str:
+    """First 12 hex digits of SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def fingerprint(spec: Spec) -> str:
+    """The digest of a config's canonical JSON."""
+    return digest(canonical(spec))

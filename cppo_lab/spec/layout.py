@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from cppo_lab.spec.base import Count, Positive, Probability, Spec
+from cppo_lab.spec.base import Count, Probability, Spec
 
 
 class Megatron(Spec):
@@ -14,6 +14,11 @@ class Megatron(Spec):
     pipeline: Count
     expert: Count
     context: Count
+
+    @property
+    def replica(self) -> int:
+        """Devices that hold one copy of the model and train the same responses."""
+        return self.tensor * self.pipeline * self.context
 
 
 class LayoutSpec(Spec):
@@ -36,7 +41,6 @@ class LayoutSpec(Spec):
     tokens_per_device: Count
     offload: bool  # parameters and optimiser state rest in host memory between their uses
     topk_dtype: Literal["float16", "float32"]  # of mu's Top-K log-probabilities on the wire
-    hours: Positive  # time limit of one job
     verl: dict[str, Any]
 
     @model_validator(mode="after")
@@ -52,6 +56,11 @@ class LayoutSpec(Spec):
         ):
             if self.devices % size:
                 raise ValueError(f"{name}={size} must divide the {self.devices} devices of the layout")
+        if self.megatron and self.devices % self.megatron.replica:
+            raise ValueError(
+                f"tensor={self.megatron.tensor} x pipeline={self.megatron.pipeline} x context={self.megatron.context} "
+                f"= {self.megatron.replica} must divide the {self.devices} devices of the layout"
+            )
         if (self.device == "cpu") != (self.rollout == "cppo_cpu"):
             raise ValueError(
                 f"rollout={self.rollout!r} with device={self.device!r}: vllm serves GPUs, cppo_cpu the CPU"
@@ -62,6 +71,11 @@ class LayoutSpec(Spec):
     def devices(self) -> int:
         """Devices of all nodes."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def data_parallel_ranks(self) -> int:
+        """Ranks that train different responses."""
+        return self.devices // (self.megatron.replica if self.megatron else self.sequence_parallel)
 
 
 class PathsSpec(Spec):

@@ -95,6 +95,11 @@ class TaskData(Spec):
         return self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
 
     @property
+    def vocabulary(self) -> int:
+        """Symbols: the spellings of all numbers, three operators, `=`, end of response, padding."""
+        return self.modulus * self.spellings + 6
+
+    @property
     def prompt_length(self) -> int:
         """Tokens of every prompt."""
         return 2 * self.operations + (1 if self.task == "addition" else 2)

@@ -149,6 +149,7 @@ class MiniRun(RunSpec):
         if self.rule.verl_loss is not None:
             raise ValueError(f"rule.name={self.rule.name!r} is a loss of verl's own: it needs core=verl")
         check_length(self.data, self.rollout)
+        check_top_k(self.divergence, self.data.vocabulary)
         return self
 
 
@@ -182,6 +183,9 @@ class VerlRun(RunSpec):
                 "divergence.estimator='exact' would carry mu's whole vocabulary for every token: choose "
                 "divergence=topk_tv or topk_kl"
             )
+        symbols = self.data if isinstance(self.data, TaskData) else self.model
+        assert isinstance(symbols, TaskData | HubModel)
+        check_top_k(self.divergence, symbols.vocabulary)
         return self
 
 
@@ -196,6 +200,18 @@ def check_length(data: TaskData, rollout: SamplingSpec) -> None:
             f"rollout.max_response_length={rollout.max_response_length}: a worked response to "
             f"data.task={data.task!r} with operations={data.operations} has {worked} tokens; raise "
             f"max_response_length to {worked} or more, or lower operations"
+        )
+
+
+def check_top_k(divergence: DivergenceSpec, vocabulary: int) -> None:
+    """The rollout policy has no more log-probabilities than there are tokens.
+
+    Raises ValueError.
+    """
+    if divergence.k is not None and divergence.k > vocabulary:
+        raise ValueError(
+            f"divergence.k={divergence.k}: the rollout policy has log-probabilities of {vocabulary} tokens, the whole "
+            f"vocabulary; set divergence.k={vocabulary} or less"
         )
 
 

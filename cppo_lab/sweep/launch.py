@@ -48,6 +48,7 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
             spec=run.spec,
             layout=run.layout,
             paths=plan.paths,
+            resources=run.resources,
             runs=runs,
             uri=uri,
             tags=sweep_tags(run) | {schema.TAG_CODE_VERSION: version},

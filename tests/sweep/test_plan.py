@@ -88,7 +88,7 @@ def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
         (["data.modulus=1000000000000"], "data.modulus=1000000000000: must be in [2, 1000]"),
         (["model.name=../x"], "model.name='../x'"),
         (["model.warm_start.seed=99999999999999999999999"], "model.warm_start.seed"),
-        (["launcher.timeout_hours=1e308"], "timeout_hours=1e+308: must be in (0, 10000"),
+        (["resources.hours=1e308"], "resources: hours=1e+308: must be in (0, 10000"),
         (["launcher=null"], "launcher"),
         (["divergence=null"], "divergence"),
         (["rule.clip_low=0.1", "variant=cppo"], "unknown key 'rule.clip_low'"),

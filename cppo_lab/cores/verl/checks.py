@@ -54,7 +54,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
 def _check_ours(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
     actor, rollout, model = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "model"))
     rows = spec.batch.minibatch_prompts * spec.batch.responses
-    ranks = data_parallel_ranks(layout)
+    ranks = layout.data_parallel_ranks
     if rows % ranks:
         raise UserError(
             f"a minibatch of {spec.batch.minibatch_prompts} prompts x {spec.batch.responses} responses = {rows} rows "
@@ -124,20 +124,3 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return not (hint in (bool, str, types.NoneType) and not isinstance(value, hint))
-
-
-def data_parallel_ranks(layout: LayoutSpec) -> int:
-    """Ranks that train different responses.
-
-    Raises UserError for parallel sizes that do not divide the devices.
-    """
-    if layout.megatron is None:
-        return layout.devices // layout.sequence_parallel
-    sizes = layout.megatron
-    together = sizes.tensor * sizes.pipeline * sizes.context
-    if layout.devices % together:
-        raise UserError(
-            f"layout {layout.name}: tensor={sizes.tensor} x pipeline={sizes.pipeline} x context={sizes.context} = "
-            f"{together} must divide its {layout.devices} devices"
-        )
-    return layout.devices // together

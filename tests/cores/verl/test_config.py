@@ -1,5 +1,6 @@
 """verl's tree for our runs: composed and checked without a GPU, with the values that the run says."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from cppo_lab.cores.verl.checks import check_config, data_parallel_ranks
+from cppo_lab.cores.verl.checks import check_config
 from cppo_lab.cores.verl.config import lab_settings, plain_config, verl_config
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
-from cppo_lab.spec import HubModel, VerlRun
+from cppo_lab.parse import parse
+from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
 from cppo_lab.sweep.compose import Composed, compose, groups
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -38,7 +40,7 @@ def composed(*overrides: str) -> Composed:
 def with_layout(found: Composed, **fields: Any) -> Composed:
     """`found` with other fields of its layout."""
     layout = found.layout.model_validate(found.layout.model_dump() | fields)
-    return Composed(found.run, layout, found.paths, found.launcher, found.tracking)
+    return replace(found, layout=layout)
 
 
 def files_of(found: Composed, resume: Path | None = None) -> Files:
@@ -342,9 +344,9 @@ def test_devices_that_share_a_sequence_share_its_tokens() -> None:
 
 def test_parallel_sizes_that_do_not_divide_the_devices_are_refused() -> None:
     sizes = {"tensor": 3, "pipeline": 1, "expert": 1, "context": 1}
-    found = with_layout(composed(*EXPERTS), megatron=sizes)
-    with pytest.raises(UserError, match=r"tensor=3 x pipeline=1 x context=1 = 3 must divide its 32 devices"):
-        check(found, tree(found))
+    layout = composed(*EXPERTS).layout.model_dump() | {"megatron": sizes}
+    with pytest.raises(UserError, match=r"tensor=3 x pipeline=1 x context=1 = 3 must divide the 32 devices"):
+        parse(LayoutSpec, layout, "layout")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_parallel_sizes_that_do_not_divide_the_devices_are_refused() -> None:
     [(TINY, 1), (DENSE, 8), (EXPERTS, 16), ((*DENSE, "layout.sequence_parallel=2"), 4)],
 )
 def test_data_parallel_ranks(overrides: tuple[str, ...], ranks: int) -> None:
-    assert data_parallel_ranks(composed(*overrides).layout) == ranks
+    assert composed(*overrides).layout.data_parallel_ranks == ranks
 
 
 def test_no_secret_of_the_environment_gets_into_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,23 @@
+"""What a run takes of a machine or cluster, in Slurm's words: no part of its identity."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cppo_lab.spec.base import Count, Positive, Spec
+
+# These become options of a batch script: nothing that a shell would read differently.
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$", max_length=256)]
+Features = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[(][A-Za-z0-9_.,:|&*()\[\]-]*$", max_length=256)]
+
+
+class ResourcesSpec(Spec):
+    """Time and shares of one run; None: the cluster's default. Nodes and devices are in the layout."""
+
+    hours: Annotated[float, Field(gt=0, le=10_000)]  # after which the run is ended
+    cpus: Count | None  # of each node
+    memory_gb: Positive | None  # of each node, in 2^30 bytes as Slurm's G
+    partition: Word | None
+    account: Word | None
+    qos: Word | None
+    constraint: Features | None

@@ -1,0 +1,146 @@
+"""Hydra's only home: its grammar of overrides, its composition, and its errors in our words."""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib import resources
+from typing import Any, Literal
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import OverrideType
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cppo_lab.errors import UserError, unknown
+
+CONF = resources.files("cppo_lab") / "conf"
+
+
+class UnknownKey(UserError):
+    """An override names a key that the composed configuration does not have; `key` is its dotted name."""
+
+    def __init__(self, key: str, text: str) -> None:
+        super().__init__(text)
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One override as Hydra's grammar reads it.
+
+    `kind`: the `choice` of a group's option, a plain `value` (a scalar or a list of scalars) of a key, or anything
+    `other`: additions, deletions, packages, mappings, references, and what does not parse.
+    """
+
+    key: str
+    value: Any
+    kind: Literal["choice", "value", "other"]
+
+
+@lru_cache(maxsize=100_000)
+def parsed(text: str) -> Override:
+    """What an override says. Whatever is out of the ordinary is `other`: Hydra then composes, or refuses."""
+    named = re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0]
+    try:
+        found = _parser().parse_override(text)
+    except HydraException:
+        return Override(named, None, "other")
+    if found.type is not OverrideType.CHANGE or found.package is not None or found.is_sweep_override():
+        return Override(named, None, "other")
+    key, value = found.key_or_group, found.value()
+    if key in groups():
+        return Override(key, value, "other" if isinstance(value, dict) else "choice")
+    plain = all(map(_is_plain, value if isinstance(value, list) else [value]))
+    return Override(key, value, "value" if plain else "other")
+
+
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def _is_plain(value: object) -> bool:
+    """A scalar that OmegaConf keeps as it is: no reference, and not its mark for what is missing."""
+    if isinstance(value, str):
+        return "${" not in value and value != "???"
+    return value is None or isinstance(value, bool | int | float)
+
+
+def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
+    """What Hydra composes, as plain values; `${...}` resolved or as they stand.
+
+    Raises UserError for an override that does not parse, an unknown group option or key.
+    """
+    # Hydra logs a warning for each file without a schema; validation is ours.
+    logging.getLogger("hydra").setLevel(logging.ERROR)
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", list(overrides))
+        values = OmegaConf.to_container(config, resolve=resolved)
+    except MissingConfigException as error:
+        raise _unknown_option(error) from None
+    except ConfigCompositionException as error:
+        raise _unknown_key(error, overrides) from None
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(f"overrides {' '.join(overrides)!r}: {first_line}") from None
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+@cache
+def groups() -> dict[str, list[str]]:
+    """Configuration groups and their options."""
+    return {
+        folder.name: sorted(
+            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
+        )
+        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
+        if folder.is_dir()
+    }
+
+
+@cache
+def groups_set_by(rule: str) -> tuple[str, ...]:
+    """The other groups of which the file of `rule` in conf/rule chooses the option."""
+    if rule not in groups()["rule"]:
+        return ()
+    defaults = yaml.safe_load((CONF / "rule" / f"{rule}.yaml").read_text(encoding="utf-8")).get(
+        "defaults", []
+    )
+    return tuple(key.removeprefix("override /") for entry in defaults for key in entry)
+
+
+def _unknown_option(error: MissingConfigException) -> UserError:
+    group, _, option = str(error.missing_cfg_file).rpartition("/")
+    return unknown(group or "configuration", option, groups().get(group, []))
+
+
+def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) -> UserError:
+    """Hydra says 'Could not override KEY' for a key, and 'no match in the defaults list' for a group."""
+    match = re.search(r"Could not override '([^']+)'", str(error))
+    if match is None:
+        return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}")
+    key = match[1].split("@")[0]
+    base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
+    if any(re.split(r"[=@]", text)[0] == key for text in base) or len(base) == len(overrides):
+        return UserError(f"override of group {key!r}: {str(error).strip().splitlines()[0]}")
+    names = dotted(composed(base, resolved=True))
+    section = key.rpartition(".")[0]
+    siblings = [name for name in names if name.rpartition(".")[0] == section]
+    valid = siblings or [*groups(), *{name.partition(".")[0] for name in names}]
+    return UnknownKey(key, str(unknown("key", key, set(valid))))
+
+
+def dotted(values: dict[str, Any], before: str = "") -> list[str]:
+    """Dotted names of all leaves."""
+    names = []
+    for key, value in values.items():
+        names += dotted(value, f"{before}{key}.") if isinstance(value, dict) else [f"{before}{key}"]
+    return names

@@ -1,0 +1,116 @@
+"""One composed configuration, validated: equal sections of different runs are checked once and shared."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.parse import parse, parse_run
+from cppo_lab.spec import (
+    RUN_KINDS,
+    LayoutSpec,
+    MiniRun,
+    PathsSpec,
+    ResourcesSpec,
+    Spec,
+    VerlRun,
+    canonical,
+    digest,
+)
+from cppo_lab.sweep.compose.checks import check_constants, check_model, check_placement
+from cppo_lab.sweep.compose.settings import Section, settings
+
+S = TypeVar("S", bound=Spec)
+
+
+class TrackingSpec(Spec):
+    """Where runs are tracked when MLFLOW_TRACKING_URI is not set."""
+
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """One composed configuration: what to train, where, how to launch it, where to track it."""
+
+    run: MiniRun | VerlRun
+    layout: LayoutSpec
+    paths: PathsSpec
+    launcher: LauncherSpec
+    tracking: TrackingSpec
+    resources: ResourcesSpec
+    run_id: str  # of `run`
+
+
+def compose(overrides: Sequence[str]) -> Composed:
+    """Compose and validate one configuration.
+
+    Raises UserError for an override that does not parse, an unknown group option, key, or value.
+    """
+    sections = settings(overrides)
+    sections.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
+    launcher = _part(LauncherSpec, sections, "launcher")
+    tracking = _part(TrackingSpec, sections, "tracking")
+    layout = _part(LayoutSpec, sections, "layout")
+    paths = _part(PathsSpec, sections, "paths")
+    resources = _part(ResourcesSpec, sections, "resources")
+    run, run_id = _run(sections)
+    check_constants(run)
+    if isinstance(run, VerlRun):
+        check_placement(run, layout)
+    return Composed(run, layout, paths, launcher, tracking, resources, run_id)
+
+
+def resolve(overrides: Sequence[str]) -> dict[str, Any]:
+    """The composed configuration as plain values, interpolations resolved; the caller's own copy."""
+    return {name: copy.deepcopy(section.value) for name, section in settings(overrides).items()}
+
+
+def _part(kind: type[S], sections: dict[str, Section], name: str) -> S:
+    """Take a section that is no part of the run."""
+    section = sections.pop(name, None) or Section({})
+    return _parsed(kind, section.text, name)
+
+
+@lru_cache(maxsize=10_000)
+def _parsed(kind: type[S], text: str, where: str) -> S:
+    return parse(kind, json.loads(text), where)
+
+
+def _run(sections: Mapping[str, Section]) -> tuple[MiniRun | VerlRun, str]:
+    """The run and its id. What is wrong with it is found, and said, by parsing the whole."""
+    core = sections["core"].value if "core" in sections else None
+    kind = RUN_KINDS.get(core) if isinstance(core, str) else None
+    if kind is not None and sections.keys() == kind.model_fields.keys():
+        values, texts = {}, []
+        try:
+            for name in sorted(sections):
+                values[name], text = _field(kind, name, sections[name].text)
+                texts.append(f'"{name}":{text}')
+            return kind.model_validate(values), digest("{" + ",".join(texts) + "}")
+        except ValidationError:
+            pass
+    plain = {name: section.value for name, section in sections.items()}
+    check_model(plain)
+    run = parse_run(plain, "configuration")
+    return run, run.run_id
+
+
+@lru_cache(maxsize=200_000)
+def _field(kind: type[MiniRun] | type[VerlRun], name: str, text: str) -> tuple[Any, str]:
+    """A field of a run from JSON, and its canonical JSON.
+
+    Raises ValidationError.
+    """
+    value = _adapter(kind, name).validate_json(text, strict=True)
+    return value, canonical(value) if isinstance(value, Spec) else json.dumps(value)
+
+
+@cache
+def _adapter(kind: type[Spec], name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(get_type_hints(kind, include_extras=True)[name])
