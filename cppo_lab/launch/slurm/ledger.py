@@ -19,6 +19,7 @@ from cppo_lab.errors import UserError
 
 NAME = "slurm.db"
 LOCK = "slurm.lock"
+FOLDER = "slurm"  # of all submissions
 BUSY_SECONDS = 30.0  # how long to wait for another launcher's transaction
 
 _TABLES = """
@@ -28,21 +29,24 @@ CREATE TABLE IF NOT EXISTS submission (
     job_id INTEGER            -- of the array; NULL between the claim and the answer of sbatch
 ) STRICT;
 CREATE TABLE IF NOT EXISTS task (
-    run_id TEXT NOT NULL,
+    name TEXT NOT NULL,        -- of the launcher's job: the id of a run, mostly
     token TEXT NOT NULL REFERENCES submission (token),
     position INTEGER NOT NULL,  -- its index in the array
     ended TEXT,                 -- why the job is no longer in the queue; NULL while it is
-    PRIMARY KEY (run_id, token)
+    PRIMARY KEY (name, token)
 ) STRICT;
-CREATE INDEX IF NOT EXISTS open_task ON task (run_id) WHERE ended IS NULL;
+CREATE INDEX IF NOT EXISTS open_task ON task (name) WHERE ended IS NULL;
 """
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run's place in an array. `job_id` is None where the submission's answer was never recorded."""
+    """A job's place in an array; its `name` is a run's id, mostly.
 
-    run_id: str
+    `job_id` is None where the submission's answer was never recorded.
+    """
+
+    name: str
     token: str
     job_id: int | None
     position: int
@@ -86,22 +90,22 @@ class Ledger:
         """No more reads and writes."""
         self._database.close()
 
-    def claim(self, run_ids: Sequence[str]) -> str:
-        """Write down that one array is about to be submitted for these runs; returns its token.
+    def claim(self, names: Sequence[str]) -> str:
+        """Write down that one array is about to be submitted for these jobs; returns its token.
 
-        Raises ValueError if one of them is in a job already: the caller reconciles first, holding the lock.
+        Raises ValueError if one of them is in the queue already: the caller reconciles first, holding the lock.
         """
         token = secrets.token_hex(8)
         with self._transaction():
-            taken = [run_id for run_id in run_ids if self._open(run_id)]
+            taken = [name for name in names if self._open(name)]
             if taken:
-                raise ValueError(f"runs {', '.join(taken)} are in a job already")
+                raise ValueError(f"{', '.join(taken)} are in the queue already")
             self._database.execute(
                 "INSERT INTO submission (token, created) VALUES (?, ?)", (token, time.time())
             )
             self._database.executemany(
-                "INSERT INTO task (run_id, token, position) VALUES (?, ?, ?)",
-                [(run_id, token, position) for position, run_id in enumerate(run_ids)],
+                "INSERT INTO task (name, token, position) VALUES (?, ?, ?)",
+                [(name, token, position) for position, name in enumerate(names)],
             )
         return token
 
@@ -114,21 +118,29 @@ class Ledger:
         """These are no longer in Slurm's queue."""
         with self._transaction():
             self._database.executemany(
-                "UPDATE task SET ended = ? WHERE run_id = ? AND token = ? AND ended IS NULL",
-                [(reason, task.run_id, task.token) for task in tasks],
+                "UPDATE task SET ended = ? WHERE name = ? AND token = ? AND ended IS NULL",
+                [(reason, task.name, task.token) for task in tasks],
             )
 
     def open_tasks(self) -> list[Task]:
         """What may still be in Slurm's queue."""
         return self._tasks("WHERE task.ended IS NULL")
 
-    def tasks_of(self, run_id: str) -> list[Task]:
-        """Every job that a run has had, newest first."""
-        return self._tasks("WHERE task.run_id = ?", run_id)
+    def open_tasks_of(self, token: str) -> list[Task]:
+        """Those of one submission."""
+        return self._tasks("WHERE task.ended IS NULL AND task.token = ?", token)
+
+    def tasks_of(self, name: str) -> list[Task]:
+        """Every place in the queue that a job has had, newest first."""
+        return self._tasks("WHERE task.name = ?", name)
+
+    def folder_of(self, token: str) -> Path:
+        """Where a submission keeps its batch script, functions and output."""
+        return self.path.parent / FOLDER / token
 
     def _tasks(self, where: str, *values: object) -> list[Task]:
         rows = self._database.execute(
-            "SELECT task.run_id, task.token, job_id, position, size, created, ended FROM task "
+            "SELECT task.name, task.token, job_id, position, size, created, ended FROM task "
             "JOIN submission USING (token) "
             "JOIN (SELECT token, COUNT(*) AS size FROM task GROUP BY token) USING (token) "
             f"{where} ORDER BY created DESC, position",
@@ -136,8 +148,8 @@ class Ledger:
         )
         return [Task(*row) for row in rows]
 
-    def _open(self, run_id: str) -> bool:
-        found = self._database.execute("SELECT 1 FROM task WHERE run_id = ? AND ended IS NULL", (run_id,))
+    def _open(self, name: str) -> bool:
+        found = self._database.execute("SELECT 1 FROM task WHERE name = ? AND ended IS NULL", (name,))
         return found.fetchone() is not None
 
     @contextlib.contextmanager

@@ -16,7 +16,7 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 def test_a_claim_becomes_a_job_and_ends(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         token = ledger.claim(["a", "b"])
-        assert {(t.run_id, t.position, t.job_id, t.job) for t in ledger.open_tasks()} == {
+        assert {(t.name, t.position, t.job_id, t.job) for t in ledger.open_tasks()} == {
             ("a", 0, None, ""),
             ("b", 1, None, ""),
         }
@@ -24,7 +24,7 @@ def test_a_claim_becomes_a_job_and_ends(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         assert [task.job for task in ledger.open_tasks()] == ["17_0", "17_1"]
         ledger.end(ledger.tasks_of("a"), "COMPLETED")
-        assert [task.run_id for task in ledger.open_tasks()] == ["b"]
+        assert [task.name for task in ledger.open_tasks()] == ["b"]
         again = ledger.claim(["a"])
         ledger.submitted(again, 18)
         assert [(task.job, task.ended) for task in ledger.tasks_of("a")] == [
@@ -36,9 +36,9 @@ def test_a_claim_becomes_a_job_and_ends(tmp_path: Path) -> None:
 def test_a_run_in_a_job_cannot_be_claimed_and_nothing_else_is(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.claim(["a"])
-        with pytest.raises(ValueError, match="runs a are in a job already"):
+        with pytest.raises(ValueError, match="a are in the queue already"):
             ledger.claim(["b", "a"])
-        assert [task.run_id for task in ledger.open_tasks()] == ["a"]
+        assert [task.name for task in ledger.open_tasks()] == ["a"]
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_launchers_at_once_claim_each_run_once(tmp_path: Path) -> None:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * 4
     with Ledger(tmp_path) as ledger:
-        assert sorted(task.run_id for task in ledger.open_tasks()) == sorted(f"run{n}" for n in range(40))
+        assert sorted(task.name for task in ledger.open_tasks()) == sorted(f"run{n}" for n in range(40))
 
 
 def test_a_launcher_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_a_launcher_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -
         assert sqlite3.connect(tmp_path / NAME).execute("PRAGMA integrity_check").fetchone() == ("ok",)
     _claim_each_once(tmp_path)
     with Ledger(tmp_path) as ledger:
-        assert len({task.run_id for task in ledger.open_tasks()}) == len(ledger.open_tasks()) == 40
+        assert len({task.name for task in ledger.open_tasks()}) == len(ledger.open_tasks()) == 40

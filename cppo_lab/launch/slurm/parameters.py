@@ -1,0 +1,47 @@
+"""From a job's resources and the launcher's settings to the parameters of submitit's Slurm executor."""
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from cppo_lab.launch.base import J, Job
+from cppo_lab.launch.slurm.settings import SlurmSpec
+
+
+def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
+    """Keyword arguments of `SlurmExecutor.update_parameters`; those that are None take the cluster's default."""
+    taken = job.resources
+    values: dict[str, Any] = {
+        "name": "cppo",
+        "nodes": job.nodes,
+        "tasks_per_node": 1,
+        "gpus_per_node": job.gpus or None,
+        "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
+        "signal_delay_s": spec.grace_seconds,
+        "setup": list(spec.setup) or None,
+        "srun_args": list(spec.srun) or None,
+        "stderr_to_stdout": True,
+        "wckey": None,  # submitit's own, which clusters that check them refuse
+        # A job whose machine breaks down goes back into the queue as well.
+        "additional_parameters": {"requeue": True, **spec.sbatch},
+    }
+    if taken is not None:
+        values |= {
+            "timeout_min": max(1, math.ceil(taken.hours * 60)),
+            "mem_gb": taken.memory_gb,
+            "partition": taken.partition,
+            "account": taken.account,
+            "qos": taken.qos,
+            "constraint": taken.constraint,
+        }
+    return {key: value for key, value in values.items() if value is not None or key == "wckey"}
+
+
+def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:
+    """Jobs by what they take, in the order in which they came: each group can be one array."""
+    found: dict[str, tuple[dict[str, Any], list[J]]] = {}
+    for job in jobs:
+        values = parameters(job, spec)
+        found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(job)
+    return list(found.values())
