@@ -13,9 +13,9 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     """Keyword arguments of `SlurmExecutor.update_parameters`; those that are None take the cluster's default."""
     taken = job.resources
     values: dict[str, Any] = {
-        "name": "cppo",
+        "job_name": "cppo",
         "nodes": job.nodes,
-        "tasks_per_node": 1,
+        "ntasks_per_node": 1,
         "gpus_per_node": job.gpus or None,
         "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
         "signal_delay_s": spec.grace_seconds,
@@ -28,8 +28,8 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     }
     if taken is not None:
         values |= {
-            "timeout_min": max(1, math.ceil(taken.hours * 60)),
-            "mem_gb": taken.memory_gb,
+            "time": max(1, math.ceil(taken.hours * 60)),
+            "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,
             "partition": taken.partition,
             "account": taken.account,
             "qos": taken.qos,
