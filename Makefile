@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test lint bench mutations clean help
+.PHONY: quickstart study test lint bench mutations slurm-dev slurm-dev-stop clean help
 
 help:
 	@echo "make quickstart  install, train the study in miniature, write its report page (about 3 minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make lint        ruff"
 	@echo "make bench       run every benchmark (QUICK=1: under a minute each)"
 	@echo "make mutations   put deliberate faults into the maths and see the tests catch each (about 4 minutes)"
+	@echo "make slurm-dev   start a real Slurm on this machine, to try things (docs/slurm_dev.md); slurm-dev-stop ends it"
 	@echo "make clean       remove the virtual environment and the reports; runs and mlflow.db stay"
 
 quickstart: $(VENV)/.installed
@@ -44,6 +45,12 @@ bench: $(VENV)/.installed-dev
 
 mutations: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutations.py
+
+slurm-dev:
+	@$(PYTHON) -m dev.slurm start
+
+slurm-dev-stop:
+	@$(PYTHON) -m dev.slurm stop
 
 clean:
 	rm -rf $(VENV) reports/build

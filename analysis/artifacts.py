@@ -1,11 +1,12 @@
-"""The diagnostics that a run leaves as JSON artifacts: how far the policies part at each token position, and
-one response through CPPO's two tests. Checked on reading: a file that is not what it should be is an error.
+"""What runs leave as JSON artifacts. The diagnostics: how far the policies part at each token position, and one
+response through CPPO's two tests. Checked on reading: a file that is not what it should be is an error. The
+state of a search: its text alone (`search` has its meaning).
 """
 
-import json
 import math
+import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +16,14 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
+from cppo_lab.analysis.fields import Fields, boolean, count, number, text
 from cppo_lab.analysis.reader import unreadable
 from cppo_lab.errors import UserError
 
 FOLDER = "diagnostics"
 LARGEST = 5_000_000  # bytes; a run writes some kilobytes
+SEARCH_FILE = "search.json"
+LARGEST_SEARCH = 20_000_000  # bytes; a search of a thousand trials writes about a million
 REASONS = ("", "token", "prefix")
 
 T = TypeVar("T")
@@ -97,124 +101,79 @@ def read_windows(uri: str, mlflow_ids: Iterable[str]) -> dict[str, TokenWindow]:
     return _read(uri, mlflow_ids, "window.json", _window)
 
 
-def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[["_Fields"], T]) -> dict[str, T]:
+def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | None:
+    """(MLflow run, text of its `search.json`) of the first of the runs that has one; None if none has.
+
+    Raises UserError if the store fails or the file is too large.
+    """
+    store.require_store(uri)
+    try:
+        client = MlflowClient(uri)
+        for mlflow_id in mlflow_ids:
+            content = _content(client, mlflow_id, "", SEARCH_FILE, LARGEST_SEARCH)
+            if content is not None:
+                return mlflow_id, content
+    except (MlflowException, SQLAlchemyError) as error:
+        raise unreadable(uri, error) from error
+    return None
+
+
+def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Fields], T]) -> dict[str, T]:
     store.require_store(uri)
     found = {}
     try:
         client = MlflowClient(uri)
         for mlflow_id in mlflow_ids:
-            text = _text(client, mlflow_id, name)
-            if text is not None:
-                found[mlflow_id] = parse(_Fields(text, f"{FOLDER}/{name} of MLflow run {mlflow_id}"))
+            content = _content(client, mlflow_id, FOLDER, f"{FOLDER}/{name}", LARGEST)
+            if content is not None:
+                what = f"{FOLDER}/{name} of MLflow run {mlflow_id}"
+                found[mlflow_id] = parse(Fields.parse(content, what))
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
     return found
 
 
-def _text(client: MlflowClient, mlflow_id: str, name: str) -> str | None:
+def _content(client: MlflowClient, mlflow_id: str, folder: str, path: str, largest: int) -> str | None:
     """The file's text; None if the run has no such file, or its artifacts are not to be seen from here."""
-    path = f"{FOLDER}/{name}"
-    entry = next((one for one in client.list_artifacts(mlflow_id, FOLDER) if one.path == path), None)
+    entry = next((one for one in client.list_artifacts(mlflow_id, folder or None) if one.path == path), None)
     if entry is None or entry.is_dir:
         return None
-    # Asked of the store first, so that a file that is no diagnostic is not brought here at all.
-    _small_enough(entry.file_size or 0, f"{path} of MLflow run {mlflow_id}")
-    with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
-        local = Path(client.download_artifacts(mlflow_id, path, folder))
-        _small_enough(local.stat().st_size, f"{path} of MLflow run {mlflow_id}")
+    # Asked of the store first, so that a file that is far too large is not brought here at all.
+    _small_enough(entry.file_size or 0, largest, f"{path} of MLflow run {mlflow_id}")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for some kilobytes
+    with tempfile.TemporaryDirectory(prefix="cppo-") as target:
+        local = Path(client.download_artifacts(mlflow_id, path, target))
+        _small_enough(local.stat().st_size, largest, f"{path} of MLflow run {mlflow_id}")
         return local.read_bytes().decode("utf-8", errors="replace")
 
 
-def _small_enough(size: int, what: str) -> None:
-    if size > LARGEST:
+def _small_enough(size: int, largest: int, what: str) -> None:
+    if size > largest:
         raise UserError(
-            f"{what} has {size} bytes, more than the {LARGEST} that a diagnostic may have: "
+            f"{what} has {size} bytes, more than the {largest} that such a file may have: "
             "delete that artifact, or run that configuration again"
         )
-
-
-class _Fields:
-    """The fields of one JSON object; a wrong one is named together with its file."""
-
-    def __init__(self, text: str, what: str) -> None:
-        self.what = what
-        try:
-            values = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise self.bad(f"is no JSON ({error})") from None
-        if not isinstance(values, dict):
-            raise self.bad("is no JSON object")
-        self.values: Mapping[str, Any] = values
-        self.length: int | None = None
-
-    def bad(self, why: str) -> UserError:
-        return UserError(
-            f"{self.what} {why}: the run was recorded by other code than this; run it again, or delete it"
-        )
-
-    def one(self, key: str, check: Callable[[Any], T | None], kind: str) -> T:
-        if key not in self.values:
-            raise self.bad(f"lacks {key!r}")
-        value = check(self.values[key])
-        if value is None:
-            raise self.bad(f"has {key}={self.values[key]!r:.60}, which is no {kind}")
-        return value
-
-    def many(self, key: str, check: Callable[[Any], T | None], kind: str) -> tuple[T, ...]:
-        """A list of the same length as the lists before it."""
-        if not isinstance(self.values.get(key), list):
-            raise self.bad(f"lacks the list {key!r}")
-        result = []
-        for index, item in enumerate(self.values[key]):
-            value = check(item)
-            if value is None:
-                raise self.bad(f"has {key}[{index}]={item!r:.60}, which is no {kind}")
-            result.append(value)
-        if self.length not in (None, len(result)):
-            raise self.bad(f"has {len(result)} values of {key!r} beside lists of {self.length}")
-        self.length = len(result)
-        return tuple(result)
-
-    def optional(self, key: str) -> float | None:
-        return None if self.values.get(key) is None else self.one(key, _number, "number")
-
-
-def _number(value: Any) -> float | None:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if real else None
 
 
 def _gap(value: Any) -> float | None:
     """A position that no response reached has no gap: null, or not a number."""
     absent = value is None or (isinstance(value, float) and math.isnan(value))
-    return math.nan if absent else _number(value)
+    return math.nan if absent else number(value)
 
 
 def _threshold(value: Any) -> float | None:
     """Infinite where the rule has no budget."""
-    return math.inf if value == math.inf else _number(value)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def _text_value(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _bool(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
+    return math.inf if value == math.inf else number(value)
 
 
 def _reason(value: Any) -> str | None:
     return value if value in REASONS else None
 
 
-def _positions(fields: _Fields) -> PositionGaps:
+def _positions(fields: Fields) -> PositionGaps:
     gaps = PositionGaps(
-        positions=fields.many("position", _count, "count"),
-        tokens=fields.many("tokens", _count, "count"),
+        positions=fields.many("position", count, "count"),
+        tokens=fields.many("tokens", count, "count"),
         mean=fields.many("gap_mean", _gap, "number"),
         top10=fields.many("gap_top10", _gap, "number"),
         w_min=fields.optional("w_min"),
@@ -230,14 +189,14 @@ def _positions(fields: _Fields) -> PositionGaps:
     return gaps
 
 
-def _window(fields: _Fields) -> TokenWindow:
+def _window(fields: Fields) -> TokenWindow:
     window = TokenWindow(
-        step=fields.one("step", _count, "count"),
-        symbols=fields.many("symbols", _text_value, "text"),
-        weighted_divergence=fields.many("weighted_divergence", _number, "number"),
-        token_threshold=fields.one("token_threshold", _number, "number"),
+        step=fields.one("step", count, "count"),
+        symbols=fields.many("symbols", text, "text"),
+        weighted_divergence=fields.many("weighted_divergence", number, "number"),
+        token_threshold=fields.one("token_threshold", number, "number"),
         prefix_threshold=fields.many("prefix_threshold", _threshold, "number"),
-        moves_away=fields.many("moves_away", _bool, "true or false"),
+        moves_away=fields.many("moves_away", boolean, "true or false"),
         masked_by=fields.many("masked_by", _reason, "reason to mask"),
     )
     if not window.symbols:

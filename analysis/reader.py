@@ -33,7 +33,12 @@ RUN_COLUMNS = (
     "end",
 )
 METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
-_FROM_MLFLOW = {"FINISHED": schema.DONE, "RUNNING": schema.RUNNING, "SCHEDULED": schema.RUNNING}
+_FROM_MLFLOW = {
+    "FINISHED": schema.DONE,
+    "RUNNING": schema.RUNNING,
+    "SCHEDULED": schema.RUNNING,
+    "KILLED": schema.PARTIAL,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +79,46 @@ def read_sweep(
         raise unreadable(uri, error) from error
 
 
+def read_runs(
+    uri: str, experiment: str, run_ids: Collection[str], metrics: Callable[[str], bool] | None = None
+) -> SweepData:
+    """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, in whatever sweep; those that are not there
+    are left out. Raises UserError as `read_sweep` does for a store or an experiment.
+    """
+    store.require_store(uri)
+    try:
+        client = MlflowClient(uri)
+        everything = _all_runs(client, _experiment_id(client, experiment, uri))
+        found = [run for run in everything if run.data.tags.get(schema.TAG_RUN_ID) in run_ids]
+        return _sweep_data(client, experiment, "", found, metrics)
+    except (MlflowException, SQLAlchemyError) as error:
+        raise unreadable(uri, error) from error
+
+
+def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
+    """The searches of `experiment`: name of the study -> MLflow runs that stand for it as a whole, newest first.
+
+    Raises UserError as `read_sweep` does for a store or an experiment.
+    """
+    store.require_store(uri)
+    try:
+        client = MlflowClient(uri)
+        everything = list(_all_runs(client, _experiment_id(client, experiment, uri)))
+    except (MlflowException, SQLAlchemyError) as error:
+        raise unreadable(uri, error) from error
+    whole = [
+        run
+        for run in everything
+        if schema.TAG_SEARCH in run.data.tags and schema.TAG_PARENT not in run.data.tags
+    ]
+    whole.sort(key=lambda run: (run.info.start_time or 0, run.info.run_id), reverse=True)
+    studies: dict[str, tuple[str, ...]] = {}
+    for run in whole:
+        name = run.data.tags[schema.TAG_SEARCH]
+        studies[name] = (*studies.get(name, ()), run.info.run_id)
+    return dict(sorted(studies.items()))
+
+
 def unreadable(uri: str, error: Exception) -> UserError:
     """What to say when MLflow fails on the store at `uri`."""
     return UserError(
@@ -97,6 +142,16 @@ def _read(
     ]
     if not found:
         raise UserError(_nothing_found(experiment, sweep, everything))
+    return _sweep_data(client, experiment, sweep, found, metrics)
+
+
+def _sweep_data(
+    client: MlflowClient,
+    experiment: str,
+    sweep: str,
+    found: list[Run],
+    metrics: Callable[[str], bool] | None,
+) -> SweepData:
     kept = _newest_of_each(found)
     runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
     runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})

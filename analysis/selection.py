@@ -34,6 +34,7 @@ class State(StrEnum):
     MISSING = "missing"
     RUNNING = "running"
     FAILED = "failed"
+    PARTIAL = "partial"
     NO_VALIDATION = "no validation in the window"
     NO_COMPONENTS = "a benchmark is missing at every step"
 
@@ -173,6 +174,7 @@ def run_state(status: str, core: str, choice: Choice) -> State:
     told = {
         schema.RUNNING: State.RUNNING,
         schema.FAILED: State.FAILED,
+        schema.PARTIAL: State.PARTIAL,
         schema.COLLAPSED: State.COLLAPSE,
     }
     return told.get(status, choice.state)

@@ -25,8 +25,10 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise _explain(kind, fault, where, len(error.errors()) - 1) from None
+        faults = error.errors()
+        # A misspelt key is also a missing one: its own name says more.
+        fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+        raise _explain(kind, fault, where, len(faults) - 1) from None
 
 
 def parse_run(values: dict[str, Any], where: str) -> MiniRun | VerlRun:
@@ -46,30 +48,38 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
     key = _dotted(path)
     more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
-        siblings = [_dotted([*path[:-1], name]) for name in _spec_at(kind, path[:-1]).model_fields]
+        fields = _spec_at(kind, path[:-1]).model_fields
+        siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
         return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
     text = fault["msg"].removeprefix("Value error, ")
-    if not key or fault["type"] in ("missing", "value_error"):
+    if fault["type"] == "missing":
+        return UserError(f"{where}: {key} is missing: add it{more}")
+    if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
         return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
+    if fault["type"] == "string_pattern_mismatch":
+        text = f"must match {fault['ctx']['pattern']}"
     valid = _interval(kind, path)
     return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")
 
 
 def _dotted(path: list[str]) -> str:
     """The key as its user wrote it: without the tags by which pydantic tells kinds apart."""
-    return ".".join(part for part in path if part not in TAGS)
+    return ".".join(part for part in path if part not in TAGS and part != "[key]")
 
 
 def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
     """The config class at a dotted path, as far as it leads through config classes."""
     for name in path:
-        field = kind.model_fields.get(name)
-        inner = TAGS.get(name) or (field.annotation if field is not None else None)
-        if get_args(inner):  # one of several kinds: its tag comes next
+        if name.isdigit():  # an item of the list before it
             continue
-        if not (isinstance(inner, type) and issubclass(inner, Spec)):
+        found = {field.alias or key: field.annotation for key, field in kind.model_fields.items()}
+        inner = TAGS.get(name) or found.get(name)
+        kinds = [one for one in (inner, *get_args(inner)) if isinstance(one, type) and issubclass(one, Spec)]
+        if not kinds:
+            if get_args(inner):  # one of several kinds: its tag comes next
+                continue
             break
-        kind = inner
+        kind = kinds[0]
     return kind
 
 

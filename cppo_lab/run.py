@@ -4,17 +4,20 @@ import contextlib
 import fcntl
 import os
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from cppo_lab import schema
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
+from cppo_lab.spec.layout import layout_tag
+
+if TYPE_CHECKING:
+    from cppo_lab.tracking.client import Attempt as Recorded
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Attempt:
     resources: ResourcesSpec | None = None  # None: no limit of time
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
+    replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
 
     @property
     def folder(self) -> Path:
@@ -67,6 +71,10 @@ class Attempt:
 
 
 LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
+
+
+class Interrupted(SystemExit):
+    """A signal asked this process to end."""
 
 
 class AlreadyRunning(RuntimeError):
@@ -112,25 +120,28 @@ def is_held(folder: Path) -> bool:
 def execute(attempt: Attempt) -> None:
     """Train one run, from its checkpoint if it has one, and record it. A run that is done already is left alone.
 
-    Whatever ends the run before its last step is recorded as FAILED with its traceback, and raised again.
+    An attempt that replaces finished runs starts from the beginning, or where an earlier one of its kind stopped.
+    What ends the run before its last step is recorded and raised again: a signal as an interruption, anything else
+    as a failure with its traceback.
     """
     _prepare_process(attempt)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
     from cppo_lab.cores.base import CHECKPOINT, Resources, load_core
-    from cppo_lab.tracking.client import attempts, folder_tag, open_client
+    from cppo_lab.tracking.client import attempts_at, open_client
     from cppo_lab.tracking.recorder import Recorder
-    from cppo_lab.tracking.spool import NAME as SPOOL
+    from cppo_lab.tracking.replace import retire
 
     spec = attempt.spec
     with held(attempt.folder):
-        past = attempts(open_client(attempt.uri), schema.experiment_name(spec.core), [spec.run_id])
-        if any(one.status == "FINISHED" for one in past[spec.run_id]):
+        client = open_client(attempt.uri)
+        past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
+        finished = [one for one in past if one.status == "FINISHED" and one.mlflow_id not in attempt.replaces]
+        if finished:
             _remove_checkpoint(attempt.folder / CHECKPOINT)  # killed before it could do so itself
+            retire(client, finished[0].mlflow_id)
             return
-        (attempt.folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
-        ours = [one for one in past[spec.run_id] if one.folder == folder_tag(attempt.folder)]
-        continues = ours[0].mlflow_id if ours and (attempt.folder / SPOOL).exists() else None
-        recorder = Recorder(spec, attempt.tags, attempt.uri, attempt.folder, continues)
+        continues = _continued(attempt, past)
+        recorder = Recorder(spec, _tags(attempt), attempt.uri, attempt.folder, continues)
         try:
             resources = Resources(
                 attempt.runs,
@@ -140,10 +151,45 @@ def execute(attempt: Attempt) -> None:
                 paths=attempt.paths,
             )
             recorder.finish(load_core(spec.core)(spec, recorder, resources))
+        except (KeyboardInterrupt, Interrupted) as error:
+            recorder.interrupt(str(error) or f"terminated by {signal.SIGINT.name}")
+            raise
         except BaseException as error:
             recorder.fail(describe(error), traceback.format_exc())
             raise
         _remove_checkpoint(attempt.folder / CHECKPOINT)
+        if attempt.replaces:
+            retire(client, recorder.mlflow_id)
+
+
+def _continued(attempt: Attempt, past: "Sequence[Recorded]") -> str | None:
+    """The MLflow run of an earlier attempt that this one goes on with; None if it starts anew.
+
+    What a replaced result left in the folder is set aside first. An attempt at replacing it that is on record began
+    after that, so what it left is its own.
+    """
+    from cppo_lab.tracking.client import folder_tag
+    from cppo_lab.tracking.replace import set_aside
+    from cppo_lab.tracking.spool import NAME as SPOOL
+
+    folder, replaced = attempt.folder, set(attempt.replaces)
+    ours = [one for one in past if one.folder == folder_tag(folder) and one.status != "FINISHED"]
+    if replaced:
+        ours = [one for one in ours if one.replaces & replaced]
+        if not ours:
+            set_aside(folder, attempt.replaces[0])
+    (folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
+    return ours[0].mlflow_id if ours and (folder / SPOOL).exists() else None
+
+
+def _tags(attempt: Attempt) -> dict[str, str]:
+    """The launcher's tags, and those that follow from how it wants the run trained."""
+    tags = dict(attempt.tags)
+    if attempt.layout is not None and attempt.spec.core == "verl":
+        tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
+    if attempt.replaces:
+        tags[schema.TAG_REPLACES] = " ".join(attempt.replaces)
+    return tags
 
 
 def _remove_checkpoint(path: Path) -> None:
@@ -160,7 +206,7 @@ def describe(error: BaseException) -> str:
 
 
 def _prepare_process(attempt: Attempt) -> None:
-    """Threads, devices, and an orderly end on SIGTERM."""
+    """Threads, devices, and an orderly end on SIGTERM and on SIGUSR2, which submitit sends before a time limit."""
     os.environ["OMP_NUM_THREADS"] = str(attempt.threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
     # submitit's local executor hides every device from a job that asked it for none.
@@ -168,8 +214,10 @@ def _prepare_process(attempt: Attempt) -> None:
     if attempt.visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = attempt.visible_devices
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
-        signal.signal(signal.SIGTERM, _terminate)
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, _terminate)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    sys.exit(f"terminated by {signal.Signals(number).name}")
+    limit = " (its time limit)" if number == signal.SIGUSR2 else ""
+    raise Interrupted(f"terminated by {signal.Signals(number).name}{limit}")

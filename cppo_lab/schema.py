@@ -44,7 +44,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
     MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
     MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
-    MetricInfo("search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"),
+    MetricInfo(
+        "search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"
+    ),
     MetricInfo("search/final_score", "fraction", "mean of the last three validations, averaged over seeds"),
     MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
     MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
@@ -90,9 +92,13 @@ TAG_CORE = "cppo.core"
 TAG_SEED = "cppo.seed"
 TAG_T_STOP = "cppo.t_stop"
 TAG_STATUS = "cppo.status"
-TAG_REASON = "cppo.reason"  # one line on why a run failed or collapsed
+TAG_REASON = "cppo.reason"  # one line on why a run failed, collapsed or was interrupted
+TAG_STEP = "cppo.step"  # the last recorded step of a run that was interrupted or failed
 TAG_CODE_VERSION = "cppo.code_version"
 TAG_FOLDER = "cppo.folder"  # host:path of the run's folder, whose lock tells whether the run lives
+TAG_LAYOUT = "cppo.layout"  # of the verl core: name and fingerprint of the layout
+TAG_REPLACES = "cppo.replaces"  # MLflow ids of the results that are to go once this run is one
+TAG_REPLACED = "cppo.replaced"  # those that went
 TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
@@ -100,13 +106,19 @@ TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for ea
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a trial belongs to its search, a training run to its trial
 
 # Values of TAG_STATUS.
-RUNNING = "running"
+RUNNING = "running"  # MLflow: RUNNING
 DONE = "done"
 COLLAPSED = "collapsed"  # ended early because the policy broke down: a result, not a failure
-FAILED = "failed"
-STATUSES = (RUNNING, DONE, COLLAPSED, FAILED)
+FAILED = "failed"  # ended by an error of its own; MLflow: FAILED
+PARTIAL = "partial"  # interrupted before its last step: the next launch goes on with it; MLflow: KILLED
+STATUSES = (RUNNING, DONE, COLLAPSED, FAILED, PARTIAL)
 PRUNED = "pruned"  # of a trial only: the search gave it up early
 FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left to train
+
+# What a run of a sweep may be that no tag says.
+QUEUED = "queued"  # a living launcher has it on its list and has not started it
+MISSING = "missing"  # nobody has started it
+STATES = (DONE, COLLAPSED, RUNNING, QUEUED, FAILED, PARTIAL, MISSING)  # of a planned run
 
 
 @dataclass(frozen=True)

@@ -66,3 +66,15 @@ def origin(core: str) -> str:
     if core == "mini":
         return "core=mini: a miniature model on a synthetic task, not comparable with the paper's numbers"
     return f"core={core}"
+
+
+def objective_name(objective: str) -> str:
+    """What a search maximises, in words: `final_score` -> `final score`."""
+    return objective.replace("_", " ")
+
+
+def value_text(value: float | str | bool | None) -> str:
+    """A setting to read: four significant digits; `true`, `false`, `null` as in YAML."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return value if isinstance(value, str) else f"{value:.4g}"

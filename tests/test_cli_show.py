@@ -92,7 +92,10 @@ def test_verls_configuration_beside_ours(
         (["show", *TINY_VERL, "--run", ""], None),
         (["show", "quickstart", "--verl"], "--verl: the runs of quickstart are of core=mini: add core=verl"),
         (["show", "maine"], "unknown sweep 'maine': did you mean 'main'?"),
-        (["show", "calibration", "core=verl"], "sweep calibration has no models for core=verl (valid: mini)"),
+        (
+            ["show", "calibration", "core=verl"],
+            "sweep calibration: models has none for core=verl (valid: mini)",
+        ),
         (["plan", "main", "model=qwen3_8b_base"], "is a published model, which core='mini' cannot train"),
     ],
     ids=str,

@@ -1,10 +1,11 @@
 """What an attempt does to its own process."""
 
 import os
+import signal
 
 import pytest
 
-from cppo_lab.run import Attempt, _prepare_process, describe
+from cppo_lab.run import Attempt, Interrupted, _prepare_process, _terminate, describe
 from cppo_lab.spec import RunSpec
 
 
@@ -32,3 +33,15 @@ def test_a_run_sees_the_devices_it_was_given(
 )
 def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
     assert describe(error) == line
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (signal.SIGTERM, "terminated by SIGTERM"),
+        (signal.SIGUSR2, r"terminated by SIGUSR2 \(its time limit\)"),
+    ],
+)
+def test_a_signal_is_an_interruption(number: int, text: str) -> None:
+    with pytest.raises(Interrupted, match=f"^{text}$"):
+        _terminate(number, None)

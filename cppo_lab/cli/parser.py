@@ -1,21 +1,24 @@
 """What `cppo` understands: its subcommands, their arguments, and the function that each stands for."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cppo_lab import __version__
-from cppo_lab.cli import environment, reporting, theory, training
+from cppo_lab import __version__, schema
+from cppo_lab.cli import environment, reporting, searching, theory, training
 
 if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["CommandParser"]
 
 OVERRIDES = (
     "configuration overrides, as in Hydra: rule.delta=0.1 training.t_stop=20 launcher=inline. "
     "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
 )
 SWEEP = "name of a shipped sweep or study, or path to such a file"
+RUN = "id of a run or its beginning (4 digits or more), of a run that was launched or that a shipped sweep declares"
+SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -38,8 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="Runs are tracked in MLflow: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working folder.",
     )
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     _add_training(commands)
+    _add_searching(commands)
     _add_reporting(commands)
     _add_theory(commands)
     _add_data(commands)
@@ -47,32 +51,103 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+class CommandParser(argparse.ArgumentParser):
+    """A subcommand's parser. Where it takes overrides, its help lists the configuration groups."""
+
+    lists_groups = False
+
+    def format_help(self) -> str:
+        """The help text; conf/ is read only now."""
+        text = super().format_help()
+        if not self.lists_groups:
+            return text
+        from cppo_lab.sweep.groups import groups
+
+        lines = [
+            textwrap.fill(", ".join(options), 100, initial_indent=f"  {name}=", subsequent_indent="      ")
+            for name, options in groups().items()
+        ]
+        return "\n".join([text, "configuration groups, chosen as GROUP=OPTION:", *lines, ""])
+
+
 def _add_sweep(
-    commands: "Commands", name: str, command: Callable[[argparse.Namespace], int], text: str
-) -> argparse.ArgumentParser:
+    commands: "Commands",
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    text: str,
+    metavar: str = "sweep",
+) -> CommandParser:
     """A subcommand on the runs of a sweep."""
     added = commands.add_parser(name, help=text)
     added.set_defaults(command=command)
-    added.add_argument("sweep", help=SWEEP)
+    added.lists_groups = True
+    added.add_argument("sweep", metavar=metavar.upper(), help=SWEEP if metavar == "sweep" else SWEEP_OR_RUN)
     added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
     return added
 
 
 def _add_training(commands: "Commands") -> None:
-    _add_sweep(
+    plan = _add_sweep(
         commands,
         "plan",
         training.plan,
-        "list the runs of a sweep, their ids, what is done, and what they cost where GPUs are needed",
+        "list the runs of a sweep, their ids, what is done, and what they cost",
     )
+    plan.add_argument(
+        "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
+    )
+    form = plan.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as one JSON object")
+    form.add_argument("--csv", action="store_true", help="as CSV, one line per run")
     show = _add_sweep(
-        commands, "show", training.show, "print the resolved configuration of the runs of a sweep"
+        commands,
+        "show",
+        training.show,
+        "print the resolved configuration of a run, or of the runs of a sweep",
+        metavar="sweep|run",
     )
+    _add_within(show)
     show.add_argument("--run", metavar="ID", help="only the run whose id begins so")
     show.add_argument(
         "--verl", action="store_true", help="with verl's own complete configuration of each run"
     )
-    _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+    diff = commands.add_parser("diff", help="say what two runs differ in")
+    diff.set_defaults(command=training.diff)
+    for side in ("left", "right"):
+        diff.add_argument(side, metavar="RUN", help=RUN)
+    _add_within(diff)
+    diff.add_argument("--json", action="store_true", help="as one JSON object")
+    launch = _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+    launch.add_argument(
+        "--replace",
+        action="store_true",
+        help="train again what other code has finished; each old result goes once its new one is there",
+    )
+
+
+def _add_within(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--in",
+        dest="within",
+        action="append",
+        default=[],
+        metavar="SWEEP",
+        help="look for the run in this sweep or file too; may be given several times",
+    )
+
+
+def _add_searching(commands: "Commands") -> None:
+    tune = _add_sweep(
+        commands, "tune", searching.tune, "search for the best constants (Optuna); the same command goes on"
+    )
+    tune.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where the study is: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, or "
+        "sqlite:///optuna.db in the working folder)",
+    )
+    tune.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
+    tune.add_argument("--trials", type=int, metavar="N", help="trials in all, in place of the file's number")
 
 
 def _add_reporting(commands: "Commands") -> None:
@@ -89,6 +164,9 @@ def _add_reporting(commands: "Commands") -> None:
     )
     report.add_argument(
         "--partial", action="store_true", help="report what is there although runs are missing"
+    )
+    report.add_argument(
+        "--study", metavar="NAME", help="of a search: name of its study (default: SEARCH-MODEL)"
     )
     reference = commands.add_parser("reference", help="the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)

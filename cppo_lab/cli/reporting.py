@@ -2,20 +2,35 @@
 
 import argparse
 import sys
+from functools import reduce
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError
 
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search.space import Tuning
+
 
 def report(options: argparse.Namespace) -> int:
-    """Write the tables, curves and page of a sweep."""
+    """Write the tables, curves and page of a sweep, or of a search."""
     import shlex
+
+    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.search.declare import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     command = "cppo report " + shlex.join([options.sweep, *options.overrides])
     if options.source == "paper":
         page = _paper_report(options, out, f"{command} --from paper")
+    elif isinstance(declared := load_sweep(options.sweep), Search):
+        page = _search_report(declared, options, out)
+    elif options.study is not None:
+        raise UserError(
+            f"--study {options.study!r}: {options.sweep} is no search, which alone has a study; remove it"
+        )
     else:
         page = _own_report(options, out, command)
     print(f"report: {page}")
@@ -65,6 +80,41 @@ def _own_report(options: argparse.Namespace, out: Path, command: str) -> Path:
     if plan.is_study:
         return build_study(StudyRequest(plan.name, uri, experiment, grids, out, **about))
     return build_report(ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about))
+
+
+def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:
+    import shlex
+
+    from cppo_lab import schema, store
+    from cppo_lab.reports.search import SearchRequest, build_search
+    from cppo_lab.sweep.search.space import resolve
+
+    if options.partial:
+        raise UserError("--partial: the report of a search always shows what is there; remove it")
+    tuning = resolve(declared, options.overrides, options.study)
+    words = [options.sweep, *options.overrides]
+    words += [] if options.study is None else ["--study", options.study]
+    return build_search(
+        SearchRequest(
+            uri=store.tracking_uri(tuning.base.tracking.uri),
+            experiment=schema.experiment_name(tuning.core),
+            study=tuning.study,
+            out=out,
+            command=shlex.join(["cppo", "report", *words]),
+            tune=shlex.join(["cppo", "tune", *words]),
+            shipped=_shipped(tuning),
+        )
+    )
+
+
+def _shipped(tuning: "Tuning") -> dict[str, Any]:
+    """What the tuned keys are where nobody tunes them; None for those that are then not set."""
+    values = tuning.at({}, tuning.seeds[0]).run.model_dump(mode="json")
+
+    def under(section: Any, name: str) -> Any:
+        return section.get(name) if isinstance(section, dict) else None
+
+    return {key: reduce(under, key.split("."), values) for key in tuning.space}
 
 
 def reference_import(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`cppo plan`, `cppo show`, `cppo launch`."""
+"""`cppo plan`, `cppo show`, `cppo diff`, `cppo launch`."""
 
 import argparse
 import sys
@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cppo_lab.sweep.compose import Composed
     from cppo_lab.sweep.enumerate import PlannedRun
+    from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.plan import Plan
 
 
@@ -28,26 +32,51 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
-    from collections import Counter
-
+    from cppo_lab.cli.searching import plan_search
+    from cppo_lab.sweep import listing
+    from cppo_lab.sweep.cost import past_costs
+    from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.launch import plan_states
+    from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.table import cost_summary, table
 
+    declared = load_sweep(options.sweep)
+    if isinstance(declared, Search):
+        return plan_search(declared, options)
+    only = listing.parse_states(options.state) if options.state else frozenset[str]()
     found, uri = planned(options)
-    states = plan_states(found, uri)
-    print(f"{found.name}: {found.title}. {found.question}\n")
-    print(table(found.runs, states))
-    counts = Counter(state.state for state in states.values())
-    print(f"\n{len(found.runs)} runs: " + ", ".join(f"{n} {name}" for name, n in sorted(counts.items())))
-    if cost := cost_summary(found.runs):
-        print(cost)
+    states, costs = plan_states(found, uri), past_costs(found.runs, uri)
+    rows = listing.make_listing(found, states, costs, only)
+    if options.json:
+        print(listing.to_json(rows))
+    elif options.csv:
+        print(listing.to_csv(rows), end="")
+    else:
+        shown = {row.run_id for row in rows.rows}
+        print(f"{found.name}: {found.title}. {found.question}\n")
+        print(table([run for run in found.runs if run.run_id in shown], states, costs, _terminal_width()))
+        print("\n" + listing.totals_line(rows))
+        if only:
+            print(listing.shown_line(rows, sorted(only)))
+        if cost := cost_summary(found.runs, costs, rows.costs):
+            print(cost)
     return 0
 
 
-def show(options: argparse.Namespace) -> int:
-    """Print the resolved configuration of the runs of a sweep, as YAML."""
-    from cppo_lab.sweep.describe import describe, to_yaml
+def _terminal_width() -> int | None:
+    """Columns of the terminal; None where standard output is none: what reads it wants whole lines."""
+    import shutil
 
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
+    from cppo_lab.sweep.describe import describe, to_yaml
+    from cppo_lab.sweep.find import is_run_id
+
+    if is_run_id(options.sweep):
+        return _show_run(options)
     found = _plan_of(options)
     if options.verl and found.core != "verl":
         raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add core=verl")
@@ -66,6 +95,36 @@ def show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _show_run(options: argparse.Namespace) -> int:
+    """`cppo show RUN`."""
+    from cppo_lab.sweep.describe import describe_found
+
+    if options.overrides or options.run or options.verl:
+        raise UserError(
+            f"{options.sweep!r} is a run's id, and takes neither overrides nor --run nor --verl: name its sweep "
+            f"instead: cppo show SWEEP --run {options.sweep}"
+        )
+    print(describe_found(_find(options.sweep, options)), end="")
+    return 0
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Print what two runs differ in."""
+    from cppo_lab.sweep import difference
+
+    left, right = _find(options.left, options), _find(options.right, options)
+    print((difference.to_json if options.json else difference.to_text)(left, right))
+    return 0
+
+
+def _find(beginning: str, options: argparse.Namespace) -> "Found":
+    from cppo_lab import store
+    from cppo_lab.sweep.find import find_run
+    from cppo_lab.sweep.launch import RUNS
+
+    return find_run(beginning, store.tracking_uri(), RUNS.resolve(), options.within)
+
+
 def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
     """verl's own complete configuration of a run, as plain values."""
     from cppo_lab.cores.verl.config import plain_config
@@ -79,18 +138,32 @@ def _require_machine(found: "Plan", uri: str) -> None:
 
     Raises UserError naming everything that is missing.
     """
-    if found.core != "verl":
-        return
-    from cppo_lab.doctor import MISSING, examine
     from cppo_lab.sweep.compose import Composed
-    from cppo_lab.sweep.launch import RUNS
 
     kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
+    require_machine(
+        [
+            Composed(
+                run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
+            )
+            for run in kinds.values()
+        ],
+        uri,
+    )
+
+
+def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
+    """See that what these kinds of runs need is here, if they are of the verl core.
+
+    Raises UserError naming everything that is missing.
+    """
+    if kinds[0].run.core != "verl":
+        return
+    from cppo_lab.doctor import MISSING, examine
+    from cppo_lab.sweep.launch import RUNS
+
     missing = []
-    for run in kinds.values():
-        composed = Composed(
-            run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
-        )
+    for composed in kinds:
         checks = examine(composed, uri, RUNS.resolve(), interfaces=False)
         missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
     if missing:
@@ -105,6 +178,7 @@ def launch(options: argparse.Namespace) -> int:
     from collections import Counter
 
     from cppo_lab import schema
+    from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
     from cppo_lab.tracking.client import where_to_look
@@ -113,8 +187,12 @@ def launch(options: argparse.Namespace) -> int:
     _require_machine(found, uri)
     # An orderly end on SIGTERM as on Ctrl-C: the runs are ended and recorded.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    states = launch(found, uri)
-    print(table(found.runs, states))
+    done = launch(found, uri, options.replace)
+    states = done.states
+    print(table(found.runs, states, past_costs(found.runs, uri), _terminal_width()))
+    for run_id, old in done.replaced.items():
+        for mlflow_id in old:
+            print(f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}")
     print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
     counts = Counter(state.state for state in states.values() if state.state not in schema.FINISHED)
     if counts:

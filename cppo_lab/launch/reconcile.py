@@ -1,64 +1,152 @@
 """What is there already: each run's state from the tracking store and from the locks of living processes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab import schema, store
+from cppo_lab.launch.queue import queued
 from cppo_lab.run import is_held
-from cppo_lab.tracking.client import Attempt, attempts, folder_tag, mark_failed, open_client
+from cppo_lab.tracking.client import Attempt, attempts, folder_tag, mark_interrupted, open_client
+from cppo_lab.tracking.recorder import read_status
+from cppo_lab.tracking.replace import retire
 
-MISSING = "missing"
+MISSING = schema.MISSING
 DIED = "its process ended without a word (killed, out of memory, or the machine went down)"
 
 
 @dataclass(frozen=True)
 class State:
-    """`state` is done, collapsed, running, failed or missing; `reason` says why a run failed or collapsed."""
+    """`state` is one of schema.STATES; `reason` says why a run failed, collapsed or was interrupted.
+
+    `step` of `t_stop` is how far a run has come that is running or partial, where that is known.
+    """
 
     state: str
     reason: str = ""
     code_version: str = ""
+    step: int | None = None
+    t_stop: int | None = None
+
+    @property
+    def note(self) -> str:
+        """Step and reason on one line."""
+        reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
+        reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons say it themselves
+        return "; ".join(part for part in (reached, " ".join(reason.split())) if part)
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at some runs: what the store knows of each, newest attempt first, and what lives on this machine."""
+
+    runs: Path
+    past: Mapping[str, Sequence[Attempt]]
+    held: Mapping[str, bool]
+    queued: Collection[str] = frozenset()
+
+    def states(self, ignoring: Collection[str] = ()) -> dict[str, State]:
+        """The state of every run; results whose MLflow ids are among `ignoring` count as not there."""
+        return {run_id: self._state(run_id, ignoring) for run_id in self.past}
+
+    def results(self, run_id: str) -> list[Attempt]:
+        """The finished attempts at a run, newest first."""
+        return [one for one in self.past[run_id] if one.status == "FINISHED"]
+
+    def _state(self, run_id: str, ignoring: Collection[str]) -> State:
+        results = [one for one in self.results(run_id) if one.mlflow_id not in ignoring]
+        others = [one for one in self.past[run_id] if one.status != "FINISHED"]
+        live = self._unfinished(run_id, others)
+        if not results:
+            return live
+        best = results[0]
+        if not (others and best.mlflow_id in others[0].replaces):
+            ended = schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE
+            return State(ended, best.reason, best.code_version)
+        if live.state == schema.RUNNING:
+            return live
+        ended = schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE
+        stopped = f"{best.reason}; " if best.reason else ""
+        return State(ended, f"{stopped}its replacement is {live.state} ({live.note})", best.code_version)
+
+    def _unfinished(self, run_id: str, others: Sequence[Attempt]) -> State:
+        """The state of a run that has no result."""
+        newest = others[0] if others else None
+        version = newest.code_version if newest else ""
+        told = read_status(self.runs / run_id) if newest or self.held[run_id] else {}
+        step, t_stop = _progress(told, newest)
+        if self.held[run_id]:
+            return State(schema.RUNNING, "", version, step, t_stop)
+        if run_id in self.queued:
+            return State(schema.QUEUED)
+        if newest is None:
+            return State(schema.MISSING)
+        if newest.status == "FAILED":
+            return State(schema.FAILED, newest.reason, version)
+        reason = newest.reason or f"interrupted: {self._died(run_id, newest)}"
+        return State(schema.PARTIAL, reason, version, step, t_stop)
+
+    def _died(self, run_id: str, attempt: Attempt) -> str:
+        ours = attempt.folder == folder_tag(self.runs / run_id)
+        return DIED if ours else f"{DIED}, or it goes on in {attempt.folder}, which is out of sight"
+
+
+def _progress(told: Mapping[str, object], newest: Attempt | None) -> tuple[int | None, int | None]:
+    """Step and last step by the run's folder, if it speaks of its newest attempt; else by the store."""
+    step, t_stop = told.get("step"), told.get("t_stop")
+    ours = newest is None or told.get("mlflow_id") == newest.mlflow_id
+    if ours and isinstance(step, int) and isinstance(t_stop, int):
+        return step, t_stop
+    return (newest.step, newest.t_stop) if newest else (None, None)
+
+
+def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
+    """What is known of the runs. Writes nothing: a store that does not exist holds no run."""
+    # Locks first: a run that ends between the looks is then seen as running, not as dead.
+    held = {run_id: is_held(runs / run_id) for run_id in run_ids}
+    waiting = queued(runs)
+    database = store.sqlite_file(uri)
+    if database is not None and not database.is_file():
+        past: dict[str, list[Attempt]] = {run_id: [] for run_id in run_ids}
+    else:
+        past = attempts(open_client(uri), schema.experiment_name(core), run_ids)
+    return Look(runs, past, held, waiting)
 
 
 def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, State]:
-    """The state of every run. Writes nothing: a store that does not exist holds no run."""
-    database = store.sqlite_file(uri)
-    if database is not None and not database.is_file():
-        return {run_id: State(MISSING) for run_id in run_ids}
-    # Locks first: a run that ends between the two looks is then seen as running, not as dead.
-    held = {run_id: is_held(runs / run_id) for run_id in run_ids}
-    found = attempts(open_client(uri), schema.experiment_name(core), run_ids)
-    return {run_id: _state(found[run_id], held[run_id]) for run_id in run_ids}
-
-
-def _state(past: Sequence[Attempt], held: bool) -> State:
-    for one in past:
-        if one.status == "FINISHED":
-            ended = schema.COLLAPSED if one.outcome == schema.COLLAPSED else schema.DONE
-            return State(ended, one.reason, one.code_version)
-    if held:
-        return State(schema.RUNNING)
-    if past:
-        return State(schema.FAILED, past[0].reason or DIED, past[0].code_version)
-    return State(MISSING)
+    """The state of every run. Writes nothing."""
+    return look_at(run_ids, core, uri, runs).states()
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:
-    """End the MLflow runs whose process is gone: nothing stays RUNNING for ever. Returns the runs repaired.
+    """End the MLflow runs whose process is gone, and finish replacements that were cut off. Returns the runs mended."""
+    return _mend(look_at(run_ids, core, uri, runs), uri)
 
-    Only attempts made from this `runs` folder are judged; another machine's are not ours to end.
+
+def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
+    """What is known of the runs once they are repaired."""
+    look = look_at(run_ids, core, uri, runs)
+    return look_at(run_ids, core, uri, runs) if _mend(look, uri) else look
+
+
+def _mend(look: Look, uri: str) -> list[str]:
+    """Nothing stays RUNNING for ever, and no result beside the one that has taken its place.
+
+    Only attempts made from this `runs` folder are ended; another machine's are not ours to judge.
     """
-    client = open_client(uri)
-    found = attempts(client, schema.experiment_name(core), run_ids)
-    repaired = []
-    for run_id, past in found.items():
-        ours = folder_tag(runs / run_id)
+    client, mended = open_client(uri), []
+    for run_id, past in look.past.items():
+        folder = look.runs / run_id
         for one in past:
-            if one.status != "RUNNING" or one.folder != ours or is_held(runs / run_id):
+            if one.status == "FINISHED" and one.replaces:
+                retire(client, one.mlflow_id)
+                mended.append(run_id)
+            if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):
                 continue
             # Nobody trains it now, so its status is final; the one read above may be older than its end.
             if client.get_run(one.mlflow_id).info.status == "RUNNING":
-                mark_failed(client, one.mlflow_id, DIED)
-                repaired.append(run_id)
-    return repaired
+                step, _ = _progress(read_status(folder), one)
+                at = "" if step is None else f" at step {step}"
+                mark_interrupted(client, one.mlflow_id, f"interrupted: {DIED}{at}", step)
+                mended.append(run_id)
+    return mended

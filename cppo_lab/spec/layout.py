@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from cppo_lab.spec.base import Count, Probability, Spec
+from cppo_lab.spec.base import Count, Probability, Spec, fingerprint
 
 
 class Megatron(Spec):
@@ -83,3 +83,8 @@ class PathsSpec(Spec):
 
     data: str
     models: str | None
+
+
+def layout_tag(layout: LayoutSpec) -> str:
+    """`<name>@<fingerprint>`: one tag for one way of spreading a run, overrides of the named layout included."""
+    return f"{layout.name}@{fingerprint(layout)}"

@@ -11,10 +11,13 @@ Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$", max_len
 Features = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[(][A-Za-z0-9_.,:|&*()\[\]-]*$", max_length=256)]
 
 
+Hours = Annotated[float, Field(gt=0, le=10_000)]
+
+
 class ResourcesSpec(Spec):
     """Time and shares of one run; None: the cluster's default. Nodes and devices are in the layout."""
 
-    hours: Annotated[float, Field(gt=0, le=10_000)]  # after which the run is ended
+    hours: Hours  # after which the run is ended
     cpus: Count | None  # of each node
     memory_gb: Positive | None  # of each node, in 2^30 bytes as Slurm's G
     partition: Word | None

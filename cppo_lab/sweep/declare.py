@@ -1,72 +1,209 @@
 """Sweep files: one YAML per table or figure panel, saying what is compared and nothing of how it is run."""
 
+import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
-from cppo_lab.spec import Spec
+from cppo_lab.spec import Count, Spec
+from cppo_lab.spec.base import Positive
+from cppo_lab.spec.resources import Features, Hours, Word
+from cppo_lab.sweep.source import mapping, read_text
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
 
 Scalar = str | int | float | bool | None
-Axes = dict[str, Annotated[tuple[Scalar, ...], Field(min_length=1)]]
 ANY_CORE = "any"
 SHIPPED = resources.files("cppo_lab") / "sweeps"
 
 
-class Sweep(Spec):
-    """What a sweep file declares.
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
-    Every run of the sweep is a model x variant x one value of each axis. A variant is a name and the
-    configuration keys that make it; an axis is a configuration key and its values. `models` is a list, or a list
-    for each trainer core: the same comparison then serves every scale. A plain list is kept under ANY_CORE.
-    """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+def _names(value: Any) -> dict[str, Any]:
+    """A list of names, or one for each core, by core."""
+    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    for names in list(lists.values()) or [None]:
+        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+            raise ValueError("must be a list of one or more names, or such a list for each core")
+        _refuse_twins(names)
+    return {core: tuple(names) for core, names in lists.items()}
+
+
+def _values(value: Any) -> dict[str, Any]:
+    """A list of values, or one for each core, by core."""
+    lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    for values in list(lists.values()) or [None]:
+        if not (isinstance(values, list) and values and all(map(_is_scalar, values))):
+            raise ValueError("must be a list of one or more plain values, or such a list for each core")
+        _refuse_twins(values)
+    return {core: tuple(values) for core, values in lists.items()}
+
+
+def _refuse_twins(values: list[Any]) -> None:
+    for i, value in enumerate(values):
+        if any(same(value, other) for other in values[:i]):
+            raise ValueError(f"{value!r} stands there twice: remove one")
+
+
+def same(one: Scalar, other: Scalar) -> bool:
+    """Whether two values of a key mean the same: 1 is 1.0, but not true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _wanted(value: Any) -> Any:
+    """A condition's value or values, as values."""
+    wanted = value if isinstance(value, list) else [value]
+    if not wanted or not all(map(_is_scalar, wanted)):
+        raise ValueError("must be a plain value or a list of one or more")
+    return tuple(wanted)
+
+
+def _one_unnamed() -> dict[str, dict[str, Scalar]]:
+    return {"": {}}
+
+
+def _one(value: Any) -> Any:
+    if not _is_scalar(value):
+        raise ValueError("must be a plain value: several are an axis")
+    return value
+
+
+def _variant_name(value: str) -> str:
+    if not value.strip() or value != value.strip() or "," in value or "\n" in value:
+        raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
+    return value
+
+
+def _feed(value: str) -> str:
+    if not re.fullmatch(r"(Table|Figure) [1-9][0-9]*", value):
+        raise ValueError("must be a table or figure of the paper, such as Table 1 or Figure 4")
+    return value
+
+
+def _some(value: Any) -> Any:
+    if value == {}:
+        raise ValueError("must name at least one of variant, model, core, or a key of variants and axes")
+    return value
+
+
+Models = Annotated[dict[str, tuple[str, ...]], BeforeValidator(_names)]
+Values = Annotated[dict[str, tuple[Scalar, ...]], BeforeValidator(_values)]
+Axes = dict[str, Values]
+Conditions = Annotated[
+    dict[str, Annotated[tuple[Scalar, ...], BeforeValidator(_wanted)]], BeforeValidator(_some)
+]
+VariantName = Annotated[str, AfterValidator(_variant_name)]
+VariantValue = Annotated[Scalar, BeforeValidator(_one)]
+Feed = Annotated[str, AfterValidator(_feed)]
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+
+
+class ResourceRule(Spec):
+    """What runs take of a machine or cluster: all runs, or those that meet the conditions of `for`."""
+
+    for_: Conditions | None = Field(default=None, alias="for")
+    layout: str | None = None
+    nodes: Count | None = None
+    gpus: Count | None = None  # of each node
+    hours: Hours | None = None
+    cpus: Count | None = None
+    memory_gb: Positive | None = None
+    partition: Word | None = None
+    account: Word | None = None
+    qos: Word | None = None
+    constraint: Features | None = None
+
+    def settings(self) -> dict[str, tuple[str, Scalar]]:
+        """What the file says, by configuration key: (the file's key, value)."""
+        keys = {"layout": "layout", "nodes": "layout.nodes", "gpus": "layout.devices_per_node"}
+        return {
+            keys.get(name, f"resources.{name}"): (name, getattr(self, name))
+            for name in type(self).model_fields
+            if name in self.model_fields_set and name != "for_"
+        }
+
+
+class Declared(Spec):
+    """What every kind of sweep file has."""
+
+    name: Identifier
     title: str
     question: str
-    models: dict[str, tuple[str, ...]]
-    variants: Annotated[dict[str, dict[str, Scalar]], Field(min_length=1)]
+    feeds: tuple[Feed, ...] = ()  # tables and figures of the paper
+    _source: str = PrivateAttr("")
+
+    @property
+    def source(self) -> str:
+        """Its file, or its name if it came with the product, for messages."""
+        return self._source or self.name
+
+
+class Sweep(Declared):
+    """What a sweep file declares.
+
+    Every run of the sweep is a model x variant x one value of each axis that it has. A variant is a name and the
+    configuration keys that make it; an axis is a configuration key and its values. `models` and axes are a list, or
+    a list for each trainer core: the same comparison then serves every scale. A plain list is kept under ANY_CORE.
+    `exclude` leaves out the runs that meet all conditions of one of its entries.
+    """
+
+    models: Models
     axes: Axes = Field(default_factory=dict)
+    variants: Annotated[dict[VariantName, dict[str, VariantValue]], Field(min_length=1)] = Field(
+        default_factory=_one_unnamed
+    )
+    exclude: tuple[Conditions, ...] = ()
+    resources: tuple[ResourceRule, ...] = ()
 
     def models_of(self, core: str) -> tuple[str, ...]:
         """The models to train with `core`.
 
         Raises UserError if the sweep has none for it.
         """
-        models = self.models.get(core) or self.models.get(ANY_CORE)
-        if models is None:
+        return self._of("models", self.models, core)
+
+    def axes_of(self, core: str) -> dict[str, tuple[Scalar, ...]]:
+        """The axes with their values for `core`.
+
+        Raises UserError if an axis has none for it.
+        """
+        return {key: self._of(f"axes.{key}", values, core) for key, values in self.axes.items()}
+
+    def with_axes(self, study: "Study") -> "Sweep":
+        """The sweep with a study's axes in place of its own of the same name."""
+        found = self.model_copy(update={"axes": self.axes | study.axes})
+        found._source = f"{self.source} in study {study.source}"
+        return found
+
+    def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
+        found = lists.get(core) or lists.get(ANY_CORE)
+        if found is None:
             raise UserError(
-                f"sweep {self.name} has no models for core={core} (valid: {', '.join(self.models)})"
+                f"sweep {self.source}: {where} has none for core={core} (valid: {', '.join(lists)})"
             )
-        return models
-
-    @field_validator("models", mode="before")
-    @classmethod
-    def _by_core(cls, value: Any) -> Any:
-        lists = value if isinstance(value, dict) else {ANY_CORE: value}
-        for names in lists.values() or [[]]:
-            if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-                raise ValueError(
-                    f"models={value!r} must be a list of one or more names, or such a list for each core"
-                )
-        return {core: tuple(names) for core, names in lists.items()}
+        return found
 
 
-class Study(Spec):
+class Study(Declared):
     """What a study file declares: several sweeps, of which each run is trained once.
 
     `axes` are those of every sweep, in place of its own of the same name.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-    title: str
-    question: str
     sweeps: Annotated[tuple[str, ...], Field(min_length=1)]
     axes: Axes = Field(default_factory=dict)
+
+
+# A file that has the key is of the kind; any other is a Sweep.
+KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
 
 
 def shipped_sweeps() -> list[str]:
@@ -74,41 +211,43 @@ def shipped_sweeps() -> list[str]:
     return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_sweep(name: str) -> Sweep | Study:
-    """The sweep or study called `name`, or the one in the file `name` if that is a path to a YAML file.
+def is_path(name: str) -> bool:
+    """Whether a sweep's name is that of a file."""
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
+def load_sweep(name: str) -> "Sweep | Study | Search":
+    """The sweep, study or search called `name`, or the one in the file `name` if that is a path to a YAML file.
 
     Raises UserError for an unknown name, an unreadable file, or a key or value that does not belong there.
     """
-    if name.endswith((".yaml", ".yml")) or "/" in name:
+    if is_path(name):
         path = Path(name)
-        if not path.is_file():
+        try:
+            text = read_text(path, name)
+        except FileNotFoundError:
             raise UserError(
                 f"sweep file {name} does not exist (shipped sweeps: {', '.join(shipped_sweeps())})"
-            )
-        try:
-            text, stem = path.read_text(encoding="utf-8"), path.stem
-        except UnicodeDecodeError:
-            raise UserError(f"sweep file {name} is not UTF-8 text: save it as UTF-8") from None
+            ) from None
+        stem, folder = path.stem, path.parent
     elif name in shipped_sweeps():
-        text, stem = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name
+        text, stem, folder = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name, None
     else:
         raise unknown("sweep", name, shipped_sweeps())
-    values = {"name": stem, **_mapping(text, name)}
-    return parse(Study if "sweeps" in values else Sweep, values, f"sweep {name}")
+    values = {"name": stem, **mapping(text, name)}
+    kind = _kind(values)
+    found = parse(kind, values, f"sweep {name}")
+    if isinstance(found, Study) and folder is not None:
+        parts = tuple(str(folder / part) if is_path(part) else part for part in found.sweeps)
+        found = found.model_copy(update={"sweeps": parts})
+    found._source = name
+    return found
 
 
-def _mapping(text: str, source: str) -> dict[str, Any]:
-    """The top-level mapping of a YAML text."""
-    try:
-        values = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(
-            f"sweep {source}{place}: not valid YAML: {getattr(error, 'problem', error)}"
-        ) from None
-    if not isinstance(values, dict):
-        raise UserError(
-            f"sweep {source}: a sweep file is a mapping with title, question, models, variants, axes"
-        )
-    return values
+def _kind(values: Mapping[str, Any]) -> "type[Sweep] | type[Study] | type[Search]":
+    """What a file declares, by the key that only its kind has."""
+    if "search" in values:
+        from cppo_lab.sweep.search.declare import Search
+
+        return Search
+    return Study if "sweeps" in values else Sweep

@@ -7,6 +7,7 @@ import yaml
 from cppo_lab.estimate import UNCERTAINTY, Estimate, estimate
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.find import Found
 
 
 def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
@@ -33,6 +34,23 @@ def to_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
     head = f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n"
     text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
     return head + text
+
+
+def describe_found(found: Found) -> str:
+    """One YAML document on a run that was found by its id: in full if a sweep declares it, else its configuration."""
+    if found.planned is not None and found.paths is not None:
+        return f"# from {found.source}\n" + to_yaml(found.planned, describe(found.planned, found.paths))
+    sections = {"run_id": found.run_id, "run": _without_none(found.config)}
+    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    return f"# from {found.source}\n{text}"
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _cost(cost: Estimate) -> dict[str, Any]:

@@ -1,20 +1,33 @@
 """From one sweep to the runs it means: models x variants x axes, each composed and validated."""
 
 import itertools
-import re
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cppo_lab.errors import UserError, unknown
-from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
-from cppo_lab.sweep.compose import TrackingSpec, UnknownKey, compose, groups, groups_set_by
-from cppo_lab.sweep.declare import ANY_CORE, Scalar, Sweep
+from cppo_lab.errors import UserError
+from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
+from cppo_lab.sweep.compose import Composed, compose, parsed
+from cppo_lab.sweep.conditions import (
+    Place,
+    check_names,
+    declared_conditions,
+    is_elsewhere,
+    meets,
+    nothing_met,
+)
+from cppo_lab.sweep.declare import Sweep
+from cppo_lab.sweep.faults import Setting, located
+from cppo_lab.sweep.fitting import Fit, Fitting
+from cppo_lab.sweep.groups import groups
+from cppo_lab.sweep.labels import label, short_names
+from cppo_lab.sweep.narrow import Grid, narrow, whole
+from cppo_lab.sweep.overrides import override
 
-DEFAULT_CORE = "mini"  # as in conf/config.yaml
+MAX_RUNS = 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PlannedRun:
     """One run, and the name of its variant in each sweep that it belongs to."""
 
@@ -22,6 +35,7 @@ class PlannedRun:
     variants: dict[str, str]
     spec: RunSpec
     layout: LayoutSpec
+    resources: ResourcesSpec
 
     @property
     def variant(self) -> str:
@@ -31,19 +45,15 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The runs of one sweep as narrowed by the command line, and the overrides that none of them could use."""
+    """The runs of one sweep as narrowed by the command line, and the overrides that none of them could use.
+
+    `shared` has what is equal for all runs: paths, launcher and tracking; None if every run is excluded.
+    """
 
     sweep: Sweep
     runs: tuple[PlannedRun, ...]
-    paths: PathsSpec
-    launcher: LauncherSpec
-    tracking: TrackingSpec
+    shared: Composed | None
     unused: tuple[str, ...]
-
-
-def core_of(overrides: Sequence[str]) -> str:
-    """The trainer core that the overrides choose."""
-    return next((text[5:] for text in reversed(overrides) if text.startswith("core=")), DEFAULT_CORE)
 
 
 def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
@@ -51,141 +61,148 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
 
     Raises UserError for a bad override or configuration.
     """
-    sweep, rest = _narrow(sweep, overrides)
-    _check_keys(sweep)
+    grid = narrow(sweep, overrides)
+    fitting, names = Fitting(grid), short_names(grid.axes)
     runs: dict[str, PlannedRun] = {}
     places: dict[tuple[str, str, int], str] = {}
-    applied: set[str] = set()
     composed = None
-    for variant, fixed in _combinations(sweep):
-        fitting = [text for text in rest if _fits(text, fixed)]
-        applied.update(fitting)
-        composed = compose([*fixed, *fitting])
-        run = PlannedRun(composed.run.run_id, {sweep.name: variant}, composed.run, composed.layout)
+    for place, fit in _places(grid, fitting):
+        if any(meets(place, entry) for entry in sweep.exclude):
+            continue
+        variant = label(place.variant, {key: place.values[key] for key in fit.axes}, names, sweep.name)
+        composed = _composed(grid, place, fit)
+        run = PlannedRun(
+            composed.run_id, {sweep.name: variant}, composed.run, composed.layout, composed.resources
+        )
         twin = runs.setdefault(run.run_id, run)
         if twin.variant != variant:
             raise UserError(
-                f"sweep {sweep.name}: variants {twin.variant!r} and {variant!r} compose to the same run "
+                f"sweep {sweep.source}: variants {twin.variant!r} and {variant!r} compose to the same run "
                 f"{run.run_id}: remove one, or the override that makes them equal"
             )
-        place = (run.spec.model.name, variant, run.spec.seed)
-        if places.setdefault(place, run.run_id) != run.run_id:
+        where = (run.spec.model.name, variant, run.spec.seed)
+        if places.setdefault(where, run.run_id) != run.run_id:
             raise UserError(
-                f"sweep {sweep.name}: variant {variant!r} on {place[0]} with seed {place[2]} stands for two different "
-                "runs: give each setting a variant of its own; only models and seeds make runs of one variant"
+                f"sweep {sweep.source}: variant {variant!r} on {where[0]} with seed {where[2]} stands for two "
+                "different runs: give each setting a variant of its own; only models and seeds make runs of one variant"
             )
-    assert composed is not None
-    unused = tuple(text for text in rest if text not in applied)
-    return Enumerated(
-        sweep, tuple(runs.values()), composed.paths, composed.launcher, composed.tracking, unused
+    used = fitting.used()
+    _check_axes(grid, used)
+    asked = [text for key, text in (grid.asked or {}).items() if key not in used]
+    unused = [*(text for text in grid.rest if text not in used), *asked]
+    return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused))
+
+
+def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[Place, Fit]]:
+    """Every run that a grid declares, excluded or not, in the order of the file; what differs in nothing, once."""
+    count = len(grid.models) * len(grid.variants) * math.prod(map(len, grid.axes.values()))
+    if count > MAX_RUNS:
+        raise UserError(
+            f"sweep {grid.sweep.source}: declares {count:,} runs, more than {MAX_RUNS:,}: declare fewer"
+        )
+    seen: set[tuple[object, ...]] = set()
+    for model, (variant, keys) in itertools.product(grid.models, grid.variants.items()):
+        for values in itertools.product(*grid.axes.values()):
+            point = dict(zip(grid.axes, values, strict=True))
+            fit = fitting.of(model, variant, point)
+            used = {key: point[key] for key in fit.axes}
+            if len(used) < len(point):
+                same = (model, variant, *used.items())
+                if same in seen:
+                    continue
+                seen.add(same)
+            yield Place(grid.core, model, variant, {**keys, **used}), fit
+
+
+def _composed(grid: Grid, place: Place, fit: Fit) -> Composed:
+    """The configuration of one run. What is wrong with it is said with the place in the file that it comes from."""
+    resources = _resources(grid, place)
+    texts = [override("model", place.model), *(override(key, value) for key, value in place.values.items())]
+    try:
+        return compose([*texts, *(setting.text for setting in resources), *fit.rest])
+    except UserError as error:
+        file, typed = _sources(grid, place)
+        raise located(error, grid.sweep.source, [*file, *resources], [*typed, *fit.rest]) from None
+
+
+def _sources(grid: Grid, place: Place) -> tuple[list[Setting], list[str]]:
+    """The settings of a run that the file makes, and those of its axes that the command line makes."""
+    file = [Setting(f"variants.{place.variant}.{key}", key, value) for key, value in place.values.items()]
+    file = [one for one in file if one.key in grid.variants[place.variant]]
+    typed = []
+    for key in grid.axes.keys() & place.values.keys():
+        if key in (grid.asked or {}):
+            typed.append(override(key, place.values[key]))
+        else:
+            file.append(Setting(f"axes.{key}", key, place.values[key]))
+    if grid.models_asked:
+        typed.append(override("model", place.model))
+    else:
+        file.insert(0, Setting("models", "model", place.model))
+    return file, typed
+
+
+def _resources(grid: Grid, place: Place) -> list[Setting]:
+    """What the file gives a run of the cluster: later entries before earlier ones, the command line before all."""
+    found: dict[str, Setting] = {}
+    for i, rule in enumerate(grid.sweep.resources):
+        if rule.for_ is not None and not meets(place, rule.for_):
+            continue
+        settings = rule.settings()
+        if "layout" in settings:
+            found = {key: one for key, one in found.items() if not key.startswith("layout.")}
+        found |= {
+            key: Setting(f"resources.{i}.{name}", key, value) for key, (name, value) in settings.items()
+        }
+    typed = {parsed(text).key for text in grid.rest}
+    if "layout" in typed:
+        typed |= {key for key in found if key.startswith("layout.")}
+    return [setting for key, setting in found.items() if key not in typed]
+
+
+def _check_axes(grid: Grid, used: set[str]) -> None:
+    """Every axis of the file is of use to some run of the whole sweep.
+
+    Raises UserError for the first that is not.
+    """
+    asked = grid.asked or {}
+    idle = [key for key in grid.axes if key not in used and key not in asked]
+    if not idle:
+        return
+    everything = whole(grid.sweep, grid.core)
+    fitting = Fitting(everything)
+    places = [place for place, _ in _places(everything, fitting)]
+    idle = [key for key in idle if key not in fitting.used()]
+    if not idle:
+        return
+    key, place = idle[0], places[0]
+    choices = fitting.choices(place.model, place.variant, place.values)
+    try:
+        compose([*choices, override(key, grid.axes[key][0])])
+    except UserError as error:
+        raise UserError(f"sweep {grid.sweep.source}: axes.{key}: {error}") from None
+    raise UserError(
+        f"sweep {grid.sweep.source}: axes.{key}: no run of the sweep depends on {key!r}: remove it"
     )
 
 
-def refuse(unused: Sequence[str]) -> None:
-    """Say what is wrong with the first override that no run could use."""
-    for text in unused:
-        _fits(text, (), must=True)
+def check_conditions(sweep: Sweep, core: str) -> None:
+    """Every entry of `exclude` and every `for` of `resources` meets some run of the whole sweep, for this core.
 
-
-def _check_keys(sweep: Sweep) -> None:
-    """A key has one source, and a sweep says nothing of how runs are started or tracked."""
-    for variant, keys in sweep.variants.items():
-        for key in keys:
-            if key in sweep.axes or key == "model":
-                raise UserError(
-                    f"sweep {sweep.name}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them"
-                )
-    for key in [*sweep.axes, *(key for keys in sweep.variants.values() for key in keys)]:
-        if key.partition(".")[0] in ("launcher", "tracking", "paths"):
-            raise UserError(f"sweep {sweep.name}: {key!r} belongs on the command line, not in a sweep file")
-
-
-def _combinations(sweep: Sweep) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(variant, overrides) of every run that the sweep declares."""
-    axes = [[(key, value) for value in values] for key, values in sweep.axes.items()]
-    for model, (variant, keys) in itertools.product(sweep.models[ANY_CORE], sweep.variants.items()):
-        for point in itertools.product(*axes):
-            pairs = [("model", model), *keys.items(), *point]
-            yield variant, tuple(f"{key}={quote(value)}" for key, value in pairs)
-
-
-def _narrow(sweep: Sweep, overrides: Sequence[str]) -> tuple[Sweep, list[str]]:
-    """Apply the overrides that choose what to enumerate; return the rest."""
-    chosen = {key for keys in sweep.variants.values() for key in keys}
-    chosen |= {
-        group for keys in sweep.variants.values() for group in groups_set_by(str(keys.get("rule", "")))
+    Raises UserError naming the first that does not.
+    """
+    cores = groups()["core"]
+    check_names(sweep, core, cores)
+    open_ = {
+        where: conditions
+        for where, conditions in declared_conditions(sweep)
+        if core in conditions.get("core", (core,)) and not is_elsewhere(sweep, conditions, core, cores)
     }
-    changes: dict[str, object] = {}
-    if not any(text.startswith("model=") for text in overrides):
-        changes["models"] = {ANY_CORE: sweep.models_of(core_of(overrides))}
-    axes, rest = dict(sweep.axes), []
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {text!r} is not of the form key=value")
-        if key == "model":
-            changes["models"] = {ANY_CORE: tuple(value.split(","))}
-        elif key == "variant":
-            names = value.split(",")
-            for name in names:
-                if name not in sweep.variants:
-                    raise unknown(f"variant of sweep {sweep.name}", name, sweep.variants)
-            changes["variants"] = {name: sweep.variants[name] for name in names}
-        elif key in axes:
-            axes[key] = tuple(_scalar(part) for part in value.split(","))
-        elif key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}:
-            raise UserError(
-                f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
-                f"with variant= (valid: {', '.join(sweep.variants)})"
-            )
-        else:
-            rest.append(text)
-    return sweep.model_copy(update={**changes, "axes": axes}), rest
-
-
-def _fits(text: str, fixed: Sequence[str], must: bool = False) -> bool:
-    """Whether an override applies to a run: a rule's constant only to rules that have it."""
-    key = text.split("=", 1)[0].lstrip("+~")
-    if key.startswith("trust_region."):
-        # Constants that rules take from their model: no part of a run by themselves.
-        if must:
-            raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
-        return compose([*fixed, text]).run.run_id != compose(fixed).run.run_id
-    if not must and not key.startswith("rule."):
-        return True
-    try:
-        compose([*fixed, text])
-    except UnknownKey as error:
-        if must or error.key != key:
-            raise
-        return False
-    if must:
-        raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")
-    return True
-
-
-def _scalar(text: str) -> Scalar:
-    """A value of an axis as typed on the command line."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def quote(value: Scalar) -> str:
-    """A value in Hydra's override grammar; text is always quoted, so that nothing in it is syntax."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if value.replace("_", "").replace("-", "").isalnum() and value.isascii():
-        return value
-    if "${" in value:
-        raise UserError(f"value {value!r}: a sweep file holds plain values; ${{...}} belongs into conf/")
-    # In Hydra's grammar a backslash is special only in a run of them before a quote.
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-    return f"'{escaped}'"
+    if not open_:
+        return
+    grid = whole(sweep, core)
+    for place, _ in _places(grid, Fitting(grid)):
+        open_ = {where: conditions for where, conditions in open_.items() if not meets(place, conditions)}
+        if not open_:
+            return
+    raise nothing_met(sweep, *next(iter(open_.items())))

@@ -2,24 +2,31 @@
 
 import os
 import sys
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
-from cppo_lab.launch.reconcile import State, repair, run_states
-from cppo_lab.run import Attempt, is_held
+from cppo_lab.launch.queue import Queue
+from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
+from cppo_lab.run import Attempt, Interrupted
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
+from cppo_lab.sweep.progress import Progress
+from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
-from cppo_lab.tracking.recorder import read_status
 
 RUNS = Path("runs")  # below the working folder, beside mlflow.db
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launch came to: the state of every run, and the MLflow ids of the results that were replaced, by run."""
+
+    states: dict[str, State]
+    replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def plan_states(plan: Plan, uri: str) -> dict[str, State]:
@@ -27,8 +34,11 @@ def plan_states(plan: Plan, uri: str) -> dict[str, State]:
     return run_states([run.run_id for run in plan.runs], plan.core, uri, RUNS.resolve())
 
 
-def launch(plan: Plan, uri: str) -> dict[str, State]:
-    """Train the runs of `plan` that are neither done nor running; return the state of every run afterwards."""
+def launch(plan: Plan, uri: str, replace: bool = False) -> Launched:
+    """Train the runs of `plan` that are neither done nor running.
+
+    `replace`: those too that other code has finished. Their results stay until the new ones are there.
+    """
     runs, run_ids = RUNS.resolve(), [run.run_id for run in plan.runs]
     if runs.exists() and not runs.is_dir():
         raise UserError(
@@ -37,33 +47,78 @@ def launch(plan: Plan, uri: str) -> dict[str, State]:
     # The launcher makes the tables and the experiment: several runs doing so at once would collide.
     client = open_client(uri)
     ensure_experiment(client, uri, schema.experiment_name(plan.core))
-    repair(run_ids, plan.core, uri, runs)
-    states = run_states(run_ids, plan.core, uri, runs)
-    _claim_done(plan, uri)
+    look = look_repaired(run_ids, plan.core, uri, runs)
+    _claim_done(plan, look, uri)
+    version = code_version()
+    outdated = _made_by_other_code(look, version, replace)
+    going = outdated if replace else {}
+    ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
+    states = look.states(ignoring)
     todo = [run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}]
     _require_one_machine(todo)
-    version = code_version()
-    work = [
+    progress = Progress(plan, states)
+    if not todo:
+        return Launched(states)
+    work = _attempts(plan, todo, uri, version, going)
+    try:
+        _train(plan, work, progress.see)
+    finally:  # after an interrupt too: a run may have been ended before it could record its own end
+        look = look_repaired(run_ids, plan.core, uri, runs)
+    left = {one.mlflow_id for past in look.past.values() for one in past}
+    gone = {run_id: tuple(one for one in ids if one not in left) for run_id, ids in going.items()}
+    return Launched(look.states(ignoring), {run_id: ids for run_id, ids in gone.items() if ids})
+
+
+def _attempts(
+    plan: Plan, todo: Sequence[PlannedRun], uri: str, version: str, replaces: Mapping[str, tuple[str, ...]]
+) -> list[Attempt]:
+    return [
         Attempt(
             spec=run.spec,
             layout=run.layout,
             paths=plan.paths,
             resources=run.resources,
-            runs=runs,
+            runs=RUNS.resolve(),
             uri=uri,
             tags=sweep_tags(run) | {schema.TAG_CODE_VERSION: version},
             threads=plan.launcher.threads,
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            replaces=replaces.get(run.run_id, ()),
         )
         for run in todo
     ]
-    progress = Progress(plan, states)
-    if work:
+
+
+def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt]], None]) -> None:
+    """Hand the work to the launcher; what is not over yet shows as queued."""
+    with Queue(RUNS.resolve(), [attempt.spec.run_id for attempt in work]) as queue:
+
+        def report(event: Event[Attempt]) -> None:
+            if event.kind == "ended":
+                queue.ended(event.job.spec.run_id)
+            see(event)
+
         try:
-            load_launcher(plan.launcher.name)(work, plan.launcher, progress.see)
-        finally:  # after an interrupt too: a run may have been ended before it could record its own end
-            repair(run_ids, plan.core, uri, runs)
-    return run_states(run_ids, plan.core, uri, runs)
+            load_launcher(plan.launcher.name)(work, plan.launcher, report)
+        except Interrupted as signal:  # of a run in this very process: it ends the whole launch
+            raise KeyboardInterrupt from signal
+
+
+def _made_by_other_code(look: Look, version: str, replace: bool) -> dict[str, tuple[str, ...]]:
+    """The MLflow ids of results that other code has made, by run; they are said on standard error."""
+    found = {run_id: look.results(run_id) for run_id in look.past}
+    outdated = {run_id: past for run_id, past in found.items() if past and past[0].code_version != version}
+    if outdated:
+        others = sorted({past[0].code_version or "unknown" for past in outdated.values()})
+        named = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        fate = (
+            "trained again; each is replaced once that has finished"
+            if replace
+            else "kept; --replace trains them again"
+        )
+        count = f"{len(outdated)} finished run" + ("s were" if len(outdated) > 1 else " was")
+        print(f"{count} made by other code ({named}): {fate}", file=sys.stderr, flush=True)
+    return {run_id: tuple(one.mlflow_id for one in past) for run_id, past in outdated.items()}
 
 
 def _require_one_machine(runs: Sequence[PlannedRun]) -> None:
@@ -81,84 +136,11 @@ def sweep_tags(run: PlannedRun) -> dict[str, str]:
     return {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
 
 
-def _claim_done(plan: Plan, uri: str) -> None:
+def _claim_done(plan: Plan, look: Look, uri: str) -> None:
     """Give finished runs the tags of their sweeps: another sweep may have trained them."""
     client = open_client(uri)
-    tags = {run.run_id: sweep_tags(run) for run in plan.runs}
-    found = attempts(client, schema.experiment_name(plan.core), tags)
-    for run_id, past in found.items():
-        for one in past:
-            if one.status == "FINISHED":
-                for tag in tags[run_id].keys() - one.sweeps:
-                    client.set_tag(one.mlflow_id, tag, tags[run_id][tag])
-
-
-@dataclass
-class Progress:
-    """Says on standard error how far the sweep is: a line per start and end, and one every few seconds."""
-
-    plan: Plan
-    states: dict[str, State]
-    every: float = 10.0
-    running: list[Attempt] = field(default_factory=list)
-    ended: int = 0
-    said: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.variants = {run.run_id: run.variant for run in self.plan.runs}
-        counts = Counter(state.state for state in self.states.values())
-        self.todo = sum(n for state, n in counts.items() if state not in schema.FINISHED | {schema.RUNNING})
-        parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        self.say(f"{self.plan.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
-        self.started = time.monotonic()
-
-    def see(self, event: Event[Attempt]) -> None:
-        """Take note of what a launcher saw."""
-        name, status = self.name(event.job), read_status(event.job.folder)
-        if event.kind == "started":
-            self.running.append(event.job)
-            self.say(f"{name}: started")
-        elif event.kind == "ended":
-            self.running.remove(event.job)
-            self.ended += 1
-            if is_held(event.job.folder):
-                self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
-            elif status.get("status") == schema.DONE:
-                self.say(f"{name}: done{_score(status)}  [{self.ended}/{self.todo}]")
-            elif status.get("status") == schema.COLLAPSED:
-                self.say(f"{name}: collapsed: {status.get('reason')}  [{self.ended}/{self.todo}]")
-            else:
-                reason = status.get("reason") or f"see the logs in {event.job.folder}"
-                self.say(f"{name}: FAILED: {reason}  [{self.ended}/{self.todo}]")
-        elif time.monotonic() - self.said >= self.every:
-            self.say(self.overview())
-
-    def overview(self) -> str:
-        """Where each running run stands, and when all will be done."""
-        parts, share = [], float(self.ended)
-        for attempt in self.running:
-            status = read_status(attempt.folder)
-            if status.get("step") is None or status.get("status") != schema.RUNNING:
-                parts.append(f"{self.name(attempt)} starting")
-                continue
-            share += status["step"] / status["t_stop"]
-            parts.append(f"{self.name(attempt)} step {status['step']}/{status['t_stop']}{_score(status)}")
-        left = ""
-        if share > 0:
-            seconds = (time.monotonic() - self.started) * (self.todo - share) / share
-            left = f"  (about {seconds / 60:.0f} min left)" if seconds >= 60 else "  (under a minute left)"
-        return "; ".join(parts) + left
-
-    def name(self, attempt: Attempt) -> str:
-        """How people know the run."""
-        return f"{self.variants[attempt.spec.run_id]}/{attempt.spec.model.name}/seed {attempt.spec.seed}"
-
-    def say(self, text: str) -> None:
-        """One line on standard error."""
-        self.said = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
-
-
-def _score(status: dict[str, object]) -> str:
-    score = status.get("score")
-    return f", score {100 * score:.1f} %" if isinstance(score, float) else ""
+    for run in plan.runs:
+        tags = sweep_tags(run)
+        for one in look.results(run.run_id):
+            for tag in tags.keys() - one.sweeps:
+                client.set_tag(one.mlflow_id, tag, tags[tag])

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
-from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, core_of, enumerate_runs, refuse
+from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, check_conditions, enumerate_runs
+from cppo_lab.sweep.fitting import refuse
+from cppo_lab.sweep.narrow import check_keys, core_of
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.search.declare import Search
 
 
 @dataclass(frozen=True)
@@ -30,28 +36,46 @@ class Plan:
         """The trainer core of all runs."""
         return self.runs[0].spec.core
 
+    @property
+    def places(self) -> int:
+        """Pairs of a sweep and a run: a run that several sweeps share counts in each."""
+        return sum(len(run.variants) for run in self.runs)
 
-def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
+
+def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
     `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
     override goes to every run that has the key. In a study they choose within each sweep that has them.
     Raises UserError for a bad override or configuration, before anything else happens.
     """
+    core = core_of(overrides)
     if isinstance(declared, Sweep):
+        check_keys(declared)
+        check_conditions(declared, core)
         only = enumerate_runs(declared, overrides)
         refuse(only.unused)
+        if not only.runs:
+            raise UserError(
+                f"sweep {declared.source}: exclude leaves out every run{_chosen(overrides)}: remove an entry of it"
+            )
         return _plan(declared, [only], only.runs)
-    parts = [_with_axes(load_sweep(name), declared) for name in declared.sweeps]
+    if not isinstance(declared, Study):
+        raise UserError(
+            f"{declared.name} is a search, whose runs are drawn as it goes: use `cppo tune` for it"
+        )
+    parts = [_part(declared, i, core) for i in range(len(declared.sweeps))]
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
-        raise UserError(f"study {declared.name}: sweeps={names} must have distinct names")
+        raise UserError(f"study {declared.source}: sweeps={names} must have distinct names")
     _check_names(parts, overrides)
     chosen = [(part, _within(part, overrides)) for part in parts]
     found = [enumerate_runs(part, texts) for part, texts in chosen if texts is not None]
+    if found:
+        refuse([text for text in found[0].unused if all(text in part.unused for part in found)])
+    found = [part for part in found if part.runs]
     if not found:
         raise UserError(f"study {declared.name}: no sweep of it has all of {' '.join(overrides)!r}")
-    refuse([text for text in overrides if all(text in part.unused for part in found)])
     runs: dict[str, PlannedRun] = {}
     for part in found:
         for run in part.runs:
@@ -61,28 +85,46 @@ def make_plan(declared: Sweep | Study, overrides: Sequence[str] = ()) -> Plan:
 
 
 def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[PlannedRun]) -> Plan:
+    shared = found[0].shared
+    assert shared is not None
     return Plan(
         name=declared.name,
         title=declared.title,
         question=declared.question,
         sweeps=tuple(part.sweep for part in found),
         runs=tuple(runs),
-        paths=found[0].paths,
-        launcher=found[0].launcher,
-        tracking=found[0].tracking,
+        paths=shared.paths,
+        launcher=shared.launcher,
+        tracking=shared.tracking,
         is_study=isinstance(declared, Study),
     )
 
 
-def _with_axes(part: Sweep | Study, study: Study) -> Sweep:
-    if isinstance(part, Study):
-        raise UserError(f"study {study.name}: {part.name} is a study itself; name its sweeps")
-    return part.model_copy(update={"axes": part.axes | study.axes})
+def _chosen(overrides: Sequence[str]) -> str:
+    return f" that {' '.join(overrides)!r} chooses" if overrides else ""
+
+
+def _part(study: Study, index: int, core: str) -> Sweep:
+    """A sweep of a study, with the study's axes.
+
+    Raises UserError for one that is not there, or whose file is at fault.
+    """
+    where = f"study {study.source}: sweeps.{index}"
+    try:
+        part = load_sweep(study.sweeps[index])
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    if not isinstance(part, Sweep):
+        kind = "a study itself" if isinstance(part, Study) else "a search"
+        raise UserError(f"{where}: {part.name} is {kind}; name sweeps")
+    check_keys(part)
+    check_conditions(part, core)
+    return part.with_axes(study)
 
 
 def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """What `model=` and `variant=` may name in a sweep."""
-    return {"model": sweep.models_of(core_of(overrides)), "variant": tuple(sweep.variants)}
+    return {"model": sweep.models_of(core_of(overrides)), "variant": tuple(filter(None, sweep.variants))}
 
 
 def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:

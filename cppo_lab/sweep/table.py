@@ -1,57 +1,97 @@
-"""A plan as text: its runs, their states, and what they cost where GPUs are needed."""
+"""A plan as text: its runs, their states, and what they cost."""
 
 from collections.abc import Mapping, Sequence
 
-from cppo_lab.estimate import UNCERTAINTY, Estimate, estimate
+from cppo_lab.estimate import UNCERTAINTY
 from cppo_lab.launch.reconcile import State
+from cppo_lab.sweep.cost import ESTIMATE, Cost, CostSum
 from cppo_lab.sweep.enumerate import PlannedRun
 
+LEFT_OUT = "validations, warm start and start-up are not in it"
 
-def table(runs: Sequence[PlannedRun], states: Mapping[str, State]) -> str:
-    """Runs and their states as aligned text; runs of the verl core with their layout and GPU-hours."""
-    costs = {run.run_id: estimate(run.spec, run.layout) for run in runs}
+
+def table(
+    runs: Sequence[PlannedRun],
+    states: Mapping[str, State],
+    costs: Mapping[str, Cost | None],
+    width: int | None = None,
+) -> str:
+    """Runs and their states as aligned text; runs of the verl core with their layout and GPU-hours.
+
+    Lines longer than `width` (None: no limit) are cut, which only ever costs part of a reason.
+    """
     placed = any(run.spec.core == "verl" for run in runs)
-    head = ["run id", "variant", "model", "seed", *(["layout", "GPU-hours"] if placed else []), "state"]
+    noted = any(states[run.run_id].note for run in runs)
+    head = ["run id", "variant", "model", "seed"]
+    head += [*(["layout", "GPU-hours"] if placed else []), "state", *(["reason"] if noted else [])]
     rows = []
     for run in runs:
-        cost = [run.layout.name, _hours(costs[run.run_id])] if placed else []
+        cost = [run.layout.name, _hours(costs.get(run.run_id))] if placed else []
+        state = states[run.run_id]
         name = [run.run_id, run.variant, run.spec.model.name, str(run.spec.seed)]
-        rows.append([*name, *cost, states[run.run_id].state])
+        rows.append([*name, *cost, state.state, *([state.note] if noted else [])])
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    if noted:
+        widths[-1] = 0  # the last column needs no filling
     right = head.index("GPU-hours") if placed else -1
     lines = [
         "  ".join(
-            cell.rjust(width) if i == right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(size) if i == right else cell.ljust(size)
+            for i, (cell, size) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in [head, *rows]
     ]
-    for run in runs:
-        if states[run.run_id].reason:
-            lines.append(f"{run.run_id} {states[run.run_id].state}: {states[run.run_id].reason}")
-    return "\n".join(lines)
+    return "\n".join(_cut(line, width) for line in lines)
 
 
-def cost_summary(runs: Sequence[PlannedRun]) -> str:
-    """The cost of all runs together, one sentence per thing to know; empty if no run needs a GPU."""
-    found = [cost for run in runs if (cost := estimate(run.spec, run.layout)) is not None]
-    if not found:
-        return ""
-    fitting = [cost.time.gpu_hours for cost in found if cost.memory.fits]
-    lines = [
-        f"Estimated cost: {sum(fitting):.0f} GPU-hours of an H100 80 GB for {len(fitting)} runs, "
-        f"good to a factor of {UNCERTAINTY:g} either way."
-    ]
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else line[: max(width - 1, 1)] + "…"
+
+
+def cost_summary(
+    runs: Sequence[PlannedRun], costs: Mapping[str, Cost | None], sums: Sequence[CostSum]
+) -> str:
+    """The cost of all runs together, one sentence per thing to know; empty if nothing is known of it."""
+    lines = [_sentence(one) for one in sums]
+    if len(sums) > 1 and all(one.gpu_hours is not None for one in sums):
+        total = sum(one.gpu_hours or 0.0 for one in sums)
+        left = sum(one.gpu_hours_left or 0.0 for one in sums)
+        lines.append(f"Together: {total:.0f} GPU-hours; {left:.0f} still to come.")
     verdicts: dict[tuple[str, str], str] = {}
     for run in runs:
-        cost = estimate(run.spec, run.layout)
-        if cost is not None:
-            verdicts.setdefault((run.spec.model.name, run.layout.name), cost.memory.verdict)
+        cost = costs.get(run.run_id)
+        if cost is not None and cost.verdict:
+            verdicts.setdefault((run.spec.model.name, run.layout.name), cost.verdict)
     lines += [f"{model} on {layout}: {verdict}" for (model, layout), verdict in verdicts.items()]
     return "\n".join(lines)
 
 
-def _hours(cost: Estimate | None) -> str:
-    if cost is None:
+def _sentence(cost: CostSum) -> str:
+    runs = f"{cost.runs} run" + ("" if cost.runs == 1 else "s")
+    to_come = f"still to come ({cost.runs_left} of them)"
+    if cost.basis == ESTIMATE:
+        return (
+            f"Estimated cost: {cost.gpu_hours or 0:.0f} GPU-hours of an H100 80 GB for {runs}, good to a factor of "
+            f"{UNCERTAINTY:g} either way; {cost.gpu_hours_left or 0:.0f} {to_come}."
+        )
+    past = "the newest past run" if cost.measured_runs == 1 else f"up to {cost.measured_runs} past runs"
+    by = f"by the step times of {past} of each kind"
+    if cost.gpu_hours is not None:
+        return (
+            f"Measured cost: {cost.gpu_hours:.0f} GPU-hours for {runs}, {by}; "
+            f"{cost.gpu_hours_left or 0:.0f} {to_come}."
+        )
+    return (
+        f"Measured cost: {_short(cost.hours)} hours of one process for {runs}, {by}; {_short(cost.hours_left)} "
+        f"{to_come}; {LEFT_OUT}."
+    )
+
+
+def _short(hours: float) -> str:
+    return f"{hours:.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def _hours(cost: Cost | None) -> str:
+    if cost is None or cost.gpu_hours is None:
         return "-"
-    return f"{cost.time.gpu_hours:.0f}" if cost.memory.fits else "does not fit"
+    return f"{cost.gpu_hours:.0f}" if cost.fits else "does not fit"

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import logging
 import os
@@ -20,8 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 
+PAGE = 1000  # runs per request
 # A server that is away must cost training seconds, not the minutes of MLflow's default; points wait and are sent later.
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Attempt:
     reason: str
     folder: str
     sweeps: frozenset[str]
+    step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
+    t_stop: int | None = None
+    replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -45,7 +52,7 @@ def open_client(uri: str) -> MlflowClient:
     """
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name, value in SERVER_PATIENCE.items():
+    for name, value in (SERVER_PATIENCE | QUIET).items():
         os.environ.setdefault(name, value)
     try:
         with _alone(uri):
@@ -99,26 +106,58 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[Attempt]]:
-    """All attempts at the runs `run_ids`, newest first."""
-    found = client.get_experiment_by_name(experiment)
+    """All attempts at the runs `run_ids`, newest first. Reads every run of the experiment once."""
     wanted: dict[str, list[Attempt]] = {run_id: [] for run_id in run_ids}
+    for run in newest_runs(client, experiment):
+        attempt = _attempt(run)
+        if attempt.run_id in wanted:
+            wanted[attempt.run_id].append(attempt)
+    return wanted
+
+
+def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[Attempt]:
+    """All attempts at one run, newest first."""
+    return [
+        _attempt(run) for run in newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
+    ]
+
+
+def newest_runs(
+    client: MlflowClient, experiment: str, condition: str = "", page: int = PAGE
+) -> Iterator[Run]:
+    """The runs of an experiment that meet MLflow's filter `condition`, newest first, read as they are asked for."""
+    found = client.get_experiment_by_name(experiment)
     token = None
     while found is not None:
-        page = client.search_runs(
-            [found.experiment_id],
-            run_view_type=ViewType.ACTIVE_ONLY,
-            order_by=["attributes.start_time DESC"],
-            max_results=1000,
-            page_token=token,
-        )
-        for run in page:
-            attempt = _attempt(run)
-            if attempt.run_id in wanted:
-                wanted[attempt.run_id].append(attempt)
-        token = page.token
+        with _no_collection():
+            runs = client.search_runs(
+                [found.experiment_id],
+                filter_string=condition,
+                run_view_type=ViewType.ACTIVE_ONLY,
+                order_by=["attributes.start_time DESC"],
+                max_results=page,
+                page_token=token,
+            )
+        yield from runs
+        token = runs.token
         if not token:
-            break
-    return wanted
+            return
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave garbage alone meanwhile.
+
+    A page of 1,000 runs is a hundred thousand objects of SQLAlchemy's, and collecting among them takes two thirds of
+    the time of reading it.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _attempt(run: Run) -> Attempt:
@@ -132,7 +171,14 @@ def _attempt(run: Run) -> Attempt:
         reason=tags.get(schema.TAG_REASON, ""),
         folder=tags.get(schema.TAG_FOLDER, ""),
         sweeps=frozenset(key for key in tags if key.startswith(schema.TAG_SWEEP_PREFIX)),
+        step=_integer(tags.get(schema.TAG_STEP)),
+        t_stop=_integer(tags.get(schema.TAG_T_STOP)),
+        replaces=frozenset(tags.get(schema.TAG_REPLACES, "").split()),
     )
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def where_to_look(uri: str, experiment: str) -> str:
@@ -151,8 +197,21 @@ def folder_tag(folder: Path) -> str:
     return f"{socket.gethostname()}:{folder.resolve()}"
 
 
-def mark_failed(client: MlflowClient, mlflow_id: str, reason: str) -> None:
-    """Record that an attempt ended without finishing; `reason` is one line."""
-    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.FAILED)
+def mark_failed(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
+    """Record that an attempt ended by an error of its own behind `step`; `reason` is one line."""
+    _mark(client, mlflow_id, schema.FAILED, "FAILED", reason, step)
+
+
+def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
+    """Record that an attempt was ended from outside behind `step`; `reason` is one line."""
+    _mark(client, mlflow_id, schema.PARTIAL, "KILLED", reason, step)
+
+
+def _mark(
+    client: MlflowClient, mlflow_id: str, status: str, ended: str, reason: str, step: int | None
+) -> None:
+    client.set_tag(mlflow_id, schema.TAG_STATUS, status)
     client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
-    client.set_terminated(mlflow_id, "FAILED")
+    if step is not None:
+        client.set_tag(mlflow_id, schema.TAG_STEP, str(step))
+    client.set_terminated(mlflow_id, ended)

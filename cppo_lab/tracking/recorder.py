@@ -20,7 +20,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import ensure_experiment, folder_tag, mark_failed, open_client
+from cppo_lab.tracking.client import (
+    ensure_experiment,
+    folder_tag,
+    mark_failed,
+    mark_interrupted,
+    open_client,
+)
 from cppo_lab.tracking.spool import Row, Spool
 
 SHIP_SECONDS = 2.0  # how often points go to the store
@@ -30,7 +36,7 @@ _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 
 
 class Recorder:
-    """One attempt at one run. Create it, `begin`, `log` every step, then `finish` or `fail`.
+    """One attempt at one run. Create it, `begin`, `log` every step, then `finish`, `fail` or `interrupt`.
 
     `continues` is the MLflow run of an earlier attempt from the same folder: this one goes on in it.
     """
@@ -51,9 +57,8 @@ class Recorder:
         if step is not None or not self._steps:
             return
         self._spool.close()
-        mark_failed(
-            self.client, self.mlflow_id, "training began anew: there was no checkpoint to continue from"
-        )
+        reason = "training began anew: there was no checkpoint to continue from"
+        mark_interrupted(self.client, self.mlflow_id, reason, max(self._steps))
         self._start(None)
 
     def _start(self, continues: str | None) -> None:
@@ -84,8 +89,9 @@ class Recorder:
         self.client.update_run(self.mlflow_id, status="RUNNING")
         for key, value in self._tags.items():
             self.client.set_tag(self.mlflow_id, key, value)
-        if schema.TAG_REASON in self.client.get_run(self.mlflow_id).data.tags:
-            self.client.delete_tag(self.mlflow_id, schema.TAG_REASON)
+        of_its_end = {schema.TAG_REASON, schema.TAG_STEP}
+        for key in of_its_end & self.client.get_run(self.mlflow_id).data.tags.keys():
+            self.client.delete_tag(self.mlflow_id, key)
 
     def _describe(self, spec: RunSpec) -> None:
         """The configuration, as parameters and as an artifact."""
@@ -144,24 +150,43 @@ class Recorder:
         with contextlib.suppress(OSError):  # the store has it; a full disk makes no failed run of it
             self._status(outcome.status, outcome.step, outcome.reason)
 
-    def fail(self, reason: str, traceback: str) -> None:
-        """The run ended otherwise; `reason` is one line, `traceback` becomes an artifact."""
+    @property
+    def step(self) -> int | None:
+        """The last step that is recorded; None if there is none."""
+        return max(self._steps, default=None)
+
+    def interrupt(self, cause: str) -> None:
+        """The run was ended from outside, by what `cause` says: the next attempt goes on with it."""
         if self._recorded:
             return
-        # Each step by itself: what broke the run (a full disk, a store that went away) may break some of them,
-        # and must not hide the reason.
+        reached = "before its first step" if self.step is None else f"at step {self.step}"
+        reason = f"interrupted: {cause} {reached}"
+        self._end(schema.PARTIAL, reason)
+        with contextlib.suppress(*_STORE_FAULTS):
+            mark_interrupted(self.client, self.mlflow_id, reason, self.step)
+
+    def fail(self, reason: str, traceback: str) -> None:
+        """The run ended by an error of its own; `reason` is one line, `traceback` becomes an artifact."""
+        if self._recorded:
+            return
+        self._end(schema.FAILED, reason)
         report = self.folder / "traceback.txt"
-        with contextlib.suppress(OSError):
-            self._spool.close()
-        with contextlib.suppress(OSError):
-            self._status(schema.FAILED, None, reason)
-        with contextlib.suppress(UserError):
-            self._drain()
         with contextlib.suppress(*_STORE_FAULTS):
             report.write_text(traceback, encoding="utf-8")
             self.client.log_artifact(self.mlflow_id, str(report))
         with contextlib.suppress(*_STORE_FAULTS):
-            mark_failed(self.client, self.mlflow_id, reason)
+            mark_failed(self.client, self.mlflow_id, reason, self.step)
+
+    def _end(self, status: str, reason: str) -> None:
+        """Bring to safety what was measured, and say on file how the run ended."""
+        # Each step by itself: what broke the run (a full disk, a store that went away) may break some of them,
+        # and must not hide the reason.
+        with contextlib.suppress(OSError):
+            self._spool.close()
+        with contextlib.suppress(OSError):
+            self._status(status, self.step, reason)
+        with contextlib.suppress(UserError):
+            self._drain()
 
     def _ship(self) -> bool:
         """Send what waits; False if the store did not take it (it is tried again later)."""

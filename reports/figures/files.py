@@ -17,14 +17,17 @@ _NO_DATE: dict[str, dict[str, datetime | None]] = {
 }
 
 
-def render(draw: Callable[[Figure], None], title: str, run_ids: Sequence[str]) -> dict[str, bytes]:
-    """The drawing in all three formats; the run ids are in the metadata of each."""
+def render(
+    draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str = ""
+) -> dict[str, bytes]:
+    """The drawing in all three formats; the run ids, and the command if given, are in the metadata of each."""
+    about = "runs: " + " ".join(run_ids) + (f"; command: {command}" if command else "")
     with figure_style():
         fig = Figure()
         FigureCanvasAgg(fig)
         draw(fig)
         lay_out_once(fig)
-        return {kind: _save(fig, kind, title, run_ids) for kind in ("png", "svg", "pdf")}
+        return {kind: _save(fig, kind, title, about) for kind in ("png", "svg", "pdf")}
 
 
 def lay_out_once(fig: Figure) -> None:
@@ -33,9 +36,8 @@ def lay_out_once(fig: Figure) -> None:
     fig.set_layout_engine("none")
 
 
-def _save(fig: Figure, kind: str, title: str, run_ids: Sequence[str]) -> bytes:
-    runs = "runs: " + " ".join(run_ids)
-    about = {"png": {"Description": runs}, "svg": {"Description": runs}, "pdf": {"Subject": runs}}[kind]
+def _save(fig: Figure, kind: str, title: str, about: str) -> bytes:
+    field = {"png": "Description", "svg": "Description", "pdf": "Subject"}[kind]
     out = io.BytesIO()
-    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, **about, **_NO_DATE[kind]})
+    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, field: about, **_NO_DATE[kind]})
     return out.getvalue()

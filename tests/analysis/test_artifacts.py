@@ -108,7 +108,7 @@ def test_a_window_is_checked_as_well(store: tuple[str, str], change: Any, messag
 
 def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "LARGEST", 10)
-    with pytest.raises(UserError, match=r"more than the 10 that a diagnostic may have: delete that artifact"):
+    with pytest.raises(UserError, match=r"more than the 10 that such a file may have: delete that artifact"):
         read_positions(store[0], [run_with(store, "positions.json", POSITIONS)])
 
 

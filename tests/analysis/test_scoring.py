@@ -37,6 +37,10 @@ GAPS = {
         MadeRun("cppo", seed=1, status=schema.FAILED, reason="out of memory"),
         "cppo on chain, seed 1 (failed: out of memory)",
     ),
+    "interrupted with a whole curve": (
+        MadeRun("cppo", seed=1, scores=BETTER, status=schema.PARTIAL, reason="interrupted: at step 20"),
+        "cppo on chain, seed 1 (partial: interrupted: at step 20)",
+    ),
     "no validation": (MadeRun("cppo", seed=1), "cppo on chain, seed 1 (no validation in the window)"),
     "component": (
         MadeRun("cppo", seed=1, scores={"chain24": {10: 0.3}}),

@@ -7,7 +7,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.curves import validation_curves
-from cppo_lab.analysis.selection import Choice, Stat, State, choose, run_state
+from cppo_lab.analysis.selection import GAPS, Choice, Stat, State, choose, run_state
 from tests.analysis.made_sweeps import MadeRun, both, make_data
 
 NAN = float("nan")
@@ -115,6 +115,8 @@ def test_status_outranks_the_choice() -> None:
     assert run_state(schema.DONE, "mini", choice) is State.SCORED
     assert run_state(schema.RUNNING, "mini", choice) is State.RUNNING
     assert run_state(schema.FAILED, "mini", choice) is State.FAILED
+    assert run_state(schema.PARTIAL, "mini", choice) is State.PARTIAL
+    assert State.PARTIAL in GAPS
     assert run_state(schema.COLLAPSED, "mini", choice) is State.COLLAPSE
     assert run_state(schema.COLLAPSED, "mini", Choice(State.NO_VALIDATION)) is State.COLLAPSE
 

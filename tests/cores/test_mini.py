@@ -20,7 +20,8 @@ from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
 from cppo_lab.spec import Architecture, RunSpec, TaskData
 from cppo_lab.spec.rule import VERL
-from cppo_lab.sweep.compose import compose, groups
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.groups import groups
 from tests.conftest import TINY
 
 ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)

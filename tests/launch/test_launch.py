@@ -141,7 +141,7 @@ def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(
     for run in mlflow_runs():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", "collapsed")
     ends = re.findall(
-        r"^\w+ collapsed: .*(?:validations in a row|at step \d+)$", capsys.readouterr().out, re.M
+        r"^\w+ .* collapsed +\S.*(?:validations in a row|at step \d+)$", capsys.readouterr().out, re.M
     )
     assert len(ends) == 2
     assert main(["launch", *SWEEP, *ruin]) == 0
@@ -149,7 +149,7 @@ def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(
     assert len(mlflow_runs()) == 2
 
 
-def test_killed_trainer_is_failed_at_once_and_continues_with_the_numbers_of_an_unbroken_run(
+def test_killed_trainer_is_partial_at_once_and_continues_with_the_numbers_of_an_unbroken_run(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = cppo("launch", *MIDDLE)
@@ -158,12 +158,16 @@ def test_killed_trainer_is_failed_at_once_and_continues_with_the_numbers_of_an_u
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 1, output
     [run] = mlflow_runs()
-    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FAILED", "failed")
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
     assert "ended without a word" in run.data.tags[schema.TAG_REASON]
+    assert int(run.data.tags[schema.TAG_STEP]) >= 20
+    assert "1 partial" in output
+    assert schema.TAG_STEP in run.data.tags
     assert (workspace / "runs" / run.data.tags[schema.TAG_RUN_ID] / CHECKPOINT).exists()
     assert main(["launch", *MIDDLE]) == 0
     [continued] = mlflow_runs()
     assert (continued.info.run_id, continued.info.status) == (run.info.run_id, "FINISHED")
+    assert not {schema.TAG_STEP, schema.TAG_REASON} & continued.data.tags.keys()
     assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))
 
     names = [name for name in continued.data.metrics if not name.startswith("perf/")]
@@ -191,14 +195,14 @@ def test_killed_launcher_leaves_nothing_running_for_ever(
     while is_held(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert main(["plan", *LONG]) == 0
-    assert "1 failed" in capsys.readouterr().out
+    assert "1 partial" in capsys.readouterr().out
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # planning writes nothing
     (folder / "status.json").unlink()
     other = cppo("launch", *LONG)
     wait_for_step(workspace / "runs", 1)
     other.send_signal(signal.SIGINT)
     other.communicate(timeout=60)
-    assert {run.info.status for run in mlflow_runs()} == {"FAILED"}
+    assert {run.info.status for run in mlflow_runs()} == {"KILLED"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -211,7 +215,11 @@ def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
     assert "the same command continues" in output
-    assert [run.info.status for run in mlflow_runs()] == ["FAILED"]
+    [run] = mlflow_runs()
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
+    # Whatever ends the launcher, submitit ends its runs with SIGINT.
+    assert re.fullmatch(r"interrupted: terminated by SIGINT at step \d+", run.data.tags[schema.TAG_REASON])
+    assert run.data.tags[schema.TAG_REASON].endswith(run.data.tags[schema.TAG_STEP])
 
 
 def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:

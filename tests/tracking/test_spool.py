@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cppo_lab.tracking.spool import NAME, Row, Spool
+from cppo_lab.tracking.spool import NAME, Row, Spool, read_rows
 
 ROWS = [Row(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
 
@@ -70,3 +70,15 @@ def test_numbers_that_are_not_finite_come_back(tmp_path: Path) -> None:
     spool.add(Row(1, 1, {"train/loss": float("inf")}))
     spool.close()
     assert Spool(tmp_path, keep=True).earlier == [Row(1, 1, {"train/loss": float("inf")})]
+
+
+def test_reading_what_another_process_writes_changes_nothing(tmp_path: Path) -> None:
+    assert read_rows(tmp_path) == []
+    spool = Spool(tmp_path, keep=False)
+    spool.add(Row(0, 1, {"train/reward": 0.5}))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1, "time')  # a line on its way
+    content = (tmp_path / "metrics.jsonl").read_bytes()
+    assert read_rows(tmp_path) == [Row(0, 1, {"train/reward": 0.5})]
+    assert (tmp_path / "metrics.jsonl").read_bytes() == content
+    spool.close()

@@ -7,7 +7,7 @@ from typing import Any
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.spec import LayoutSpec, MathData, RunSpec, VerlRun
 from cppo_lab.sweep.compose.settings import settings
-from cppo_lab.sweep.compose.through_hydra import groups
+from cppo_lab.sweep.groups import groups
 
 ROLLOUT = "actor_rollout_ref.rollout"
 

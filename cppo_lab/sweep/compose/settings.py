@@ -8,7 +8,7 @@ is wrong. The result is that of Hydra alone (tests/sweep/test_settings.py).
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from cppo_lab.sweep.compose.through_hydra import Override, composed, parsed
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
+MODEL_CONSTANTS = "trust_region."  # of which rules take theirs
 NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -117,6 +118,21 @@ def choices_of(overrides: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for text in overrides if parsed(text).kind == "choice")
 
 
+def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
+    """Whether what a choice of groups composes to takes a key, while the keys `given` are set.
+
+    `trust_region` is no part of a run: its keys count while a key that is still takes its value from them.
+    """
+    start = base(tuple(choices))
+    if not key.startswith(MODEL_CONSTANTS):
+        return key in start.leaves
+    return any(
+        start._end(name, given) == key
+        for name in start.references
+        if name not in given and not name.startswith(MODEL_CONSTANTS)
+    )
+
+
 def _through_hydra(overrides: Sequence[str], found: Sequence[Override]) -> dict[str, Section]:
     # Runs of several seeds differ in nothing else, unless something refers to the seed: they are composed once.
     seeds = [
@@ -125,7 +141,7 @@ def _through_hydra(overrides: Sequence[str], found: Sequence[Override]) -> dict[
         if one.key == "seed" and one.kind == "value" and isinstance(one.value, int)
     ]
     if not seeds or any("${" in text for text in overrides):
-        return _composed(tuple(overrides))
+        return dict(_composed(tuple(overrides)))
     texts = [text for text, _ in seeds]
     rest = tuple(text for text in overrides if text not in texts)
     return _composed(rest) | {"seed": Section(seeds[-1][1])}

@@ -1,25 +1,26 @@
 """Hydra's only home: its grammar of overrides, its composition, and its errors in our words."""
 
+import itertools
 import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from typing import Any, Literal
 
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
+from hydra.core.override_parser.types import OverrideType, QuotedString, ValueType
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cppo_lab.errors import UserError, unknown
+from cppo_lab.sweep.groups import CONF, groups
 
-CONF = resources.files("cppo_lab") / "conf"
+MAX_LISTED = 100_000
 
 
 class UnknownKey(UserError):
@@ -60,6 +61,22 @@ def parsed(text: str) -> Override:
     return Override(key, value, "value" if plain else "other")
 
 
+def listed(text: str) -> tuple[Any, ...] | None:
+    """The values of an override that lists several: `key=1,2`, `key=choice(1,2)` or `key=range(0,3)`; else None."""
+    try:
+        found = _parser().parse_override(text)
+    except HydraException:
+        return None
+    kinds = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
+    if found.value_type not in kinds:
+        return None
+    values = itertools.islice(found.sweep_iterator(), MAX_LISTED + 1)
+    plain = tuple(value.text if isinstance(value, QuotedString) else value for value in values)
+    if len(plain) > MAX_LISTED:
+        raise UserError(f"override {text!r}: lists more than {MAX_LISTED:,} values: list fewer")
+    return plain
+
+
 @cache
 def _parser() -> OverridesParser:
     return OverridesParser.create()
@@ -77,6 +94,12 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
 
     Raises UserError for an override that does not parse, an unknown group option or key.
     """
+    for text in overrides:
+        one = parsed(text)
+        if one.kind == "choice" and isinstance(one.value, list):  # merged by Hydra, or a crash in it
+            raise UserError(
+                f"override {text!r}: {one.key} takes one option (valid: {', '.join(groups()[one.key])})"
+            )
     # Hydra logs a warning for each file without a schema; validation is ours.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
@@ -95,17 +118,6 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
 
 
 @cache
-def groups() -> dict[str, list[str]]:
-    """Configuration groups and their options."""
-    return {
-        folder.name: sorted(
-            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
-        )
-        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
-        if folder.is_dir()
-    }
-
-
 @cache
 def groups_set_by(rule: str) -> tuple[str, ...]:
     """The other groups of which the file of `rule` in conf/rule chooses the option."""

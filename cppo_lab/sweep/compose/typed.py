@@ -76,7 +76,8 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
 def _part(kind: type[S], sections: dict[str, Section], name: str) -> S:
     """Take a section that is no part of the run."""
     section = sections.pop(name, None) or Section({})
-    return _parsed(kind, section.text, name)
+    found: S = _parsed(kind, section.text, name)
+    return found
 
 
 @lru_cache(maxsize=10_000)

@@ -9,10 +9,9 @@ from cppo_lab.errors import UserError
 from cppo_lab.parse import parse
 from cppo_lab.schema import CORES
 from cppo_lab.spec import Count, Spec
+from cppo_lab.sweep.declare import ANY_CORE, Declared, Scalar
 
-Scalar = str | int | float | bool | None
 Objective = Literal["final_score", "best_score", "mean_score", "stability"]
-ANY_CORE = "any"
 
 
 class Interval(Spec):
@@ -27,11 +26,15 @@ class Interval(Spec):
     def _check(self) -> Self:
         low, high, step = self.low, self.high, self.step
         if low >= high:
-            raise ValueError(f"low={low} must be less than high={high}: exchange them, or put the key into settings")
+            raise ValueError(
+                f"low={low} must be less than high={high}: exchange them, or put the key into settings"
+            )
         if self.log and low <= 0:
             raise ValueError(f"log=True with low={low}: a logarithmic scale begins above 0; raise low")
         if self.log and step is not None:
-            raise ValueError(f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two")
+            raise ValueError(
+                f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two"
+            )
         if step is not None and (step <= 0 or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step))):
             raise ValueError(f"step={step} must be above 0 and divide high - low = {high} - {low} evenly")
         return self
@@ -99,16 +102,13 @@ class SearchSpec(Spec):
         return self
 
 
-class Search(Spec):
+class Search(Declared):
     """What a search file declares.
 
     Every trial trains one model with the keys of `settings`, once for each of `seeds`, at a point of the search
     space; what is compared is averaged over the seeds. `models` names one model, or one for each trainer core.
     """
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-    title: str
-    question: str
     models: dict[str, str]
     settings: dict[str, Scalar] = Field(default_factory=dict)
     seeds: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] = (0,)
@@ -117,8 +117,8 @@ class Search(Spec):
     @field_validator("models", mode="before")
     @classmethod
     def _one_for_each_core(cls, value: Any) -> Any:
-        lists = value if isinstance(value, dict) else {ANY_CORE: value}
-        for names in lists.values() or [[]]:
+        lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+        for names in lists.values() if lists else [None]:
             if not (isinstance(names, list) and len(names) == 1 and isinstance(names[0], str)):
                 raise ValueError(
                     f"models={value!r} must be a list of exactly one name, or such a list for each core: a search "
@@ -131,7 +131,9 @@ class Search(Spec):
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds={list(self.seeds)}: one stands there twice; remove it")
         for key in self.settings.keys() & self.search.parameters.keys():
-            raise ValueError(f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them")
+            raise ValueError(
+                f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them"
+            )
         return self
 
     def model_of(self, core: str) -> str:
@@ -141,7 +143,9 @@ class Search(Spec):
         """
         model = self.models.get(core) or self.models.get(ANY_CORE)
         if model is None:
-            raise UserError(f"search {self.name} has no models for core={core} (valid: {', '.join(self.models)})")
+            raise UserError(
+                f"search {self.source} has no models for core={core} (valid: {', '.join(self.models)})"
+            )
         return model
 
     def parameters_of(self, core: str) -> dict[str, Parameter]:
@@ -152,12 +156,16 @@ class Search(Spec):
         return {key: self._parameter(key, values, core) for key, values in self.search.parameters.items()}
 
     def _parameter(self, key: str, values: dict[str, Any], core: str) -> Parameter:
-        place = f"search {self.name}: search.parameters.{key}"
+        place = f"search {self.source}: search.parameters.{key}"
         if values and values.keys() <= set(CORES):
             for name, inner in values.items():
                 if not isinstance(inner, dict):
-                    raise UserError(f"{place}.{name}={inner!r} must be {{low: ..., high: ...}} or {{choices: [...]}}")
+                    raise UserError(
+                        f"{place}.{name}={inner!r} must be {{low: ..., high: ...}} or {{choices: [...]}}"
+                    )
             if core not in values:
-                raise UserError(f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}")
+                raise UserError(
+                    f"{place} has no bounds for core={core} (valid: {', '.join(values)}): add {core}: {{...}}"
+                )
             place, values = f"{place}.{core}", values[core]
-        return parse(Choices if "choices" in values else Interval, values, place)
+        return parse(Choices, values, place) if "choices" in values else parse(Interval, values, place)

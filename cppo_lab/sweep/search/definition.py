@@ -37,5 +37,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {one}" for key, one in value.items() if one not in (None, False)) + "}"
+        return (
+            "{" + ", ".join(f"{key}: {one}" for key, one in value.items() if one not in (None, False)) + "}"
+        )
     return "not there" if value is None else str(value)

@@ -62,6 +62,6 @@ def values_of(objectives: Sequence[str], curves: Sequence[Curve], t_stop: int, e
 
 
 def running_mean(earlier: Sequence[Curve], step: int, score: float, t_stop: int, every: int) -> float:
-    """The mean at `step` over the seeds so far: `score` of the one in training, and the `earlier` ones' at that step."""
+    """The mean over the seeds so far at `step`: `score` of the one in training, with those of the `earlier` curves."""
     index = step // every
     return fmean([*(whole_scores(curve, t_stop, every)[index] for curve in earlier), score])

@@ -7,13 +7,15 @@ from typing import Any
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.enumerate import core_of, quote
-from cppo_lab.sweep.search.declare import Choices, Interval, Parameter, Scalar, Search
+from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.narrow import core_of
+from cppo_lab.sweep.overrides import quote
+from cppo_lab.sweep.search.declare import Choices, Interval, Parameter, Search
 from cppo_lab.tracking.recorder import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_NOT_TUNABLE = ("model", "seed", "core", "launcher", "tracking", "paths", "layout")
-_NOT_SETTINGS = ("model", "seed", "core", "launcher", "tracking", "paths")
+_CHOSEN = ("model", "seed", "core")  # by keys of their own
+_ELSEWHERE = ("launcher", "tracking", "paths")  # how runs are started and tracked
 
 
 @dataclass(frozen=True)
@@ -119,26 +121,27 @@ def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, t
 
 def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[str]) -> None:
     """A key has one source, and a search says nothing of how runs are started or tracked."""
-    where = f"search {search.name}"
+    where = f"search {search.source}"
     for key in space:
-        if key.partition(".")[0] in _NOT_TUNABLE:
-            raise UserError(f"{where}: search.parameters.{key}: {key.partition('.')[0]!r} cannot be tuned; remove it")
+        if key in _CHOSEN or key.partition(".")[0] in (*_ELSEWHERE, "layout"):
+            raise UserError(f"{where}: search.parameters.{key}: this key cannot be tuned; remove it")
     for key in search.settings:
-        if key.partition(".")[0] in _NOT_SETTINGS:
+        if key in _CHOSEN:
             raise UserError(
-                f"{where}: settings.{key}: models and seeds have keys of their own, the rest of "
-                f"{', '.join(_NOT_SETTINGS[2:])} belongs on the command line; remove it"
+                f"{where}: settings.{key}={search.settings[key]!r}: use models and seeds, or {key}= on the command line"
+            )
+        if key.partition(".")[0] in _ELSEWHERE:
+            raise UserError(
+                f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
             )
     for text in rest:
         if _key(text) in space:
             raise UserError(f"override {text!r}: {where} tunes {_key(text)!r} itself; remove the override")
 
 
-def _check_ends(
-    search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int
-) -> Composed:
+def _check_ends(search: Search, space: Mapping[str, Parameter], fixed: Sequence[str], seed: int) -> Composed:
     """Compose the low ends, each other end and choice by itself, and the high ends together; return the first."""
-    where = f"search {search.name}"
+    where = f"search {search.source}"
     lows = {key: one.ends[0] for key, one in space.items()}
     try:
         base = _at(fixed, lows, seed)
@@ -147,15 +150,19 @@ def _check_ends(
     for key, one in space.items():
         seen = {base.run.run_id}
         for end in one.ends[1:]:
+            place = f"{where}: search.parameters.{key} at {end!r}"
             try:
-                run_id = _at(fixed, {**lows, key: end}, seed).run.run_id
+                run = _at(fixed, {**lows, key: end}, seed).run
             except UserError as error:
-                raise UserError(f"{where}: search.parameters.{key} at {end!r}: {error}") from None
-            if run_id in seen:
+                raise UserError(f"{place}: {error}") from None
+            if run.run_id in seen:
+                raise UserError(f"{place}: the runs do not depend on {key!r}; remove it")
+            seen.add(run.run_id)
+            if (run.training.t_stop, run.validation) != (base.run.training.t_stop, base.run.validation):
                 raise UserError(
-                    f"{where}: search.parameters.{key} at {end!r}: the runs do not depend on {key!r}; remove it"
+                    f"{place}: trials would differ in training.t_stop or validation, and their scores could not be "
+                    f"compared; remove {key!r}"
                 )
-            seen.add(run_id)
     try:
         _at(fixed, {key: one.ends[-1] for key, one in space.items()}, seed)
     except UserError as error:

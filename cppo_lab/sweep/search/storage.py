@@ -19,7 +19,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import store
 from cppo_lab.errors import UserError
 
-VARIABLE = "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
+VARIABLE = (
+    "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
+)
 DEFAULT_URL = "sqlite:///optuna.db"  # relative to the working folder
 TRIES = 3  # two machines may make the tables of a new server at the same moment
 LOCK_WAIT_SECONDS = 60  # of SQLite, while another process writes
@@ -74,7 +76,9 @@ def open_storage(url: str) -> BaseStorage:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = file_of(url)
     if path is not None and not path.parent.is_dir():
-        raise UserError(f"storage {redacted(url)}: folder {path.parent} does not exist: make it, or name another place")
+        raise UserError(
+            f"storage {redacted(url)}: folder {path.parent} does not exist: make it, or name another place"
+        )
     for left in range(TRIES - 1, -1, -1):
         try:
             with alone(url):

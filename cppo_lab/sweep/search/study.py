@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from cppo_lab.sweep.search.declare import Scalar
+from cppo_lab.sweep.declare import Scalar
 from cppo_lab.sweep.search.definition import require_equal
 from cppo_lab.sweep.search.proposals import make_pruner, make_sampler, suggest
 from cppo_lab.sweep.search.space import Tuning, tidy
@@ -46,8 +46,8 @@ class SearchStudy:
         """
         self.tuning, self.url = tuning, url
         self.folder = searches_folder(runs) / tuning.study
-        self.folder.mkdir(parents=True, exist_ok=True)
         storage = open_storage(url)
+        self.folder.mkdir(parents=True, exist_ok=True)
         with alone(url):
             self.study = optuna.create_study(
                 storage=storage,
@@ -76,7 +76,7 @@ class SearchStudy:
             yield self._adopt(stack) or self._begin(stack)
 
     def _adopt(self, stack: contextlib.ExitStack) -> Claim | None:
-        """A trial that is said to be running, but whose worker's lock is free. Other machines' are not ours to judge."""
+        """A trial that is said to be running, but whose worker's lock is free; other machines' are left alone."""
         ours = folder_tag(self.folder)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(OWNER) != ours or not self._held(trial.number, stack):
@@ -134,8 +134,11 @@ class SearchStudy:
         return point
 
     def score(self, trial: Trial, step: int, value: float) -> None:
-        """Note a point of the curve that pruning goes by; `Trial.report` refuses to with several objectives."""
-        self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        """Note a point of the curve that pruning goes by."""
+        if len(self.study.directions) == 1:
+            trial.report(value, step)
+        else:  # which `report` refuses; the report page draws the curve all the same
+            self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
 
     def curve(self, number: int) -> dict[int, float]:
         """The points noted so far."""

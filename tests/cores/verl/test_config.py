@@ -17,9 +17,10 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
 from cppo_lab.parse import parse
 from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
-from cppo_lab.sweep.compose import Composed, compose, groups
+from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.plan import Plan, make_plan
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]

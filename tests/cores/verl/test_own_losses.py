@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from cppo_lab.sweep.compose import compose, groups
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.groups import groups
 
 pytestmark = pytest.mark.verl
 pytest.importorskip("verl")

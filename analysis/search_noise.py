@@ -1,0 +1,145 @@
+"""How sure a search is: what each trial's seeds came to on their own, recomputed from the validation curves of its
+training runs, and what their scatter says of the differences between trials.
+
+A search selects the highest of many noisy values: the value of the best trial is too high on average. With one seed
+per trial nothing in the search tells noise from difference.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from cppo_lab import schema
+from cppo_lab.analysis.reader import SweepData, read_runs
+from cppo_lab.analysis.search import SearchResult, TrialResult, complete_trials, ranking, value_of
+
+LAST = 3  # validations whose mean is the final score
+AGREE = 1e-6  # fractions closer than this are the same value
+FAR = 2.0  # standard errors beyond which a difference is more than noise
+
+
+@dataclass(frozen=True)
+class SeedValues:
+    """What the seeds of the complete trials came to, for one objective.
+
+    `values`: trial -> its seeds' values, for the trials whose runs are all in the store. `differ`: the trials among
+    them whose mean is not what the search recorded.
+    """
+
+    objective: str
+    values: Mapping[int, tuple[float, ...]]
+    differ: tuple[int, ...]
+
+    def std(self, number: int) -> float | None:
+        """Sample standard deviation over the seeds of a trial; None with a single seed, or where not known."""
+        found = self.values.get(number, ())
+        return _std(found) if len(found) > 1 else None
+
+
+@dataclass(frozen=True)
+class Separation:
+    """How the best trial stands out. `scatter`: standard deviation over seeds, pooled over `trials` trials; `error`:
+    standard error of the difference of two trials' means. `close`: the other trials within FAR errors of the best.
+    `second`: how far the runner-up lies below the best.
+    """
+
+    scatter: float
+    trials: int
+    error: float
+    second: float
+    close: tuple[TrialResult, ...]
+
+
+def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[SeedValues, ...]:
+    """Per objective; empty with one seed, which has no scatter. Raises UserError if the store cannot be read."""
+    if len(result.seeds) < 2:
+        return ()
+    wanted = {run_id for trial in complete_trials(result) for run_id in trial.run_ids}
+    return seed_values(result, read_runs(uri, experiment, wanted, _is_mean_score))
+
+
+def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]:
+    """Per objective, from the training runs in `data`."""
+    curves = mean_curves(data, result.t_stop)
+    found = []
+    for index, objective in enumerate(result.objectives):
+        values, differ = {}, []
+        for trial in complete_trials(result):
+            of_trial = [curves[run_id] for run_id in trial.run_ids if run_id in curves]
+            if len(of_trial) < len(result.seeds):
+                continue
+            seeds = tuple(objective_value(objective, curve) for curve in of_trial)
+            values[trial.number] = seeds
+            if abs(math.fsum(seeds) / len(seeds) - value_of(trial, index)) > AGREE:
+                differ.append(trial.number)
+        found.append(SeedValues(objective, values, tuple(differ)))
+    return tuple(found)
+
+
+def mean_curves(data: SweepData, t_stop: int) -> dict[str, tuple[float, ...]]:
+    """Run id -> its mean scores over the benchmarks, one for each validation up to `t_stop`, in order. Those that a
+    run which collapsed did not come to count as its last score.
+    """
+    curves = {}
+    for run in data.runs.itertuples():
+        rows = data.metrics[data.metrics["mlflow_id"] == run.mlflow_id].dropna(subset="value")
+        rows = rows[rows["step"] <= t_stop].sort_values("step")
+        if not rows.empty:
+            steps = [int(step) for step in rows["step"]]
+            scores = [float(value) for value in rows["value"]]
+            every = _spacing(data.params.get(str(run.mlflow_id), {}), steps)
+            curves[str(run.run_id)] = (*scores, *[scores[-1]] * ((t_stop - steps[-1]) // every))
+    return curves
+
+
+def _spacing(params: Mapping[str, str], steps: Sequence[int]) -> int:
+    """Steps from one validation to the next: as configured, else as between the last two."""
+    configured = params.get("validation.every", "")
+    if configured.isdecimal() and int(configured) > 0:
+        return int(configured)
+    return steps[-1] - steps[-2] if len(steps) > 1 else max(1, steps[-1])
+
+
+def objective_value(objective: str, scores: Sequence[float]) -> float:
+    """One of `search.OBJECTIVES` of the scores of one training run, which has at least one.
+
+    final_score: mean of the last three. best_score: the highest. mean_score: mean of all. stability: 1 minus the
+    largest fall below the best so far. Raises ValueError for another objective.
+    """
+    if objective == "final_score":
+        return math.fsum(scores[-LAST:]) / len(scores[-LAST:])
+    if objective == "best_score":
+        return max(scores)
+    if objective == "mean_score":
+        return math.fsum(scores) / len(scores)
+    if objective == "stability":
+        return 1.0 - max(high - score for high, score in zip(accumulate(scores, max), scores, strict=True))
+    raise ValueError(f"no objective: {objective!r}")
+
+
+def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> Separation | None:
+    """How the best trial of a search with one objective stands out; None where the scatter over seeds is not known,
+    or there is nothing to compare.
+    """
+    ranked = ranking(result)
+    if not seeds or len(result.objectives) > 1 or len(ranked) < 2:
+        return None
+    spreads = [std for trial in ranked if (std := seeds[0].std(trial.number)) is not None]
+    if not spreads:
+        return None
+    scatter = math.sqrt(math.fsum(std**2 for std in spreads) / len(spreads))
+    error = scatter * math.sqrt(2 / len(result.seeds))
+    best = value_of(ranked[0], 0)
+    close = tuple(trial for trial in ranked[1:] if best - value_of(trial, 0) <= FAR * error)
+    return Separation(scatter, len(spreads), error, best - value_of(ranked[1], 0), close)
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def _is_mean_score(name: str) -> bool:
+    parsed = schema.parse_validation_metric(name)
+    return parsed is not None and parsed[0] == schema.MEAN

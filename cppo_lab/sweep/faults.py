@@ -1,0 +1,61 @@
+"""Where in a sweep file the fault lies that composing one of its runs has met."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.overrides import override
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key that a sweep file sets: `where` in the file, and what for a configuration key it stands."""
+
+    where: str
+    key: str
+    value: Scalar
+
+    @property
+    def text(self) -> str:
+        """The override that it means."""
+        return override(self.key, self.value)
+
+
+def located(error: UserError, source: str, file: Sequence[Setting], typed: Sequence[str]) -> UserError:
+    """The error with the file and key that it comes from, or as it is if the command line is at fault.
+
+    `file` are the settings of the run from the file, `typed` the overrides of the command line. The culprit is the
+    last setting without which composing ends otherwise.
+    """
+    texts = [setting.text for setting in file]
+    core = [
+        text for text in typed if text.startswith("core=")
+    ]  # chosen, not mistaken: the file has to serve it
+    if len(typed) > len(core) and _outcome([*texts, *core]) != str(error):
+        return error
+    for setting in reversed(file):
+        if str(error).startswith((f"configuration: {setting.key}=", f"unknown key {setting.key!r}")):
+            return _named(error, source, setting)
+    for i in reversed(range(len(file))):
+        if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != str(error):
+            return _named(error, source, file[i])
+    return UserError(f"sweep {source}: {str(error).removeprefix('configuration: ')}")
+
+
+def _named(error: UserError, source: str, setting: Setting) -> UserError:
+    text = str(error).removeprefix("configuration: ")
+    said = f"{setting.key}={setting.value!r}"
+    if text.startswith(said):
+        return UserError(f"sweep {source}: {setting.where}={text.removeprefix(setting.key + '=')}")
+    return UserError(f"sweep {source}: {setting.where}={setting.value!r}: {text}")
+
+
+def _outcome(overrides: Sequence[str]) -> str:
+    """What is wrong with overrides; empty if nothing is."""
+    try:
+        compose(overrides)
+    except UserError as error:
+        return str(error)
+    return ""

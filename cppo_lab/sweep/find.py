@@ -1,0 +1,115 @@
+"""A run by the beginning of its id: in the folders of runs, the tracking store, or the runs that sweeps declare."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.spec import PathsSpec
+from cppo_lab.sweep.declare import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.lookup import CONFIG, read_config, stored_configs
+
+LENGTH = 12  # hexadecimal digits of a whole id
+_BEGINNING = re.compile(r"[0-9a-f]{4,12}")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run, its resolved configuration as plain values, and where that is from.
+
+    `planned` and `paths` are there if a sweep declares it.
+    """
+
+    run_id: str
+    source: str
+    config: dict[str, Any]
+    planned: PlannedRun | None = None
+    paths: PathsSpec | None = None
+
+
+def is_run_id(text: str) -> bool:
+    """Whether `text` is the beginning of a run's id and not the name of a sweep or its file."""
+    return (
+        _BEGINNING.fullmatch(text) is not None and text not in shipped_sweeps() and not Path(text).is_file()
+    )
+
+
+def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
+    """The run whose id begins with `beginning`: among what is recorded and what `sweeps` declare, else among what
+    the shipped sweeps declare.
+
+    Raises UserError if there is none or more than one.
+    """
+    if not _BEGINNING.fullmatch(beginning):
+        raise UserError(
+            f"run {beginning!r} is not the beginning of a run's id: give 4 to {LENGTH} hexadecimal digits "
+            "(`cppo plan SWEEP` lists the ids)"
+        )
+    sources: list[Callable[[], dict[str, Found]]] = [
+        lambda: _recorded(beginning, uri, runs) | _of_sweeps(beginning, sweeps),
+        lambda: _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps]),
+    ]
+    for source in sources:
+        found = source()
+        if len(found) > 1:
+            raise UserError(
+                f"run {beginning!r} is the beginning of {len(found)} ids: {', '.join(sorted(found)[:10])}: "
+                "give more digits"
+            )
+        if found:
+            return next(iter(found.values()))
+    raise UserError(
+        f"unknown run {beginning!r}: no folder in {runs}, no run of the tracking store and no run of a shipped sweep "
+        "has such an id: name the sweep that declares it with --in SWEEP"
+    )
+
+
+def _recorded(beginning: str, uri: str, runs: Path) -> dict[str, Found]:
+    found = {}
+    for folder in runs.glob(f"{beginning}*"):
+        own = read_config(folder / CONFIG)
+        if own is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
+            found[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", own)
+    if beginning not in found:
+        for core in schema.CORES:
+            for run_id, config in stored_configs(uri, core, beginning, without=found).items():
+                found[run_id] = Found(run_id, f"the tracking store, core={core}", config)
+    return found
+
+
+def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
+    """Runs of the named sweeps with each core that they have models for; a whole id ends the search."""
+    found: dict[str, Found] = {}
+    for name in names:
+        for core, run, paths in _declared(name):
+            if run.run_id.startswith(beginning) and run.run_id not in found:
+                config = run.spec.model_dump(mode="json", exclude_none=True)
+                source = f"sweep {name}, core={core}"
+                found[run.run_id] = Found(run.run_id, source, config, run, paths)
+                if len(beginning) == LENGTH:
+                    return found
+    return found
+
+
+@cache
+def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
+    """(core, run, paths) of every run of a sweep."""
+    declared, found = load_sweep(name), []
+    for core in schema.CORES:
+        if isinstance(declared, Sweep) and not {core, ANY_CORE} & declared.models.keys():
+            continue
+        if isinstance(declared, Sweep | Study):
+            plan = make_plan(declared, [f"core={core}"])
+            found += [(core, run, plan.paths) for run in plan.runs]
+    return tuple(found)
+
+
+def _by_size() -> list[str]:
+    """The shipped sweeps, those first that stand for the most runs."""
+    return sorted(shipped_sweeps(), key=lambda name: (name not in ("study", "main"), name))

@@ -1,0 +1,138 @@
+"""A plan as rows: for people, for spreadsheets and for other programs, all with the same columns."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from cppo_lab import schema
+from cppo_lab.errors import unknown
+from cppo_lab.launch.reconcile import State
+from cppo_lab.sweep.cost import Cost, CostSum, sum_costs
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import Plan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a plan. `step` is known of running and partial runs; `hours` and `gpu_hours` where there is a cost."""
+
+    run_id: str
+    variants: dict[str, str]
+    rule: str
+    model: str
+    seed: int
+    state: str
+    reason: str
+    step: int | None
+    code_version: str
+    layout: str
+    hours: float | None
+    gpu_hours: float | None
+    cost_basis: str
+    measured_runs: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The rows asked for, and totals over all runs of the plan."""
+
+    plan: Plan
+    rows: tuple[Row, ...]
+    states: dict[str, int]  # state -> number of runs, in the order of schema.STATES
+    places: int  # a run that two sweeps share has two
+    costs: tuple[CostSum, ...]
+
+
+def make_listing(
+    plan: Plan, states: Mapping[str, State], costs: Mapping[str, Cost | None], only: Collection[str] = ()
+) -> Listing:
+    """The runs of `plan` whose state is one of `only` (none: all)."""
+    counts = Counter(state.state for state in states.values())
+    rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
+    return Listing(
+        plan=plan,
+        rows=tuple(row for row in rows if not only or row.state in only),
+        states={state: counts[state] for state in schema.STATES if counts[state]},
+        places=sum(len(run.variants) for run in plan.runs),
+        costs=tuple(sum_costs(costs, lambda run_id: states[run_id].state in schema.FINISHED)),
+    )
+
+
+def parse_states(text: str) -> frozenset[str]:
+    """The states of a comma list.
+
+    Raises UserError for one that does not exist.
+    """
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in schema.STATES:
+            raise unknown("state", name, schema.STATES)
+    return frozenset(names)
+
+
+def _row(run: PlannedRun, state: State, cost: Cost | None) -> Row:
+    spec = run.spec
+    fits = cost is not None and cost.fits
+    return Row(
+        run_id=run.run_id,
+        variants=run.variants,
+        rule=spec.rule.name,
+        model=spec.model.name,
+        seed=spec.seed,
+        state=state.state,
+        reason=" ".join(state.reason.split()),
+        step=state.step,
+        code_version=state.code_version,
+        layout=run.layout.name if spec.core == "verl" else "",
+        hours=round(cost.hours, 4) if cost and fits else None,
+        gpu_hours=round(cost.gpu_hours, 4) if cost and fits and cost.gpu_hours is not None else None,
+        cost_basis=cost.basis if cost else "",
+        measured_runs=cost.measured_runs if cost else 0,
+    )
+
+
+def to_json(listing: Listing) -> str:
+    """One JSON object: sweep, core, runs, totals."""
+    totals: dict[str, Any] = {
+        "runs": sum(listing.states.values()),
+        "places": listing.places,
+        "states": listing.states,
+        "costs": [asdict(cost) for cost in listing.costs],
+    }
+    found = {
+        "sweep": listing.plan.name,
+        "core": listing.plan.core,
+        "runs": [asdict(row) for row in listing.rows],
+        "totals": totals,
+    }
+    return json.dumps(found, indent=1)
+
+
+def to_csv(listing: Listing) -> str:
+    """One line per run under a line of names; `variants` as `sweep=variant`, separated by `;`."""
+    text = io.StringIO()
+    names = [field.name for field in fields(Row)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    for row in listing.rows:
+        variants = ";".join(f"{sweep}={variant}" for sweep, variant in row.variants.items())
+        writer.writerow({name: getattr(row, name) for name in names} | {"variants": variants})
+    return text.getvalue()
+
+
+def totals_line(listing: Listing) -> str:
+    """`37 runs in 49 places: 30 done, 7 missing`."""
+    runs = sum(listing.states.values())
+    places = f" in {listing.places} places" if listing.plan.is_study else ""
+    return f"{runs} runs{places}: " + ", ".join(f"{n} {state}" for state, n in listing.states.items())
+
+
+def shown_line(listing: Listing, only: Sequence[str]) -> str:
+    """How many of all runs a filter has left; empty without one."""
+    if not only:
+        return ""
+    return f"{len(listing.rows)} of {sum(listing.states.values())} runs shown (--state {','.join(only)})"

@@ -1,0 +1,156 @@
+"""What a sweep file and the command line together enumerate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.sweep.compose import groups_set_by, listed, parsed, resolve
+from cppo_lab.sweep.declare import Scalar, Sweep
+from cppo_lab.sweep.groups import groups
+
+DEFAULT_CORE = "mini"  # as in conf/config.yaml
+LAUNCHING = ("launcher", "tracking", "paths")
+NO_AXIS = {
+    "model": "use models:",
+    "core": "choose it on the command line: core=verl",
+    "variant": "use variants:",
+    "layout": "use resources:",
+    "resources": "use resources:",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The models, variants and axes that are multiplied, and the overrides of every run.
+
+    `asked`: the overrides on the command line that gave an axis its values, by axis.
+    """
+
+    sweep: Sweep
+    core: str
+    models: tuple[str, ...]
+    variants: Mapping[str, Mapping[str, Scalar]]
+    axes: Mapping[str, tuple[Scalar, ...]]
+    rest: tuple[str, ...] = ()
+    asked: Mapping[str, str] | None = None
+    models_asked: bool = False
+
+
+def core_of(overrides: Sequence[str]) -> str:
+    """The trainer core that the overrides choose."""
+    return next((text[5:] for text in reversed(overrides) if text.startswith("core=")), DEFAULT_CORE)
+
+
+def whole(sweep: Sweep, core: str, rest: Sequence[str] = ()) -> Grid:
+    """All that the file declares for a core."""
+    if core not in groups()["core"]:
+        raise unknown("core", core, groups()["core"])
+    return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core), tuple(rest))
+
+
+def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
+    """Apply the overrides that choose what to enumerate; the others go to every run.
+
+    Raises UserError for an override that cannot be of use, and for a key that the file should not set.
+    """
+    check_keys(sweep)
+    core = core_of(overrides)
+    if core not in groups()["core"]:
+        raise unknown("core", core, groups()["core"])
+    models: tuple[str, ...] | None = None
+    variants: dict[str, Mapping[str, Scalar]] = dict(sweep.variants)
+    asked = dict[str, str]()
+    axes, rest = sweep.axes_of(core), list[str]()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UserError(f"override {text!r} is not of the form key=value")
+        if key == "model":
+            models = tuple(value.split(","))
+        elif key == "variant":
+            variants = {name: _variant(sweep, name) for name in value.split(",")}
+        elif key in axes and key not in asked:
+            axes[key], asked[key] = _axis_values(text, key), text
+        elif key in axes:
+            raise UserError(f"override {text!r}: {asked[key]!r} stands there too: give {key} once")
+        elif _is_set_by_variants(sweep, key):
+            raise UserError(
+                f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
+                f"with variant= (valid: {', '.join(name for name in sweep.variants if name) or 'none'})"
+            )
+        elif listed(text) is not None:
+            _check_new_axis(text, key)
+            axes[key], asked[key] = _axis_values(text, key), text
+        else:
+            rest.append(text)
+    chosen = models or sweep.models_of(core)
+    return Grid(sweep, core, chosen, variants, axes, tuple(rest), asked, models is not None)
+
+
+def check_keys(sweep: Sweep) -> None:
+    """A key has one source, and a sweep says nothing of how runs are started or tracked.
+
+    Raises UserError for a key that belongs elsewhere.
+    """
+    for variant, keys in sweep.variants.items():
+        for key in keys:
+            if key in sweep.axes or key == "model":
+                raise UserError(
+                    f"sweep {sweep.source}: variants.{variant}.{key}: variant {variant!r} sets {key!r}, "
+                    "which is an axis too: keep one of them"
+                )
+            if key == "core":
+                raise UserError(f"sweep {sweep.source}: variants.{variant}.{key}: {NO_AXIS['core']}")
+    places = [(f"axes.{key}", key) for key in sweep.axes]
+    places += [(f"variants.{name}.{key}", key) for name, keys in sweep.variants.items() for key in keys]
+    for where, key in places:
+        if key.partition(".")[0] in LAUNCHING:
+            raise UserError(
+                f"sweep {sweep.source}: {where}: {key!r} belongs on the command line, not in a sweep file"
+            )
+        if key.startswith("resources."):
+            raise UserError(f"sweep {sweep.source}: {where}: {NO_AXIS['resources']}")
+    for key in sweep.axes:
+        section = key.partition(".")[0]
+        remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
+        if remedy is not None:
+            raise UserError(f"sweep {sweep.source}: axes.{key}: {key!r} is no axis: {remedy}")
+
+
+def _variant(sweep: Sweep, name: str) -> Mapping[str, Scalar]:
+    if not name or name not in sweep.variants:
+        raise unknown(f"variant of sweep {sweep.name}", name, filter(None, sweep.variants))
+    return sweep.variants[name]
+
+
+def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
+    """Whether an override would undo what makes the variants, or the axes, differ."""
+    chosen = {key for keys in sweep.variants.values() for key in keys}
+    rules = [keys.get("rule", "") for keys in sweep.variants.values()]
+    rules += [rule for values in sweep.axes.get("rule", {}).values() for rule in values]
+    chosen |= {group for rule in rules for group in groups_set_by(str(rule))}
+    return key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}
+
+
+def _check_new_axis(text: str, key: str) -> None:
+    """Only what makes runs differ can take several values."""
+    if key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
+        raise UserError(
+            f"override {text!r}: {key} takes one value for all runs; a comma within it needs quotes: {key}=\"'a,b'\""
+        )
+    if key[0] in "+~" or "@" in key:
+        raise UserError(f"override {text!r}: only a key that is there can take several values: give one")
+
+
+def _axis_values(text: str, key: str) -> tuple[Scalar, ...]:
+    """The values that an override gives an axis."""
+    values = listed(text)
+    if values is None:
+        one = parsed(text)
+        if one.kind == "other":
+            resolve([text])  # says what is wrong, if it is the grammar
+            raise UserError(f"override {text!r}: {key} takes plain values here: {key}=1,2")
+        values = (one.value,)
+    if any(isinstance(item, list | dict) for item in values):
+        raise UserError(f"override {text!r}: {key} takes plain values here, not lists: {key}=1,2")
+    return tuple(dict.fromkeys(values))

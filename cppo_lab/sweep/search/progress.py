@@ -1,0 +1,108 @@
+"""Says on standard error what happens to the trials, whoever works on them, and at the end what came of them."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from optuna.trial import FrozenTrial, TrialState
+
+from cppo_lab.sweep.search.space import Tuning, tidy
+from cppo_lab.sweep.search.state import best_numbers, said
+from cppo_lab.sweep.search.study import REASON
+
+EVERY_SECONDS = 2.0  # between looks that nobody asked for by name
+WORDS = {
+    TrialState.COMPLETE: "done",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "FAILED",
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "left",
+}
+
+
+class Watch:
+    """A line for each trial that begins or ends, with how far the search is."""
+
+    def __init__(self, tuning: Tuning, trials: Callable[[], list[FrozenTrial]]) -> None:
+        self.tuning, self._trials = tuning, trials
+        self._states = {trial.number: trial.state for trial in trials()}
+        self._looked = 0.0
+        self._say(f"{tuning.study}: {counted(tuning, trials())}")
+
+    def glance(self) -> None:
+        """Look if the last look is some seconds ago."""
+        if time.monotonic() - self._looked >= EVERY_SECONDS:
+            self.look()
+
+    def look(self) -> None:
+        """Say what has changed since the last look."""
+        trials = self._trials()
+        for trial in trials:
+            before = self._states.get(trial.number, TrialState.WAITING)
+            if trial.state is before:
+                continue
+            self._states[trial.number] = trial.state
+            if trial.state is TrialState.RUNNING:
+                self._say(f"trial {trial.number}: started")
+            elif trial.state.is_finished():
+                self._say(f"{_ended(trial, self.tuning)}  {self._overview(trials)}")
+        self._looked = time.monotonic()
+
+    def _overview(self, trials: Sequence[FrozenTrial]) -> str:
+        """How many trials have ended, the best so far, and when all will have."""
+        done = sum(trial.state.is_finished() for trial in trials)
+        best = best_numbers(trials)
+        text = f"[{done}/{self.tuning.trials}"
+        if best and len(self.tuning.search.search.objectives) == 1:
+            text += f", best {trials[best[0]].values[0]:.4f} of trial {best[0]}"
+        elif best:
+            text += f", {len(best)} on the Pareto front"
+        left = _minutes_left(self.tuning, trials)
+        return text + (f", about {left:.0f} min left]" if left >= 1 else "]")
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _ended(trial: FrozenTrial, tuning: Tuning) -> str:
+    if trial.state is TrialState.COMPLETE:
+        return said(trial, tuning)
+    return f"trial {trial.number}: {WORDS[trial.state]}: {trial.user_attrs.get(REASON, '')}"
+
+
+def _minutes_left(tuning: Tuning, trials: Sequence[FrozenTrial]) -> float:
+    """From the mean time of the trials that have ended and the number that run at once; 0 if nothing is known."""
+    times = [
+        (trial.datetime_complete - trial.datetime_start).total_seconds()
+        for trial in trials
+        if trial.datetime_complete and trial.datetime_start
+    ]
+    if not times:
+        return 0.0
+    workers = max(1, sum(trial.state is TrialState.RUNNING for trial in trials))
+    return sum(times) / len(times) * (tuning.trials - len(times)) / workers / 60
+
+
+def counted(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
+    """How many trials there are, by state; those not made yet are left too."""
+    counts = Counter(WORDS[trial.state] for trial in trials)
+    counts["left"] += tuning.trials - len(trials)
+    parts = ", ".join(f"{counts[word]} {word}" for word in WORDS.values() if counts[word])
+    return f"{tuning.trials} trials ({parts})"
+
+
+def table(tuning: Tuning, trials: Sequence[FrozenTrial], numbers: Sequence[int]) -> str:
+    """Trials as aligned text: their values and their points."""
+    names = list(tuning.search.search.objectives)
+    head = ["trial", *names, *tuning.space]
+    rows = []
+    for trial in trials:
+        if trial.number in numbers:
+            values = [f"{value:.4f}" for value in trial.values]
+            rows.append([str(trial.number), *values, *(str(tidy(trial.params[key])) for key in tuning.space)])
+    widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [head, *rows]
+    )

@@ -1,0 +1,117 @@
+"""One training run of a trial: in a process of its own, watched as it goes, ended early if the search says so."""
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from cppo_lab.run import AlreadyRunning, Attempt, describe, execute, is_held
+from cppo_lab.tracking.search_record import Point
+
+POLL_SECONDS = 0.25
+PATIENCE_SECONDS = 60.0  # for a run to end in order before it is killed
+TRIES = 3  # of a run whose process is killed from outside; it goes on from its checkpoint
+
+
+class Pruned(Exception):
+    """The search gives this trial up; `step` is the trial's step."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"pruned by the search at step {step}")
+        self.step = step
+
+
+class TrainingFailed(Exception):
+    """A training run ended by an error of its own; the text is one line."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run as a search sees it: how to train it, and where its curve is."""
+
+    attempt: Attempt
+    finished: Callable[[], list[Point] | None]  # the recorded curve; None while it is not done
+    live: Callable[[], list[Point]]  # what it has written so far
+
+
+def train(run: Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
+    """The curve of `run`, trained unless it is done. Another process that is training it is waited for.
+
+    `see` takes the points so far and answers the step at which to give up, or None. It is asked before training
+    starts and after each validation; what others train is not ours to end.
+    Raises Pruned, after an orderly end of the run, and TrainingFailed.
+    """
+    died = 0
+    while True:
+        curve = run.finished()
+        if curve is not None:
+            see(curve)
+            return curve
+        if is_held(run.attempt.folder):
+            while is_held(run.attempt.folder):
+                see(run.live())
+                time.sleep(POLL_SECONDS)
+            continue
+        _give_up_at(see(run.live()))
+        reason = _train_here(run, see)
+        if reason is None:
+            continue
+        died += 1
+        if died == TRIES:
+            raise TrainingFailed(f"its process ended {TRIES} times before its last step: {reason}")
+
+
+def _give_up_at(step: int | None) -> None:
+    if step is not None:
+        raise Pruned(step)
+
+
+def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str | None:
+    """Train in a child process; None when it has ended well, or why it was killed."""
+    # Neither Ray nor verl is loaded there, and no lock of this process goes along.
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(run.attempt, sender))
+    child.start()
+    sender.close()
+    try:
+        while child.is_alive():
+            child.join(POLL_SECONDS)
+            _give_up_at(see(run.live()) if child.is_alive() else None)
+    finally:
+        if child.is_alive():  # pruned or interrupted: its own handler ends it in order
+            child.terminate()
+            child.join(PATIENCE_SECONDS)
+            if child.is_alive():
+                child.kill()
+                child.join()
+    with contextlib.suppress(EOFError):
+        if receiver.poll():
+            raise TrainingFailed(receiver.recv())
+    if child.exitcode == 0:
+        return None
+    code = child.exitcode or 0
+    return f"signal {-code}" if code < 0 else f"exit code {code}, see {_log(run.attempt)}"
+
+
+def _log(attempt: Attempt) -> Path:
+    return attempt.folder / "attempts" / "search_log.out"
+
+
+def _child(attempt: Attempt, sender: Connection) -> None:
+    """In the child: train, and tell an error by one line. What it prints goes to a file of the run."""
+    (attempt.folder / "attempts").mkdir(parents=True, exist_ok=True)
+    with _log(attempt).open("a") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    try:
+        execute(attempt)
+    except AlreadyRunning as error:
+        print(error)
+    except Exception as error:  # noqa: BLE001 - execute has recorded it; the trial fails
+        sender.send(describe(error))

@@ -1,0 +1,109 @@
+"""Carry out a search: workers through a launcher, and what came of it."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optuna.trial import FrozenTrial, TrialState
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.base import Event, load_launcher
+from cppo_lab.launch.local import default_workers
+from cppo_lab.sweep.search.progress import Watch, counted, table
+from cppo_lab.sweep.search.space import Tuning
+from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
+from cppo_lab.sweep.search.storage import VARIABLE
+from cppo_lab.sweep.search.study import OWNER, REASON, SearchStudy, held_by_others
+from cppo_lab.sweep.search.worker import Worker
+from cppo_lab.tracking.code_version import code_version
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a search stands when its workers have ended."""
+
+    text: str
+    over: bool
+
+
+def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
+    """Work on the search until no trial is left. Other commands may work on it at the same time.
+
+    Raises UserError if the study has another definition, or a store cannot be used.
+    """
+    if runs.exists() and not runs.is_dir():
+        raise UserError(
+            f"{runs} is a file, but runs keep their folders there: move it away, or work in another folder"
+        )
+    launcher = tuning.base.launcher
+    # Made here, once: workers that start together would all want to make the tables, the study and the experiment.
+    study = SearchStudy(tuning, url, runs)
+    state = SearchState(study, uri)
+    first = Worker(
+        tuning,
+        uri,
+        runs,
+        number=0,
+        code_version=code_version(),
+        threads=launcher.threads,
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+    left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
+    if left:
+        with _in_the_environment(url):
+            _work(first, left, study.trials)
+    state.publish()
+    trials = study.trials()
+    return Result(_summary(tuning, trials, study.folder), is_over(tuning, trials))
+
+
+@contextlib.contextmanager
+def _in_the_environment(url: str) -> Iterator[None]:
+    """Let workers find the storage: their jobs are written to files, where a password must not be."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = url
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
+
+
+def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:
+    """Run the workers, and say meanwhile what they do."""
+    launcher = first.tuning.base.launcher
+    inline = launcher.name == "inline"
+    count = 1 if inline else min(left, launcher.workers or default_workers([first]))
+    workers = [replace(first, number=number) for number in range(count)]
+    watch = None if inline else Watch(first.tuning, trials)  # a worker in this process speaks for itself
+
+    def see(event: Event[Worker]) -> None:
+        if watch is not None:
+            watch.glance()
+
+    load_launcher(launcher.name)(workers, launcher.model_copy(update={"workers": count}), see)
+    if watch is not None:
+        watch.look()
+
+
+def _summary(tuning: Tuning, trials: list[FrozenTrial], folder: Path) -> str:
+    """What is to be known at the end: the best, the failures, what is left."""
+    lines = [f"{tuning.study}: {counted(tuning, trials)}"]
+    best = best_numbers(trials)
+    if best:
+        title = "best trial" if len(tuning.search.search.objectives) == 1 else "Pareto front"
+        lines += ["", f"{title}:", table(tuning, trials, best)]
+    for trial in trials:
+        if trial.state is TrialState.FAIL:
+            lines.append(f"trial {trial.number} FAILED: {trial.user_attrs.get(REASON, '')}")
+    others = held_by_others(trials, folder)
+    if others:
+        owners = sorted({str(trial.user_attrs.get(OWNER)) for trial in others})
+        numbers = ", ".join(str(trial.number) for trial in others)
+        lines.append(f"trials {numbers} are with workers of {', '.join(owners)}: continue them there")
+    if not is_over(tuning, trials):
+        lines.append(f"the same command goes on with what is left; workers' logs: {folder / 'attempts'}")
+    return "\n".join(lines)

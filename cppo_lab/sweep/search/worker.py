@@ -1,0 +1,211 @@
+"""A worker of a search: takes a trial, trains its seeds, tells the study, and takes the next."""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.trial import TrialState
+
+from cppo_lab import schema
+from cppo_lab.run import Attempt
+from cppo_lab.spec import ResourcesSpec
+from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.search.objectives import running_mean, values_of
+from cppo_lab.sweep.search.progress import Watch
+from cppo_lab.sweep.search.space import Tuning
+from cppo_lab.sweep.search.state import SearchState
+from cppo_lab.sweep.search.storage import storage_url
+from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, Claim, SearchStudy, searches_folder
+from cppo_lab.sweep.search.training import Pruned, Run, TrainingFailed, train
+from cppo_lab.tracking import search_record
+from cppo_lab.tracking.search_record import Point, TrialRecord, score_metric
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A job for a launcher. The storage's URL is not in it, since it may hold a password: storage.VARIABLE has it."""
+
+    tuning: Tuning
+    uri: str
+    runs: Path
+    number: int
+    code_version: str
+    threads: int = 1
+    visible_devices: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls it."""
+        return f"{self.tuning.study}-worker-{self.number}"
+
+    @property
+    def folder(self) -> Path:
+        """The search's folder; the launcher's logs go below it."""
+        return searches_folder(self.runs) / self.tuning.study
+
+    @property
+    def fresh_process(self) -> bool:
+        """Its training runs have processes of their own."""
+        return False
+
+    @property
+    def nodes(self) -> int:
+        """Machines that each of its training runs takes."""
+        return self._attempt.nodes
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each machine that its training runs take."""
+        return self._attempt.gpus
+
+    @property
+    def resources(self) -> ResourcesSpec:
+        """Time and shares of a machine or cluster that one training run takes."""
+        return self.tuning.base.resources
+
+    @property
+    def _attempt(self) -> Attempt:
+        """A training run like all those of the search."""
+        base = self.tuning.base
+        return Attempt(spec=base.run, runs=self.runs, uri=self.uri, layout=base.layout)
+
+    def run(self) -> None:
+        """Work until no trial is left. An interrupt ends the training in order; the trial is then anybody's."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
+        study = SearchStudy(self.tuning, storage_url(), self.runs)
+        state = SearchState(study, self.uri)
+        watch = Watch(self.tuning, study.trials)
+        state.publish()
+        while True:
+            with study.claim() as claim:
+                if claim is None:
+                    break
+                watch.look()
+                _Work(self, study, state, claim).do()
+            state.publish()
+            watch.look()
+
+
+class _Work:
+    """One worker on one trial."""
+
+    def __init__(self, worker: Worker, study: SearchStudy, state: SearchState, claim: Claim) -> None:
+        self.worker, self.study, self.trial = worker, study, claim.trial
+        self.tuning, self.client = worker.tuning, state.client
+        known = claim.trial.user_attrs.get(MLFLOW_ID)
+        search = (self.tuning.study, state.mlflow_id)
+        self.record = TrialRecord.open(self.client, state.experiment, search, claim.number, known)
+        self.trial.set_user_attr(MLFLOW_ID, self.record.mlflow_id)
+        self.number = claim.number
+        self.noted = study.curve(claim.number)
+
+    def do(self) -> None:
+        """Draw the point, train, and tell how it ended."""
+        try:
+            point = self.study.draw(self.trial)
+            runs = [self._run(point, seed) for seed in self.tuning.seeds]
+            run_ids = [run.attempt.spec.run_id for run in runs]
+            self.trial.set_user_attr(RUN_IDS, run_ids)
+            self.record.describe(point, run_ids)
+            self._conclude(self._train(runs))
+        except Pruned as ending:
+            self._end(TrialState.PRUNED, schema.PRUNED, str(ending))
+        except TrainingFailed as failure:
+            self._end(TrialState.FAIL, schema.FAILED, str(failure))
+        except BaseException:
+            self.record.pause()
+            raise
+
+    def _conclude(self, curves: Sequence[Sequence[Point]]) -> None:
+        names, run = self.tuning.search.search.objectives, self.tuning.base.run
+        pairs = [[(point.step, point.score) for point in curve] for curve in curves]
+        values = values_of(names, pairs, self.tuning.t_stop, run.validation.every)
+        self.record.finish(schema.DONE, dict(zip(names, values, strict=True)))
+        self.study.study.tell(self.trial, values)
+
+    def _end(self, state: TrialState, status: str, reason: str) -> None:
+        self.record.finish(status, {}, reason)
+        self.trial.set_user_attr(REASON, reason)
+        self.study.study.tell(self.trial, state=state)
+
+    def _run(self, point: Mapping[str, Scalar], seed: int) -> Run:
+        """The training run of one seed, as a launch would start it."""
+        worker, composed = self.worker, self.tuning.at(point, seed)
+        spec, metric = composed.run, score_metric(composed.run)
+        wanted = {
+            schema.sweep_tag(self.tuning.search.name): f"trial {self.number}",
+            schema.TAG_PARENT: self.record.mlflow_id,
+        }
+        attempt = Attempt(
+            spec=spec,
+            layout=composed.layout,
+            paths=composed.paths,
+            resources=composed.resources,
+            runs=worker.runs,
+            uri=worker.uri,
+            tags={
+                **search_record.missing_tags(self.client, spec, wanted),
+                schema.TAG_CODE_VERSION: worker.code_version,
+            },
+            threads=worker.threads,
+            visible_devices=worker.visible_devices,
+        )
+
+        def finished() -> list[Point] | None:
+            done = search_record.finished_id(self.client, spec)
+            if done is None:
+                return None
+            search_record.tag_finished(self.client, done, wanted)
+            return search_record.recorded_curve(self.client, done, metric)
+
+        return Run(attempt, finished, lambda: search_record.live_curve(attempt.folder, metric))
+
+    def _train(self, runs: Sequence[Run]) -> list[list[Point]]:
+        """The curves of all seeds, trained one after the other."""
+        curves: list[list[Point]] = []
+        for run in runs:
+            curves.append(self._train_seed(run, curves))
+        return curves
+
+    def _train_seed(self, run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
+        """The curve of the next seed, or Pruned."""
+        prunes = self.tuning.search.search.pruner.name != "none"
+        asked = False
+
+        def see(points: Sequence[Point]) -> int | None:
+            nonlocal asked
+            new = self._note(earlier, points)
+            ending = bool(points) and points[-1].step >= self.tuning.t_stop
+            if not prunes or ending or (asked and not new):
+                return None
+            asked = True
+            return max(self.noted) if self.noted and self.trial.should_prune() else None
+
+        try:
+            return train(run, see)
+        except Pruned as ending:
+            search_record.give_reason(self.client, run.attempt.spec, str(ending))
+            raise
+
+    def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
+        """Tell the study and MLflow of points that they do not have; whether there were any.
+
+        The steps of seed i follow on those of the seeds before it. The score before training stands there once.
+        """
+        every, t_stop = self.tuning.base.run.validation.every, self.tuning.t_stop
+        curves = [[(point.step, point.score) for point in curve] for curve in earlier]
+        new = []
+        for point in points:
+            step = len(earlier) * t_stop + point.step
+            if step in self.noted or (earlier and point.step == 0):
+                continue
+            mean = running_mean(curves, point.step, point.score, t_stop, every)
+            new.append(Point(step, mean, point.time_ms))
+            self.noted[step] = mean
+        if new:
+            self.record.scores(new)
+            for one in new:
+                self.study.score(self.trial, one.step, one.score)
+        return bool(new)

@@ -1,0 +1,78 @@
+"""The resolved configuration of a run that the tracking store knows."""
+
+import ast
+import json
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from cppo_lab import schema, store
+from cppo_lab.tracking.client import newest_runs, open_client
+
+CONFIG = "config.json"  # artifact of every run, and file of its folder
+LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
+
+
+def stored_configs(
+    uri: str, core: str, beginning: str, without: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """The configurations of all runs of `core` whose id begins with `beginning` (hexadecimal digits), by id.
+
+    Those that are among `without` are known already. A store that does not exist has none.
+    """
+    database = store.sqlite_file(uri)
+    if database is not None and not database.is_file():
+        return {}
+    client, found = open_client(uri), {}
+    condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '{beginning}%'"
+    for run in newest_runs(client, schema.experiment_name(core), condition):
+        run_id = run.data.tags[schema.TAG_RUN_ID]
+        if run_id not in found and run_id not in without:
+            found[run_id] = _config(client, run)
+    return found
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in a file that the recorder wrote; None if it holds none."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _config(client: MlflowClient, run: Run) -> dict[str, Any]:
+    """By the artifact; by the parameters where it cannot be had."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = Path(client.download_artifacts(run.info.run_id, CONFIG, folder))
+        except (MlflowException, SQLAlchemyError, OSError):
+            return nested(run.data.params)
+        return read_config(path) or nested(run.data.params)
+
+
+def nested(params: Mapping[str, str]) -> dict[str, Any]:
+    """Parameters under dotted keys as they were before they were logged as text."""
+    values: dict[str, Any] = {}
+    for key, text in params.items():
+        section = values
+        *path, last = key.split(".")
+        for name in path:
+            section = section.setdefault(name, {})
+        section[last] = _value(text)
+    return values
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text

@@ -1,0 +1,68 @@
+"""Training a finished run anew: its result stays until the new one is there.
+
+The new attempt's MLflow run names the results that it is to replace (TAG_REPLACES) from its first moment. They are
+deleted, as MLflow deletes, only once it has finished; then the tag becomes TAG_REPLACED. A kill between any two of
+these leaves a result that counts: readers take the newest finished run, so the old one before the end, the new after.
+"""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
+
+from cppo_lab import schema
+
+ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
+_STAYS = {ASIDE, "attempts"}  # the latter: the launcher's own record, which it is writing
+
+
+def set_aside(folder: Path, mlflow_id: str) -> None:
+    """Move what an earlier result left in the run's folder out of the way, so that none of it is gone on with.
+
+    Called again after a kill at any moment, it moves the rest. The caller holds the lock of the folder.
+    """
+    target = folder / ASIDE / re.sub(r"[^0-9A-Za-z-]", "_", mlflow_id)
+    for path in sorted(folder.iterdir()):
+        if path.name in _STAYS or path.name == "lock" or path.suffix == ".lock":
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        if not (target / path.name).exists():
+            path.rename(target / path.name)
+        elif path.is_dir():  # begun since by an attempt that was killed before it was on record
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def retire(client: MlflowClient, mlflow_id: str) -> None:
+    """Delete the results that the run `mlflow_id` names, if it has finished. `mlflow runs restore` brings them back.
+
+    A store that does not answer is named; the next launch tries again.
+    """
+    try:
+        successor = client.get_run(mlflow_id)
+        named = successor.data.tags.get(schema.TAG_REPLACES, "")
+        if successor.info.status != "FINISHED" or not named:
+            return
+        for old in named.split():
+            _delete(client, old, successor.data.tags.get(schema.TAG_RUN_ID, ""))
+        client.set_tag(mlflow_id, schema.TAG_REPLACED, named)
+        client.delete_tag(mlflow_id, schema.TAG_REPLACES)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        print(f"replaced results are still there, the next launch removes them: {error}", file=sys.stderr)
+
+
+def _delete(client: MlflowClient, mlflow_id: str, run_id: str) -> None:
+    """Delete an attempt at `run_id`; nothing else, whatever a tag says."""
+    try:
+        old = client.get_run(mlflow_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return
+        raise
+    if old.info.lifecycle_stage == "active" and old.data.tags.get(schema.TAG_RUN_ID) == run_id:
+        client.delete_run(mlflow_id)

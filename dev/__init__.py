@@ -1,0 +1,1 @@
+"""Programs for developers of this project; nothing here is part of the installed package."""

@@ -1,0 +1,234 @@
+"""A development cluster in its folder: ask it, disturb it, stop it. `starting` starts it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from dev.slurm import daemons, network
+from dev.slurm.errors import ClusterError
+from dev.slurm.settings import Settings
+
+PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+# s from SIGTERM to SIGKILL for whatever does not end by itself.
+PATIENCE = 10.0
+# States of nodes that take jobs, or have as many as they can.
+READY = ("idle", "mixed", "allocated")
+
+
+def default_folder(name: str) -> Path:
+    """Where the cluster of this name lives."""
+    return Path(f"/tmp/cppo-slurm-{os.getuid()}") / name
+
+
+class Cluster:
+    """The development cluster in one folder. What there is to know is there and in /proc, so any process can drive it.
+
+    Whatever fails raises `ClusterError`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    @property
+    def conf(self) -> Path:
+        """slurm.conf: what SLURM_CONF has to name."""
+        return self.folder / "slurm.conf"
+
+    @property
+    def log(self) -> Path:
+        """The folder of the daemons' logs; it stays when the cluster has stopped, until the next start."""
+        return self.folder / "log"
+
+    def settings(self) -> Settings:
+        """The size and kind with which the cluster was started."""
+        try:
+            return Settings(**json.loads((self.folder / "settings.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ClusterError(
+                f"no cluster in {self.folder}: `python3 -m dev.slurm start` starts one"
+            ) from None
+
+    def running(self) -> list[str]:
+        """The daemons that run, by name: `munged`, `mariadbd`, `slurmdbd`, `slurmctld`, `slurmd-n1`, ..."""
+        return sorted(name for name in daemons.of_cluster(self.folder) if not name.startswith("jobs-"))
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lets one process at a time start or stop the cluster. The folder must be root's: its daemons run as root."""
+        for folder in (self.folder.parent, self.folder):
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        found = self.folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise ClusterError(f"{self.folder} belongs to somebody else: name another one with --folder")
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    # -- commands
+
+    def inside(self, command: Sequence[str]) -> list[str]:
+        """`command` as it has to be run to reach the cluster, which may have a network of its own."""
+        if not self.settings().private_network:
+            return list(command)
+        holder = daemons.of_cluster(self.folder).get("munged")
+        if not holder:
+            raise ClusterError(
+                f"the cluster in {self.folder} does not run: `python3 -m dev.slurm start` starts it"
+            )
+        return network.enter_private(holder[0].pid, command)
+
+    def env(self) -> dict[str, str]:
+        """This process's environment, with what Slurm's commands need."""
+        return {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
+
+    def run(self, *command: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+        """Runs a command against this cluster, waits for it at most so long, and returns what it did."""
+        try:
+            return subprocess.run(
+                self.inside(command),
+                env=self.env(),
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ClusterError(
+                f"`{' '.join(command)}` took longer than {seconds:g} s (logs in {self.log})"
+            ) from None
+
+    def call(self, *command: str) -> str:
+        """The standard output of a command that must succeed."""
+        done = self.run(*command)
+        if done.returncode:
+            raise ClusterError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def problem(self, *command: str) -> str:
+        """Empty if a command succeeds, else the last line of what it complained about."""
+        done = self.run(*command)
+        lines = (done.stderr or done.stdout or f"status {done.returncode}").strip().splitlines()
+        return lines[-1] if done.returncode else ""
+
+    def wait(self, what: str, seconds: float, problem: Callable[[], str]) -> None:
+        """Waits until `problem()` is empty, looking ten times a second."""
+        deadline = time.monotonic() + seconds
+        while reason := problem():
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{what} not ready after {seconds:g} s: {reason} (logs in {self.log})")
+            time.sleep(0.1)
+
+    def node_states(self) -> dict[str, str]:
+        """Node -> state in Slurm's words: `idle`, `allocated`, `mixed`, `down`, ...; with `*` it does not answer."""
+        lines = self.call("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T").splitlines()
+        return {node: state for node, _, state in (line.partition(" ") for line in lines)}
+
+    def wait_for_nodes(self, nodes: Sequence[str]) -> None:
+        """Waits until these nodes take jobs."""
+
+        def unready() -> str:
+            states = self.node_states()
+            return ", ".join(f"{node} is {states[node]}" for node in nodes if states[node] not in READY)
+
+        self.wait("nodes", 60, unready)
+
+    # -- daemons
+
+    def spawn(self, name: str, command: Sequence[str], **env: str) -> None:
+        """Starts a daemon, in the foreground, with only what it needs of the environment."""
+        needed = {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf)}
+        marks = {daemons.CLUSTER: str(self.folder), daemons.DAEMON: name}
+        daemons.start(command, {**needed, **marks, **env}, self.log / f"{name}.out")
+
+    def start_controller(self) -> None:
+        """Starts slurmctld and waits until it answers."""
+        self.spawn("slurmctld", self.inside(["slurmctld", "-D"]))
+        self.wait("slurmctld", 30, lambda: self.problem("scontrol", "show", "config"))
+
+    def end(self, *names: str, patience: float = PATIENCE) -> None:
+        """Ends daemons (or `jobs-<node>`) by name; those that don't run are passed over."""
+        found = daemons.of_cluster(self.folder)
+        daemons.end([process for name in names for process in found.get(name, [])], patience)
+
+    def restart_controller(self) -> None:
+        """Stops slurmctld and starts it again. Jobs go on meanwhile, and it takes them up from its state folder."""
+        self.end("slurmctld")
+        self.start_controller()
+
+    def start_node(self, node: str) -> None:
+        """Starts a node's slurmd; `wait_for_nodes` says when it takes jobs."""
+        self.spawn(f"slurmd-{node}", self.inside(["slurmd", "-D", "-N", node]))
+
+    def fail_node(self, node: str, noticed: bool = True) -> None:
+        """Kills a node's slurmd and all its jobs' processes at once, as a crash of the machine would.
+
+        With `noticed` slurmctld is told; without, it finds out after SlurmdTimeout.
+        """
+        self._check_node(node)
+        self.end(f"slurmd-{node}", f"jobs-{node}", patience=0)
+        if noticed:
+            self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=failed on purpose")
+
+    def resume_node(self, node: str) -> None:
+        """Brings a failed node back and waits until it takes jobs. One that is only drained is taken back too."""
+        self._check_node(node)
+        if f"slurmd-{node}" in self.running():
+            self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        else:
+            began = datetime.now().replace(microsecond=0).isoformat()
+            self.start_node(node)
+            # Until it has registered, slurmctld may still take the dead one for alive.
+            self.wait(node, 60, lambda: "" if self._started(node) >= began else "it has not registered")
+        self.wait_for_nodes([node])
+
+    def _started(self, node: str) -> str:
+        """When slurmctld believes that a node's slurmd has started (ISO 8601, local time); empty if it never did."""
+        found = re.search(r"SlurmdStartTime=(\d\S+)", self.call("scontrol", "show", "node", node))
+        return found[1] if found else ""
+
+    def _check_node(self, node: str) -> None:
+        if node not in (nodes := self.settings().node_names()):
+            raise ClusterError(f"no node {node}: there are {', '.join(nodes)}")
+
+    # -- stop
+
+    def stop(self) -> bool:
+        """Ends all daemons and all jobs; only the logs stay. Returns whether anything ran."""
+        if not self.folder.exists():
+            ran = bool(self.running())
+            self.end_all()
+            return ran
+        with self.lock():
+            ran = bool(self.running())
+            self.end_all()
+            for path in self.folder.iterdir():
+                if path.is_dir() and path != self.log:
+                    shutil.rmtree(path)
+                elif path.is_file() and path.name != "lock":
+                    path.unlink()
+        return ran
+
+    def end_all(self) -> None:
+        """Ends all processes of this cluster: the controller first, so that it requeues nothing, munged last."""
+        self.end("slurmctld")
+        # More than once, because a step daemon may be about to start something.
+        for _ in range(5):
+            names = [
+                name for name in daemons.of_cluster(self.folder) if name.startswith(("slurmd-", "jobs-"))
+            ]
+            if not names:
+                break
+            self.end(*names, patience=2)
+        for name in ("slurmdbd", "mariadbd", "munged"):
+            self.end(name)
+        if left := daemons.of_cluster(self.folder):
+            raise ClusterError(f"can't end {', '.join(left)} of the cluster in {self.folder}")

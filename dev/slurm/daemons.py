@@ -1,0 +1,158 @@
+"""Processes that outlive the command that started them: how they are started, found again and ended.
+
+Nothing is remembered in files: each daemon carries the cluster and its own name in its environment, which /proc shows.
+So there is nothing that goes stale when a machine is rebooted, a number used again or a folder removed.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+CLUSTER = "CPPO_SLURM_CLUSTER"  # the state folder
+DAEMON = "CPPO_SLURM_DAEMON"  # munged, slurmctld, slurmd-n1, ...
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that can't be mistaken for a later one with the same number.
+
+    `started` is its start, in clock ticks since boot; `parent` the process that it belonged to when it was found.
+    """
+
+    pid: int
+    started: int
+    parent: int
+
+    def alive(self) -> bool:
+        """Whether it still runs. One that has ended and that nobody waits for (a zombie) does not."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+        now = look_up(self.pid)
+        return now is not None and now.started == self.started
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal, if it still runs."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def command(self) -> str:
+        """The name of its program, at most 15 characters; empty if it has ended."""
+        try:
+            return (PROC / str(self.pid) / "comm").read_text(errors="replace").strip()
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+
+    def environment(self) -> dict[str, str]:
+        """The environment it was started with; empty if it may not be read."""
+        try:
+            text = (PROC / str(self.pid) / "environ").read_bytes().decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return {}
+        return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
+
+    def open_files(self) -> list[Path]:
+        """The files, sockets and so on that it has open; empty if they may not be seen."""
+        try:
+            return [entry.readlink() for entry in (PROC / str(self.pid) / "fd").iterdir()]
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return []
+
+
+def look_up(pid: int) -> Process | None:
+    """The running process of this number (proc(5), /proc/pid/stat)."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else Process(pid, started=int(fields[19]), parent=int(fields[1]))
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    """Starts a daemon in a session of its own. The command must stay in the foreground; its output goes to `log`."""
+    program = shutil.which(command[0], path=env["PATH"])
+    if program is None:
+        raise FileNotFoundError(command[0])
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    os.posix_spawn(
+        program,
+        list(command),
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+def end(processes: Iterable[Process], patience: float) -> None:
+    """Ends processes: SIGTERM, and SIGKILL for those that are left after `patience` seconds (0: SIGKILL at once)."""
+    left = list(processes)
+    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        if not seconds:
+            continue
+        for process in left:
+            process.send(number)
+        deadline = time.monotonic() + seconds
+        while (left := [process for process in left if process.alive()]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def everything() -> list[Process]:
+    """All processes of this machine."""
+    found = (look_up(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def of_cluster(folder: Path) -> dict[str, list[Process]]:
+    """The processes of the cluster in `folder`, by the daemon's name; those of jobs as `jobs-` and the node's name.
+
+    Slurm's step daemons overwrite their environment, but keep the log of their node's slurmd open. What they start is
+    known by descent or, if it has left its family, by the environment that Slurm gave it. This process and its
+    ancestors are left out.
+    """
+    processes = {process.pid: process for process in _everything()}
+    names = {pid: name for pid, process in processes.items() if (name := _name(process, folder))}
+    spared = _line(os.getpid(), processes)
+    found: dict[str, list[Process]] = {}
+    for pid, process in processes.items():
+        known = next((names[ancestor] for ancestor in _line(pid, processes) if ancestor in names), None)
+        if known is not None and pid not in spared:
+            found.setdefault(known, []).append(process)
+    return found
+
+
+def _everything() -> list[Process]:
+    found = (look_up(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def _line(pid: int, processes: Mapping[int, Process]) -> list[int]:
+    """A process and its ancestors, the nearest first."""
+    line: list[int] = []
+    while pid in processes and pid not in line:
+        line.append(pid)
+        pid = processes[pid].parent
+    return line
+
+
+def _name(process: Process, folder: Path) -> str | None:
+    """Which daemon or which node's job a process is, by itself alone."""
+    if process.command() == "slurmstepd":
+        logs = [path for path in process.open_files() if path.parent == folder / "log"]
+        return logs[0].name.replace("slurmd-", "jobs-").split(".")[0] if logs else None
+    env = process.environment()
+    if env.get(CLUSTER) == str(folder) and DAEMON in env:
+        return env[DAEMON]
+    if env.get("SLURM_CONF") == str(folder / "slurm.conf") and "SLURMD_NODENAME" in env:
+        return f"jobs-{env['SLURMD_NODENAME']}"
+    return None

@@ -1,0 +1,5 @@
+"""The one kind of error that a user of the development cluster is meant to see."""
+
+
+class ClusterError(Exception):
+    """Something the user can mend; the text is one line that says what and how."""

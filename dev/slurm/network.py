@@ -1,0 +1,67 @@
+"""Where the cluster's daemons may listen: on loopback, in the machine's network or in a network of their own."""
+
+import os
+import socket
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from dev.slurm.errors import ClusterError
+
+FIRST_PORT, LAST_PORT = 17000, 32000  # below the range from which systems hand out ports
+# Only `lo`, under the host name `localhost`. With nothing but 127.0.0.1 on it, glibc would resolve no IPv4 name.
+PRIVATE = 'ip link set lo up && ip addr add 127.0.0.2/8 dev lo && hostname localhost && exec "$@"'
+
+
+def create_private(command: Sequence[str]) -> list[str]:
+    """A command that makes a private network, which lives as long as a process is in it, and runs `command` in it."""
+    return ["unshare", "--net", "--uts", "--", "sh", "-c", PRIVATE, "sh", *command]
+
+
+def enter_private(pid: int, command: Sequence[str]) -> list[str]:
+    """`command` as run in the private network of the process `pid`."""
+    return ["nsenter", f"--net=/proc/{pid}/ns/net", f"--uts=/proc/{pid}/ns/uts", "--", *command]
+
+
+def name_and_address(private: bool) -> tuple[str, str]:
+    """The short host name and the loopback address that it stands for.
+
+    Slurm's daemons listen at the address of the host's name, whatever slurm.conf says.
+
+    Raises:
+        ClusterError: The name stands for another address: then they could be reached from outside.
+    """
+    if private:
+        return "localhost", "127.0.0.1"
+    host = socket.gethostname()
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        address = "no address"
+    if not address.startswith("127."):
+        raise ClusterError(
+            f"the host name {host} stands for {address}, and Slurm would listen there: start with --private-network, "
+            f"or put the line `127.0.0.1 {host}` first in /etc/hosts"
+        )
+    return host.split(".")[0], address
+
+
+def free_ports(address: str, count: int, folder: Path) -> int:
+    """The first of `count` ports in a row that are free at `address`. Each folder starts looking somewhere else."""
+    first = FIRST_PORT + zlib.crc32(os.fsencode(folder)) % 10_000
+    while first + count < LAST_PORT:
+        taken = [port for port in range(first, first + count) if not _free(address, port)]
+        if not taken:
+            return first
+        first = taken[-1] + 1
+    raise ClusterError(f"no {count} free ports in a row below {LAST_PORT} at {address}")
+
+
+def _free(address: str, port: int) -> bool:
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind((address, port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,187 @@
+"""What a development cluster looks like: its size, its partitions, and the files that Slurm's daemons read."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Slurm's own names for what tests want to see soon. The values of a production cluster are minutes.
+TIMERS = {
+    "KillWait": "5",  # s from SIGTERM to SIGKILL, at a cancellation and at the time limit
+    "SlurmdTimeout": "30",  # s until a node that does not answer is down and its jobs are requeued
+    "SlurmctldTimeout": "30",
+    "MinJobAge": "300",  # s that squeue remembers a job that has ended
+    "InactiveLimit": "0",
+}
+# Partition -> what distinguishes it. A job in `high` pushes out jobs of the two low ones.
+PARTITIONS = {
+    "debug": "Default=YES PriorityTier=1 PreemptMode=OFF",
+    "high": "PriorityTier=10 PreemptMode=OFF",
+    "low": "PriorityTier=1 PreemptMode=REQUEUE GraceTime=0",
+    "low_grace": "PriorityTier=1 PreemptMode=REQUEUE GraceTime=15",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A cluster's size and kind.
+
+    `extra` replaces or adds lines of slurm.conf, by Slurm's own names. `memory` is in MB per node; it is what Slurm
+    believes, and may exceed what the machine has, as may CPUs.
+    """
+
+    nodes: int = 4
+    cpus: int = 2
+    gpus: int = 8
+    memory: int = 16000
+    accounting: bool = True
+    private_network: bool = False
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def node_names(self) -> list[str]:
+        """The nodes: n1, n2, ..."""
+        return [f"n{number}" for number in range(1, self.nodes + 1)]
+
+    def daemons(self) -> list[str]:
+        """All daemons of such a cluster, in the order in which they start."""
+        database = ["mariadbd", "slurmdbd"] if self.accounting else []
+        return ["munged", *database, "slurmctld", *(f"slurmd-{node}" for node in self.node_names())]
+
+    def ports(self) -> int:
+        """How many ports in a row it takes: the controller's, the accounting daemon's, one for each node."""
+        return 2 + self.nodes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cluster lives: its state folder, its host's name and loopback address, and its first TCP port."""
+
+    folder: Path
+    host: str
+    address: str
+    port: int
+    first_job: int
+
+    @property
+    def conf(self) -> Path:
+        """slurm.conf: what SLURM_CONF has to name."""
+        return self.folder / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        """The socket of this cluster's own munged."""
+        return self.folder / "munge" / "socket"
+
+    @property
+    def database_socket(self) -> Path:
+        """The socket of this cluster's own MariaDB, which listens on no port."""
+        return self.folder / "db" / "socket"
+
+
+def files(settings: Settings, place: Place) -> dict[str, str]:
+    """What goes into the state folder: name of the file -> text."""
+    texts = {
+        "slurm.conf": slurm_conf(settings, place),
+        "gres.conf": gres_conf(settings, place),
+        # Without this file, or with cgroups switched off, slurmd 22.05 ends at once where there is no cgroup tree.
+        "cgroup.conf": "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n",
+    }
+    return texts | ({"slurmdbd.conf": slurmdbd_conf(place)} if settings.accounting else {})
+
+
+def slurm_conf(settings: Settings, place: Place) -> str:
+    """The text of slurm.conf."""
+    folder = place.folder
+    values = {
+        "ClusterName": "cppo",
+        "SlurmctldHost": f"{place.host}({place.address})",
+        "SlurmctldPort": str(place.port),
+        "SlurmUser": "root",
+        "SlurmdUser": "root",
+        "AuthType": "auth/munge",
+        "CredType": "cred/munge",
+        # A requeued job may not start before its credentials have expired: by default that is two minutes.
+        "AuthInfo": f"socket={place.munge_socket},cred_expire=5",
+        "CommunicationParameters": "NoInAddrAny,NoCtldInAddrAny",
+        "StateSaveLocation": str(folder / "state"),
+        "SlurmdSpoolDir": str(folder / "spool" / "%n"),
+        "SlurmctldPidFile": str(folder / "run" / "slurmctld.pid"),
+        "SlurmdPidFile": str(folder / "run" / "slurmd-%n.pid"),
+        "SlurmctldLogFile": str(folder / "log" / "slurmctld.log"),
+        "SlurmdLogFile": str(folder / "log" / "slurmd-%n.log"),
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "JobAcctGatherFrequency": "5",
+        "SwitchType": "switch/none",
+        "MpiDefault": "none",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "SlurmdParameters": "config_overrides",  # the nodes have the CPUs that this file says
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": "sched_min_interval=100000,bf_interval=5,batch_sched_delay=0,sched_interval=5",
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
+        # A job that asked for a signal before its end gets it as a warning, where its partition grants a grace time.
+        "SlurmctldParameters": "preempt_send_user_signal",
+        "GresTypes": "gpu",
+        "MaxArraySize": "10001",
+        "MaxJobCount": "20000",
+        "FirstJobId": str(place.first_job),
+        "ReturnToService": "2",
+        "JobRequeue": "1",
+        "DefMemPerCPU": "100",
+        **TIMERS,
+        **_accounting(settings, place),
+        **settings.extra,
+    }
+    lines = [f"{key}={value}" for key, value in values.items()]
+    lines.append(
+        f"NodeName=n[1-{settings.nodes}] NodeHostname={place.host} NodeAddr={place.address} "
+        f"Port=[{place.port + 2}-{place.port + 1 + settings.nodes}] CPUs={settings.cpus} Boards=1 SocketsPerBoard=1 "
+        f"CoresPerSocket={settings.cpus} ThreadsPerCore=1 RealMemory={settings.memory} State=UNKNOWN"
+        + (f" Gres=gpu:{settings.gpus}" if settings.gpus else "")
+    )
+    lines += [
+        f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {kind}"
+        for name, kind in PARTITIONS.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _accounting(settings: Settings, place: Place) -> dict[str, str]:
+    if not settings.accounting:
+        return {"AccountingStorageType": "accounting_storage/none"}
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": place.address,
+        "AccountingStoragePort": str(place.port + 1),
+        "AccountingStoragePass": f"socket={place.munge_socket}",
+        "AccountingStorageTRES": "gres/gpu",
+        "AccountingStoreFlags": "job_comment",
+    }
+
+
+def slurmdbd_conf(place: Place) -> str:
+    """The text of slurmdbd.conf. MariaDB knows root by the socket, so there is no password."""
+    values = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={place.munge_socket}",
+        "DbdHost": place.host,
+        "DbdAddr": place.address,
+        "DbdPort": str(place.port + 1),
+        "CommunicationParameters": "NoInAddrAny",
+        "SlurmUser": "root",
+        "LogFile": str(place.folder / "log" / "slurmdbd.log"),
+        "PidFile": str(place.folder / "run" / "slurmdbd.pid"),
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",
+        "StorageUser": "root",
+        "StorageLoc": "slurm_acct_db",
+    }
+    return "".join(f"{key}={value}\n" for key, value in values.items())
+
+
+def gres_conf(settings: Settings, place: Place) -> str:
+    """The text of gres.conf: the GPUs are device files of the cluster's own."""
+    if not settings.gpus:
+        return ""
+    return f"Name=gpu File={place.folder}/dev/gpu[0-{settings.gpus - 1}]\n"

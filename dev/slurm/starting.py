@@ -1,0 +1,142 @@
+"""How a development cluster starts: files first, then munged, the accounting, slurmctld, and a slurmd for each node."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from dev.slurm import network
+from dev.slurm.cluster import PATH, Cluster
+from dev.slurm.errors import ClusterError
+from dev.slurm.settings import Place, Settings, files
+
+# A socket's path has at most 107 characters; the longest below the folder is a step daemon's, spool/n1/n1_<job>.<step>.
+LONGEST_FOLDER = 60
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
+ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db")
+NETWORK_PROGRAMS = ("unshare", "nsenter", "ip")
+
+
+def missing(accounting: bool = True, private_network: bool = False) -> list[str]:
+    """The programs that a cluster needs and this machine lacks."""
+    needed = (
+        PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()) + (NETWORK_PROGRAMS if private_network else ())
+    )
+    return [program for program in needed if shutil.which(program, path=PATH) is None]
+
+
+def start(cluster: Cluster, settings: Settings) -> bool:
+    """Starts a cluster without jobs and waits until all its nodes are idle. Returns whether there was anything to do.
+
+    What an earlier one has left in the folder, killed or not, is ended and removed first.
+
+    Raises:
+        ClusterError: It can't be started here, one of another kind runs, or a daemon does not come up.
+    """
+    _check(cluster, settings)
+    with cluster.lock():
+        if running := cluster.running():
+            if (cluster.folder / "settings.json").exists() and cluster.settings() != settings:
+                raise ClusterError(f"a cluster of another kind runs in {cluster.folder}: stop it first")
+            if running == sorted(settings.daemons()) and cluster.conf.exists():
+                return False
+        cluster.end_all()
+        with contextlib.ExitStack() as undo:
+            undo.callback(cluster.end_all)
+            _start(cluster, settings)
+            undo.pop_all()
+    return True
+
+
+def _check(cluster: Cluster, settings: Settings) -> None:
+    if os.getuid() != 0:
+        raise ClusterError(
+            "the cluster needs root, to make device files and to start jobs: use sudo or a container"
+        )
+    if absent := missing(settings.accounting, settings.private_network):
+        without = " (or start with --no-accounting)" if set(absent) <= set(ACCOUNTING_PROGRAMS) else ""
+        raise ClusterError(f"not installed: {', '.join(absent)}: run `python3 -m dev.slurm install`{without}")
+    if len(str(cluster.folder)) > LONGEST_FOLDER:
+        raise ClusterError(f"{cluster.folder} is too long for sockets: at most {LONGEST_FOLDER} characters")
+
+
+def _start(cluster: Cluster, settings: Settings) -> None:
+    host, address = network.name_and_address(settings.private_network)
+    place = Place(
+        folder=cluster.folder,
+        host=host,
+        address=address,
+        port=network.free_ports(address, settings.ports(), cluster.folder),
+        # A new cluster's jobs are not to be taken for an earlier one's, so their numbers go up with the time.
+        first_job=int(time.time()) // 10 % 50_000_000 + 1,
+    )
+    _write(cluster.folder, settings, place)
+    _start_munge(cluster, settings)
+    if settings.accounting:
+        _start_accounting(cluster, place)
+    cluster.start_controller()
+    for node in settings.node_names():
+        cluster.start_node(node)
+    cluster.wait_for_nodes(settings.node_names())
+
+
+def _write(folder: Path, settings: Settings, place: Place) -> None:
+    """Writes all files of a new cluster, in place of whatever is there."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink()
+    spool = [f"spool/{node}" for node in settings.node_names()]
+    for name in ("state", "log", "run", "dev", "munge", "db", "spool", *spool):
+        (folder / name).mkdir(mode=0o755)
+    for number in range(settings.gpus):
+        # /dev/null's numbers: Slurm wants a character device, and nothing can go wrong with this one.
+        try:
+            os.mknod(folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        except PermissionError:
+            raise ClusterError("device files may not be made here (CAP_MKNOD): start with --gpus 0") from None
+    for name, text in files(settings, place).items():
+        path = folder / name
+        path.touch(mode=0o600 if name == "slurmdbd.conf" else 0o644)  # slurmdbd insists
+        path.write_text(text, encoding="utf-8")
+    (folder / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
+
+
+def _start_munge(cluster: Cluster, settings: Settings) -> None:
+    folder = cluster.folder / "munge"
+    key = folder / "key"
+    key.touch(mode=0o400)
+    key.write_bytes(os.urandom(128))
+    options = {
+        "key-file": key,
+        "socket": folder / "socket",
+        "pid-file": folder / "pid",
+        "log-file": cluster.log / "munged.log",
+        "seed-file": folder / "seed",
+    }
+    command = ["munged", "--foreground", *(f"--{option}={path}" for option, path in options.items())]
+    # munged comes first and leaves last, so a private network lives as long as it does.
+    cluster.spawn("munged", network.create_private(command) if settings.private_network else command)
+    cluster.wait("munged", 10, lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
+
+
+def _start_accounting(cluster: Cluster, place: Place) -> None:
+    folder, socket = cluster.folder / "db", place.database_socket
+    shutil.chown(folder, "mysql")
+    common = ["--no-defaults", "--user=mysql", f"--datadir={folder}/data", "--innodb-log-file-size=8M"]
+    # MariaDB knows root by the socket, so there is no password.
+    cluster.call("mariadb-install-db", *common, "--auth-root-authentication-method=socket", "--skip-test-db",
+                 "--auth-root-socket-user=root")  # fmt: skip
+    cluster.spawn("mariadbd", ["mariadbd", *common, "--skip-networking", f"--socket={socket}",
+                               f"--pid-file={folder}/pid", "--innodb-buffer-pool-size=64M",
+                               "--innodb-lock-wait-timeout=900"])  # fmt: skip
+    cluster.wait("mariadbd", 60, lambda: "" if socket.exists() else "no socket")
+    # `localhost` means the socket to MariaDB's library, and this variable which one.
+    cluster.spawn("slurmdbd", cluster.inside(["slurmdbd", "-D"]), MYSQL_UNIX_PORT=str(socket))
+    cluster.wait("slurmdbd", 30, lambda: cluster.problem("sacctmgr", "-n", "list", "cluster"))
+    cluster.call("sacctmgr", "-i", "add", "cluster", "cppo")

@@ -1,0 +1,107 @@
+"""The figures of a search: each is drawn, or says why it cannot be."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from cppo_lab.analysis.search import SearchResult, Value, by_importance, complete_trials
+from cppo_lab.reports.figures.search_course import (
+    curves_info,
+    draw_curves,
+    draw_history,
+    draw_importances,
+    history_info,
+    importances_info,
+)
+from cppo_lab.reports.figures.search_panels import Panel, SearchFigure, search_figure
+from cppo_lab.reports.figures.search_pareto import draw_pareto, pareto_info
+from cppo_lab.reports.figures.search_space import draw_sensitivity, draw_slice, sensitivity_info, slice_info
+from cppo_lab.reports.names import objective_name
+
+
+def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
+    """History, curves and importances, in this order."""
+    nothing = "" if complete_trials(result) else "no trial is complete"
+    curves = curves_info(result)
+    history = search_figure(
+        result,
+        "history",
+        "Optimisation history",
+        "The value of each complete trial in the order of their numbers, and the best so far.",
+        tuple(
+            Panel(objective_name(name), partial(draw_history, history_info(result, index)))
+            for index, name in enumerate(result.objectives)
+        )
+        if not nothing
+        else (),
+        nothing,
+    )
+    seeds = " The seeds of a trial train one after the other; the score is the mean over the seeds so far."
+    running = search_figure(
+        result,
+        "curves",
+        "Score of the trials by step",
+        "Validation score of each trial; a pruned or failed one ends where its mark is."
+        + (seeds if len(result.seeds) > 1 else ""),
+        (Panel("running score", partial(draw_curves, curves)),) if curves.lines else (),
+        "" if curves.lines else "no trial has been validated",
+    )
+    found = importances_info(result)
+    importances = search_figure(
+        result,
+        "importances",
+        "Importance of the parameters",
+        "How much each parameter matters, as Optuna estimates it from the complete trials. With few trials this is "
+        "rough.",
+        () if found is None else (Panel("importance", partial(draw_importances, found)),),
+        "" if found is not None else "too few complete trials to tell",
+    )
+    return history, running, importances
+
+
+def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[SearchFigure, ...]:
+    """Sensitivity, slices, and the Pareto front where there are several objectives."""
+    nothing = "" if complete_trials(result) else "no trial is complete"
+    pair = None if nothing else sensitivity_info(result, shipped)
+    surface = (
+        "The surface is linear between trials and ends with the outermost ones. "
+        if pair and pair.surface
+        else ""
+    )
+    others = "Trials differ in their other parameters as well." if len(result.parameters) > 2 else ""
+    sensitivity = search_figure(
+        result,
+        "sensitivity",
+        "Sensitivity to the two most important parameters",
+        f"{surface}{others}".strip() or "Each dot is a complete trial.",
+        () if pair is None else (Panel(f"{pair.x.label}, {pair.y.label}", partial(draw_sensitivity, pair)),),
+        nothing or ("" if pair else "the search has one parameter: see its slice"),
+    )
+    slices = search_figure(
+        result,
+        "slices",
+        "Value by parameter",
+        "Each dot is a complete trial; late trials are where the search came to look.",
+        ()
+        if nothing
+        else tuple(
+            Panel(
+                f"{objective_name(name)} by {space.name}" if len(result.objectives) > 1 else space.name,
+                partial(draw_slice, slice_info(result, space, index, shipped)),
+            )
+            for index, name in enumerate(result.objectives)
+            for space in by_importance(result)
+        ),
+        nothing,
+    )
+    if len(result.objectives) < 2:
+        return sensitivity, slices
+    pareto = search_figure(
+        result,
+        "pareto",
+        "Trade-off between the objectives",
+        "Both are better the higher. A trial is on the front if no other is at least as good in every objective and "
+        "better in one; the line joins the front of these two.",
+        () if nothing else (Panel("Pareto front", partial(draw_pareto, pareto_info(result))),),
+        nothing,
+    )
+    return pareto, sensitivity, slices

@@ -1,0 +1,213 @@
+"""What a search found where: values by parameter, and over a pair of parameters."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.tri import Triangulation
+
+from cppo_lab.analysis.search import (
+    SearchResult,
+    Space,
+    Value,
+    by_importance,
+    complete_trials,
+    pair_points,
+    ranking,
+    slice_points,
+)
+from cppo_lab.reports.figures.search_panels import legend_below
+from cppo_lab.reports.names import objective_name, value_text
+
+SURFACE = 10  # complete trials below which a surface would be guessed
+MOST_TICKS = 7
+MAP = "viridis"
+BEST = "#E0352B"  # a star on the colours of the map
+SHIPPED = "#282828"
+MARGIN = (-0.05, 1.05)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis over the space of one parameter, from 0 to 1: `ticks` are (place, text)."""
+
+    label: str
+    ticks: tuple[tuple[float, str], ...]
+
+
+def scale_of(space: Space) -> Scale:
+    """The axis of a parameter: a logarithm where that was declared, a place for each choice."""
+    if space.choices:
+        places = [(space.scaled(choice), value_text(choice)) for choice in space.choices]
+        return Scale(space.name, tuple(places))
+    ticks = _ticks(space)
+    label = space.name + (" (log scale)" if space.log else "")
+    return Scale(label, tuple((space.scaled(tick), f"{tick:g}") for tick in ticks))
+
+
+def _ticks(space: Space) -> list[float]:
+    if not space.log:
+        found = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(space.low, space.high)
+        return [float(tick) for tick in found if space.holds(float(tick))] or [space.low]
+    for leading in ((1.0, 2.0, 5.0), (1.0,)):
+        found = LogLocator(subs=leading, numticks=100).tick_values(space.low, space.high)
+        kept = [float(tick) for tick in found if space.holds(float(tick))]
+        if 2 <= len(kept) <= MOST_TICKS:
+            return kept
+    return [space.low, space.high]
+
+
+@dataclass(frozen=True)
+class SliceInfo:
+    """One objective by one parameter. `points`: (place on the scale, percent, number of the trial). `shipped`: the
+    place of the setting that comes with the configuration, None where that is not in the space or not known.
+    """
+
+    objective: str
+    scale: Scale
+    points: tuple[tuple[float, float, int], ...]
+    best: int | None
+    shipped: float | None
+
+
+def slice_info(result: SearchResult, space: Space, index: int, shipped: Mapping[str, Value]) -> SliceInfo:
+    """Objective `index` by the parameter of `space`."""
+    points = slice_points(result, space.name, index)
+    return SliceInfo(
+        objective=result.objectives[index],
+        scale=scale_of(space),
+        points=tuple((space.scaled(point.x), 100 * point.value, point.number) for point in points),
+        best=_single_best(result),
+        shipped=_place(space, shipped),
+    )
+
+
+def draw_slice(info: SliceInfo, ax: Axes) -> None:
+    """A dot for each trial, coloured by its number."""
+    x, y, number = zip(*info.points, strict=True)
+    drawn = ax.scatter(x, y, c=number, cmap=MAP, s=26, edgecolors="white", linewidths=0.5, zorder=3)
+    ax.figure.colorbar(drawn, ax=ax, label="trial", ticks=MaxNLocator(5, integer=True))
+    for place, value, one in info.points:
+        if one == info.best:
+            ax.plot(
+                place, value, "*", markersize=13, color=BEST, markeredgecolor="white", zorder=5, label="best"
+            )
+    if info.shipped is not None:
+        ax.axvline(info.shipped, color=SHIPPED, linewidth=1, linestyle="--", label="as shipped")
+    _label_x(ax, info.scale)
+    ax.margins(y=0.1)
+    ax.set_ylabel(f"{objective_name(info.objective)} (%)")
+    legend_below(ax)
+
+
+@dataclass(frozen=True)
+class SensitivityInfo:
+    """One objective over two parameters. `points`: (x, y, percent), places on the scales, one for each different pair
+    (the mean where trials share one); `surface`: whether they carry one.
+    """
+
+    objective: str
+    x: Scale
+    y: Scale
+    points: tuple[tuple[float, float, float], ...]
+    surface: bool
+    best: tuple[float, float, int] | None
+    shipped: tuple[float, float] | None
+
+
+def sensitivity_info(result: SearchResult, shipped: Mapping[str, Value]) -> SensitivityInfo | None:
+    """The two parameters that matter most, intervals before lists of choices; None with a single parameter."""
+    spaces = sorted(by_importance(result), key=lambda space: bool(space.choices))[:2]
+    if len(spaces) < 2:
+        return None
+    x, y = sorted(spaces, key=lambda space: list(result.parameters).index(space))
+    together: dict[tuple[float, float], list[float]] = {}
+    for point in pair_points(result, x.name, y.name):
+        together.setdefault((x.scaled(point.x), y.scaled(point.y)), []).append(100 * point.value)
+    points = tuple((*place, math.fsum(values) / len(values)) for place, values in sorted(together.items()))
+    number = _single_best(result)
+    best = None
+    if number is not None:
+        params = result.trial(number).params
+        best = (x.scaled(params[x.name]), y.scaled(params[y.name]), number)
+    places = (_place(x, shipped), _place(y, shipped))
+    enough = len(complete_trials(result)) >= SURFACE and not (x.choices or y.choices)
+    return SensitivityInfo(
+        objective=result.objectives[0],
+        x=scale_of(x),
+        y=scale_of(y),
+        points=points,
+        surface=enough and _spans_a_surface(points),
+        best=best,
+        shipped=(places[0], places[1]) if places[0] is not None and places[1] is not None else None,
+    )
+
+
+def _spans_a_surface(points: tuple[tuple[float, float, float], ...]) -> bool:
+    """Whether the places do not lie on one line and the values are not all the same."""
+    places = np.array([point[:2] for point in points])
+    values = [point[2] for point in points]
+    flat = np.linalg.matrix_rank(places - places.mean(axis=0), tol=1e-6) < 2
+    return not flat and max(values) > min(values)
+
+
+def draw_sensitivity(info: SensitivityInfo, ax: Axes) -> None:
+    """The trials coloured by value, on a surface linear between them; nothing beyond the outermost trials."""
+    x, y, value = (np.array(part) for part in zip(*info.points, strict=True))
+    shade = Normalize(value.min(), value.max())
+    if info.surface:
+        levels = MaxNLocator(9).tick_values(value.min(), value.max())
+        ax.tricontourf(Triangulation(x, y), value, levels=levels, cmap=MAP, norm=shade, alpha=0.75, zorder=1)
+    drawn = ax.scatter(
+        x, y, c=value, cmap=MAP, norm=shade, s=34, edgecolors="white", linewidths=0.9, zorder=3
+    )
+    ax.figure.colorbar(drawn, ax=ax, label=f"{objective_name(info.objective)} (%)")
+    if info.best is not None:
+        x_best, y_best, number = info.best
+        ax.scatter(
+            x_best, y_best, 190, BEST, marker="*", edgecolors="white", zorder=5, label=f"best: trial {number}"
+        )
+    if info.shipped is not None:
+        ax.plot(
+            *info.shipped,
+            "P",
+            markersize=9,
+            color=SHIPPED,
+            markeredgecolor="white",
+            zorder=4,
+            label="as shipped",
+        )
+    _label_x(ax, info.x)
+    ax.set_yticks([place for place, _ in info.y.ticks], [text for _, text in info.y.ticks])
+    ax.set_ylim(MARGIN)
+    ax.set_ylabel(info.y.label, parse_math=False)
+    _plain_ticks(ax)
+    legend_below(ax)
+
+
+def _single_best(result: SearchResult) -> int | None:
+    """The number of the best trial of a search with one objective."""
+    ranked = ranking(result)
+    return ranked[0].number if ranked and len(result.objectives) == 1 else None
+
+
+def _place(space: Space, shipped: Mapping[str, Value]) -> float | None:
+    value = shipped.get(space.name)
+    return space.scaled(value) if space.name in shipped and space.holds(value) else None
+
+
+def _label_x(ax: Axes, scale: Scale) -> None:
+    ax.set_xticks([place for place, _ in scale.ticks], [text for _, text in scale.ticks])
+    ax.set_xlim(MARGIN)
+    ax.set_xlabel(scale.label, parse_math=False)
+    _plain_ticks(ax)
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """Names are shown as they stand, dollar signs included."""
+    for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
+        label.set_parse_math(False)

@@ -1,0 +1,198 @@
+"""What the page of a search says in words, and the commands it gives."""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+
+from cppo_lab.analysis.search import (
+    SearchResult,
+    TrialResult,
+    Value,
+    complete_trials,
+    counts,
+    front_of,
+    neighbours,
+    ranking,
+    value_of,
+)
+from cppo_lab.analysis.search_noise import SeedValues, separation
+from cppo_lab.reports.names import objective_name, value_text
+
+_BARE = re.compile(r"[A-Za-z_][\w./-]*")
+_WORDS = frozenset({"true", "false", "null", "nan", "inf"})  # what Hydra reads as something else than text
+
+
+def percent_text(fraction: float) -> str:
+    """A fraction in percent with one decimal: a search resolves no more."""
+    return f"{100 * fraction:.1f}\u00a0%"
+
+
+def settings_text(trial: TrialResult) -> str:
+    """`rule.delta_b=0.012, rule.w_min=0.75`, to read."""
+    return ", ".join(f"{name}={value_text(value)}" for name, value in trial.params.items())
+
+
+def values_text(result: SearchResult, trial: TrialResult) -> str:
+    """`final score 61.3 %, stability 90.0 %`."""
+    return ", ".join(
+        f"{objective_name(name)} {percent_text(value_of(trial, index))}"
+        for index, name in enumerate(result.objectives)
+    )
+
+
+def states_text(result: SearchResult) -> str:
+    """`24 trials: 18 complete, 5 pruned, 1 failed`."""
+    found = ", ".join(f"{number} {state}" for state, number in counts(result).items())
+    return f"{_counted(len(result.trials), 'trial')}: {found}" if found else "no trial yet"
+
+
+def finding(result: SearchResult) -> tuple[str, ...]:
+    """The best trial, or the front, in sentences."""
+    ranked = ranking(result)
+    if not ranked:
+        return ("No trial is complete: there is no best one yet.",)
+    total = _counted(len(result.trials), "trial")
+    if len(result.objectives) == 1:
+        best = ranked[0]
+        ties = [trial.number for trial in ranked[1:] if trial.values == best.values]
+        if len(ties) == len(ranked) - 1 and ties:
+            return (
+                f"All {len(ranked)} complete trials came to the same value, {values_text(result, best)}: this search "
+                "found no difference between settings.",
+            )
+        same = f" {_trials(ties).capitalize()} came to the same value." if ties else ""
+        text = f"{settings_text(best)}: {values_text(result, best)}"
+        return (f"The best of {total} is trial {best.number}: {text}.{same}",)
+    front = front_of(result)
+    names = [objective_name(name) for name in result.objectives]
+    are = "is" if len(front) == 1 else "are"
+    sentences = [
+        f"{len(front)} of {total} {are} on the Pareto front of {_listed(names)}: no other is at least as good in "
+        "every one and better in one."
+    ]
+    for index, name in enumerate(names):
+        best = max(ranked, key=lambda trial: (value_of(trial, index), -trial.number))
+        sentences.append(
+            f"The highest {name} is that of trial {best.number} ({settings_text(best)}): {values_text(result, best)}."
+        )
+    return tuple(sentences)
+
+
+def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, ...]:
+    """What limits the finding: selection, noise, and how the trials near the best did."""
+    ranked = ranking(result)
+    complete = len(ranked)
+    if not ranked or (complete > 1 and len({trial.values for trial in ranked}) == 1):
+        return ()
+    sentences = []
+    if complete > 1:
+        what = "Their values are" if len(result.objectives) > 1 else "Its value is"
+        sentences.append(
+            f"{what} the best of {complete}, chosen after the fact, and therefore too high on average: expect less "
+            "from the same settings with other seeds."
+        )
+    sentences += _noise(result, seeds)
+    near = neighbours(result, ranked[0])
+    if len(result.objectives) == 1 and near:
+        low, high = (percent_text(end(value_of(trial, 0) for trial in near)) for end in (min, max))
+        between = low if low == high else f"{low} to {high}"
+        sentences.append(
+            f"Its nearest neighbours in the space searched ({_trials(trial.number for trial in near)}) came to "
+            f"{between}: where they are far below, the best is a narrow peak or luck."
+        )
+    return tuple(sentences)
+
+
+def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
+    if len(result.seeds) == 1:
+        return [
+            f"Every trial ran with one seed ({result.seeds[0]}): how much a value changes with the seed was not "
+            "measured, so nothing can be said of whether the differences among the top trials are real."
+        ]
+    sentences = []
+    for found in seeds:
+        if found.differ:
+            sentences.append(
+                f"{_trials(found.differ).capitalize()}: the {objective_name(found.objective)} in the search's file is "
+                "not that of the validation curves of its training runs."
+            )
+    unknown = len(complete_trials(result)) - (len(seeds[0].values) if seeds else 0)
+    if unknown:
+        sentences.append(
+            f"The training runs of {_counted(unknown, 'complete trial')} are not all in the store: their scatter over "
+            "seeds is not known."
+        )
+    apart = separation(result, seeds)
+    if apart is None:
+        return sentences
+    ahead = f"trial {ranking(result)[0].number} leads by {100 * apart.second:.1f} points"
+    points = f"{100 * apart.error:.1f} points"
+    if apart.close:
+        verdict = (
+            f"{_trials(trial.number for trial in apart.close)} {'is' if len(apart.close) == 1 else 'are'} within two "
+            "standard errors of it: the search does not tell these apart."
+        )
+    else:
+        verdict = "no other trial is within two standard errors of it."
+    sentences.append(
+        f"Over {len(result.seeds)} seeds one trial scatters by {100 * apart.scatter:.1f} points (standard deviation, "
+        f"pooled over {_counted(apart.trials, 'trial')}), which makes the standard error of a difference {points}; "
+        f"{ahead}, and {verdict}"
+    )
+    return sentences
+
+
+def override(name: str, value: Value) -> str:
+    """`key=value` as Hydra reads it and with every digit, quoted for the shell."""
+    if value is None or isinstance(value, (bool, int, float)):
+        written = value_text(value) if value is None or isinstance(value, bool) else repr(value)
+    elif _BARE.fullmatch(value) and value.lower() not in _WORDS:
+        written = value
+    else:
+        # A backslash before a quote, and at the end, is an escape to Hydra.
+        inner = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+        written = f"'{inner}'"
+    return shlex.quote(f"{name}={written}")
+
+
+def launch_commands(result: SearchResult) -> tuple[str, ...]:
+    """Lines for a shell: the paper's main sweep with the settings of the best trial, or of each of the front, and as
+    many seeds that the search has not seen. Several are told apart by comments.
+    """
+    front = set(front_of(result))
+    ranked = ranking(result)
+    single = len(result.objectives) == 1
+    chosen = ranked[:1] if single else [trial for trial in ranked if trial.number in front]
+    first = max(result.seeds) + 1
+    fresh = ",".join(str(first + index) for index in range(max(2, len(result.seeds))))
+    core = [] if result.core == "mini" else [f"core={result.core}"]
+    lines = []
+    for trial in chosen:
+        if not single:
+            lines.append(f"# trial {trial.number}: {values_text(result, trial)}")
+        settings = [override(name, value) for name, value in trial.params.items()]
+        lines.append(" ".join(["cppo launch main", *core, *settings, f"seed={fresh}"]))
+    return tuple(lines)
+
+
+def tune_command(result: SearchResult) -> str:
+    """What continues the search."""
+    words = ["cppo", "tune", result.name]
+    if result.core != "mini":
+        words.append(f"core={result.core}")
+    if result.study != f"{result.name}-{result.model}":
+        words += ["--study", result.study]
+    return shlex.join(words)
+
+
+def _trials(numbers: Iterable[int]) -> str:
+    found = [str(number) for number in numbers]
+    return ("trial " if len(found) == 1 else "trials ") + _listed(found)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,144 @@
+"""A made search whose response surface is known, as `cppo tune` leaves it in a store: the run of the study with its
+`search.json`, and the training runs of its trials with their validation curves.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from cppo_lab import schema
+
+T_STOP, EVERY = 60, 10
+PEAK = {"rule.delta_b": 0.01, "rule.w_min": 0.7}
+SCATTER = 0.004  # half the distance between the two seeds of a trial
+
+
+def surface(delta_b: float, w_min: float) -> float:
+    """A quadratic in log10 delta_b and w_min with its peak of 0.6 at PEAK."""
+    x, y = math.log10(delta_b / PEAK["rule.delta_b"]), w_min - PEAK["rule.w_min"]
+    return 0.6 - 0.25 * x * x - 0.5 * y * y
+
+
+def seed_curve(final: float) -> list[tuple[int, float]]:
+    """A validation curve, step 0 included, whose last three scores are `final`."""
+    shares = (0.1, 0.4, 0.7, 0.9, 1.0, 1.0, 1.0)
+    return [(EVERY * index, final * share) for index, share in enumerate(shares)]
+
+
+def made_trial(number: int, seeds: Sequence[int]) -> dict[str, Any]:
+    """Complete, but for every seventh (pruned at step 20) and trial 11 (failed)."""
+    delta_b = 0.002 * 25 ** ((number * 7 % 24) / 23)
+    w_min = round(0.4 + 0.05 * (number * 5 % 13), 2)
+    value = surface(delta_b, w_min)
+    state = "failed" if number == 11 else "pruned" if number % 7 == 6 else "complete"
+    steps = {"complete": T_STOP, "pruned": 20, "failed": 0}[state]
+    curve = [
+        [place * T_STOP + step, score]
+        for place in range(len(seeds) if state == "complete" else 1)
+        for step, score in seed_curve(value)
+        if step <= steps and (step or not place)
+    ]
+    return {
+        "number": number,
+        "state": state,
+        "params": {"rule.delta_b": delta_b, "rule.w_min": w_min},
+        "values": [value] if state == "complete" else None,
+        "curve": curve,
+        "run_ids": [f"run-{number}-{seed}" for seed in seeds] if state == "complete" else [],
+        "mlflow_id": f"{number:032x}",
+        "reason": "out of memory" if state == "failed" else "",
+        "seconds": 30.0 + number,
+    }
+
+
+def made_search(trials: int = 24, seeds: Sequence[int] = (0, 1), **changes: Any) -> dict[str, Any]:
+    """The content of a `search.json`."""
+    listed = [made_trial(number, seeds) for number in range(trials)]
+    complete = [trial for trial in listed if trial["state"] == "complete"]
+    content = {
+        "format": 1,
+        "name": "tune_made",
+        "study": "tune_made-mini_base",
+        "title": "Tuning of made constants",
+        "question": "Where is the peak?",
+        "core": "mini",
+        "model": "mini_base",
+        "seeds": list(seeds),
+        "sampler": "tpe",
+        "pruner": "median",
+        "objectives": ["final_score"],
+        "parameters": {
+            "rule.delta_b": {"low": 0.002, "high": 0.05, "log": True, "step": None},
+            "rule.w_min": {"low": 0.4, "high": 1.0, "log": False, "step": 0.05},
+        },
+        "t_stop": T_STOP,
+        "trials": listed,
+        "importances": {"final_score": {"rule.w_min": 0.3, "rule.delta_b": 0.7}},
+        "best": [max(complete, key=lambda trial: trial["values"][0])["number"]] if complete else [],
+    }
+    return content | changes
+
+
+def two_objectives(**changes: Any) -> dict[str, Any]:
+    """A search of final score and stability, one falling where the other rises; its front is recomputed by hand."""
+    content = made_search(seeds=(0,), objectives=["final_score", "stability"], importances={}, pruner="none")
+    for trial in content["trials"]:
+        if trial["values"]:
+            trial["values"].append(1 - 0.4 * abs(math.log10(trial["params"]["rule.delta_b"] / 0.003)) / 2)
+    pairs = {trial["number"]: trial["values"] for trial in content["trials"] if trial["values"]}
+    content["best"] = [
+        number
+        for number, (a, b) in pairs.items()
+        if not any(c >= a and d >= b and (c > a or d > b) for c, d in pairs.values())
+    ]
+    return content | changes
+
+
+def log_search(uri: str, content: dict[str, Any] | str, study: str = "tune_made-mini_base") -> str:
+    """Logs the study's run with `content` as its `search.json`; returns its MLflow id."""
+    client = MlflowClient(uri)
+    found = client.get_experiment_by_name("cppo-mini")
+    folder = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
+    experiment = (
+        found.experiment_id
+        if found
+        else client.create_experiment("cppo-mini", artifact_location=folder.as_uri())
+    )
+    run = client.create_run(experiment, tags={schema.TAG_SEARCH: study}).info.run_id
+    client.log_text(run, content if isinstance(content, str) else json.dumps(content), "search.json")
+    trial = {schema.TAG_SEARCH: study, schema.TAG_TRIAL: "0", schema.TAG_PARENT: run}
+    client.log_text(client.create_run(experiment, tags=trial).info.run_id, "{}", "search.json")
+    return str(run)
+
+
+def log_training(uri: str, content: dict[str, Any], scatter: float = SCATTER) -> None:
+    """Logs the training runs of the complete trials: the value of a seed is that of the trial plus or minus
+    `scatter`, so that their mean is what the search says.
+    """
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
+    for trial in content["trials"]:
+        for place, run_id in enumerate(trial["run_ids"]):
+            tags = {
+                schema.TAG_RUN_ID: run_id,
+                schema.TAG_STATUS: schema.DONE,
+                schema.TAG_T_STOP: str(content["t_stop"]),
+            }
+            run = client.create_run(experiment, tags=tags).info.run_id
+            final = trial["values"][0] + (scatter if place % 2 else -scatter)
+            name = schema.validation_metric(schema.MEAN, 8)
+            points = [Metric(name, score, step, step) for step, score in seed_curve(final)]
+            client.log_batch(run, metrics=points, params=[Param("validation.every", str(EVERY))])
+            client.set_terminated(run)
+
+
+def copied(store: Path, folder: Path) -> str:
+    """The URI of a copy of an empty database: creating one takes seconds."""
+    shutil.copy(store, folder / "mlflow.db")
+    return f"sqlite:///{folder / 'mlflow.db'}"

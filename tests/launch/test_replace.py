@@ -1,0 +1,233 @@
+"""--replace: killed at any point, the old result or the new one counts, and the next launch goes on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Run, ViewType
+
+from cppo_lab import run as run_module
+from cppo_lab import schema
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.cli import main
+from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.cores.mini import loop
+from cppo_lab.launch.reconcile import State, look_at, repair
+from cppo_lab.run import Attempt, execute
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep import launch as launch_module
+from cppo_lab.tracking import replace as replace_module
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.replace import ASIDE, set_aside
+from tests.conftest import TINY
+
+ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
+SCORE = schema.validation_metric(schema.MEAN)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours records it."""
+
+
+def all_runs(view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    return list(
+        client.search_runs(
+            [experiment.experiment_id], run_view_type=view, order_by=["attributes.start_time ASC"]
+        )
+    )
+
+
+def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(launch_module, "code_version", lambda: version)
+
+
+def test_results_of_other_code_are_kept_unless_replace(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code(monkeypatch, "0.1.0+old")
+    assert main(["launch", *ONE]) == 0
+    [old] = all_runs()
+    assert "made by other code" not in capsys.readouterr().err
+    code(monkeypatch, "0.1.0+new")
+    assert main(["launch", *ONE]) == 0
+    assert "1 finished run was made by other code (0.1.0+old): kept; --replace trains them again" in (
+        capsys.readouterr().err
+    )
+    assert [run.info.run_id for run in all_runs()] == [old.info.run_id]
+
+    assert main(["launch", *ONE, "--replace"]) == 0
+    output = capsys.readouterr()
+    assert f"mlflow runs restore --run-id {old.info.run_id}" in output.out
+    assert "1 to train" in output.err
+    [new] = all_runs()
+    assert new.info.run_id != old.info.run_id
+    assert new.data.tags[schema.TAG_CODE_VERSION] == "0.1.0+new"
+    assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id
+    assert schema.TAG_REPLACES not in new.data.tags
+    assert new.data.metrics[SCORE] == old.data.metrics[SCORE]  # the same configuration: the same numbers
+    assert len(all_runs(ViewType.ALL)) == 2
+
+    assert main(["launch", *ONE, "--replace"]) == 0  # by the same code: nothing to do
+    assert "0 to train" in capsys.readouterr().err
+    open_client(tracking_uri()).restore_run(old.info.run_id)
+    assert main(["launch", *ONE]) == 0
+    assert len(all_runs()) == 2  # what a user brought back stays
+
+
+@pytest.fixture
+def finished(workspace: Path, tiny_spec: RunSpec) -> Attempt:
+    """An attempt at replacing a result of other code, whose files are still in the run's folder."""
+    spec = tiny_spec.model_copy(
+        update={"training": tiny_spec.training.model_copy(update={"collapse_share": 0.0})}
+    )
+    tags = {schema.TAG_CODE_VERSION: "old", schema.sweep_tag("s"): "cppo"}
+    first = Attempt(spec, workspace / "runs", tracking_uri(), tags)
+    execute(first)
+    (first.folder / "best_checkpoint").mkdir()
+    (first.folder / CHECKPOINT).write_bytes(b"of the old result")
+    [old] = all_runs()
+    tags = tags | {schema.TAG_CODE_VERSION: "new"}
+    return Attempt(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.info.run_id,))
+
+
+def dying(real: Callable[..., Any], survived: int, after: bool) -> Callable[..., Any]:
+    """`real`, of which the call after `survived` others kills: before its work, or after it."""
+    left = iter(range(survived))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        alive = next(left, None) is not None
+        result = real(*args, **kwargs) if alive or after else None
+        if not alive:
+            raise Killed
+        return result
+
+    return call
+
+
+PLACES: list[tuple[Any, str, int]] = [
+    (Path, "rename", 0),
+    (Path, "rename", 1),
+    (Recorder, "_start", 0),
+    (Recorder, "_describe", 0),
+    (Recorder, "begin", 0),
+    (Recorder, "log", 1),
+    (loop, "save_checkpoint", 0),
+    (loop, "save_checkpoint", 1),
+    (Recorder, "finish", 0),
+    (run_module, "_remove_checkpoint", 0),
+    (replace_module, "_delete", 0),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[1]}-{place[2]}")
+def test_killed_at_any_point(
+    finished: Attempt, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, int], after: bool
+) -> None:
+    """One of the two results counts at every moment, whole and by itself; the next attempt ends with the new one."""
+    [old] = finished.replaces
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
+        holder, name, survived = place
+        patch.setattr(holder, name, dying(getattr(holder, name), survived, after))
+        with pytest.raises(Killed):
+            execute(finished)
+    data = read_sweep(finished.uri, "cppo-mini", "s")
+    assert list(data.runs["status"]) == [schema.DONE]
+    steps = data.metrics[data.metrics["metric"] == SCORE]["step"]
+    assert list(steps) == [0, 2, 4]  # of one run alone
+
+    repair([finished.spec.run_id], "mini", finished.uri, finished.runs)
+    execute(finished)
+    repair([finished.spec.run_id], "mini", finished.uri, finished.runs)
+    results = [run for run in all_runs() if run.info.status == "FINISHED"]
+    assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
+    assert results[0].data.tags[schema.TAG_REPLACED] == old
+    history = open_client(finished.uri).get_metric_history(results[0].info.run_id, "train/reward")
+    assert [point.step for point in history] == [1, 2, 3, 4]
+    aside = finished.folder / ASIDE / old
+    assert (aside / CHECKPOINT).read_bytes() == b"of the old result"
+    assert {"best_checkpoint", "metrics.jsonl", "config.json"} <= {path.name for path in aside.iterdir()}
+    assert not (finished.folder / "best_checkpoint").exists()
+
+
+def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
+    finished: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
+        with pytest.raises(KeyboardInterrupt):
+            execute(finished)
+    look = look_at([finished.spec.run_id], "mini", finished.uri, finished.runs)
+    [state] = look.states().values()
+    assert (state.state, state.code_version) == (schema.DONE, "old")
+    assert "its replacement is partial (step 2/4; interrupted: terminated by SIGINT)" in state.reason
+    [seen] = look.states(ignoring=finished.replaces).values()  # as --replace sees it
+    assert (seen.state, seen.step) == (schema.PARTIAL, 2)
+    begun = []
+    monkeypatch.setattr(Recorder, "begin", lambda self, step: begun.append(step))
+    execute(finished)
+    assert begun == [2]  # from its checkpoint, in its MLflow run
+    assert len(all_runs(ViewType.ALL)) == 2
+
+
+def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: Any) -> None:
+        real(*args)
+        raise KeyboardInterrupt
+
+    return call
+
+
+def test_a_replacement_that_fails_leaves_the_old_result(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code(monkeypatch, "old")
+    assert main(["launch", *ONE]) == 0
+    code(monkeypatch, "new")
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(loop, "save_checkpoint", broken)
+    assert main(["launch", *ONE, "--replace"]) == 1
+    assert "1 of 1 runs are not done (1 failed)" in capsys.readouterr().err
+    assert main(["plan", *ONE]) == 0
+    out = capsys.readouterr().out
+    assert "1 runs: 1 done" in out
+    assert "its replacement is failed (RuntimeError: no memory left)" in out
+
+
+def test_nothing_but_attempts_at_the_same_run_is_ever_deleted(finished: Attempt, tiny_spec: RunSpec) -> None:
+    other = Attempt(tiny_spec.model_copy(update={"seed": 9}), finished.runs, finished.uri)
+    execute(other)
+    stranger = next(run for run in all_runs() if run.data.tags[schema.TAG_SEED] == "9")
+    both = (*finished.replaces, stranger.info.run_id)
+    execute(Attempt(finished.spec, finished.runs, finished.uri, replaces=both))
+    left = {run.info.run_id for run in all_runs()}
+    assert len(left) == 2
+    assert stranger.info.run_id in left
+    assert finished.replaces[0] not in left
+
+
+def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    (folder / "attempts").mkdir(parents=True)
+    for name in ("lock", "verl_trainer.lock", "metrics.jsonl"):
+        (folder / name).write_text("x")
+    set_aside(folder, "../../etc")
+    assert {path.name for path in folder.iterdir()} == {"attempts", "lock", "verl_trainer.lock", ASIDE}
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    (folder / "metrics.jsonl").write_text("junk of an attempt that is not on record")
+    set_aside(folder, "../../etc")
+    assert next((folder / ASIDE).glob("*/metrics.jsonl")).read_text() == "x"
+
+
+def test_states_are_words_of_the_schema() -> None:
+    assert State(schema.PARTIAL, "a\nb at step 3", step=3).note == "step 3/?; a b"

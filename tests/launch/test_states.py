@@ -1,0 +1,196 @@
+"""What `cppo plan` knows of each run: every state, from real folders and a real store."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.launch.queue import Queue
+from cppo_lab.launch.reconcile import State, repair, run_states
+from cppo_lab.run import held
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import sqlite_file, tracking_uri
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.recorder import Recorder
+from tests.conftest import FINISHED
+from tests.launch.test_launch import LONG, MIDDLE, cppo, mlflow_runs, wait_for_step
+
+REWARD = "train/reward"
+
+
+@pytest.fixture
+def folder(workspace: Path, tiny_spec: RunSpec) -> Path:
+    path = workspace / "runs" / tiny_spec.run_id
+    path.mkdir(parents=True)
+    return path
+
+
+def begun(spec: RunSpec, folder: Path, steps: int = 3) -> Recorder:
+    recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, tracking_uri(), folder)
+    for step in range(steps):
+        recorder.log(step, {REWARD: 0.5})
+    return recorder
+
+
+def state(spec: RunSpec) -> State:
+    return run_states([spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[spec.run_id]
+
+
+def test_missing_without_a_store(workspace: Path, tiny_spec: RunSpec) -> None:
+    assert state(tiny_spec) == State(schema.MISSING)
+    assert list(workspace.iterdir()) == []
+
+
+def test_queued_also_without_a_store_and_over_an_earlier_failure(tiny_spec: RunSpec, folder: Path) -> None:
+    with Queue(Path("runs").resolve(), [tiny_spec.run_id]):
+        assert state(tiny_spec).state == schema.QUEUED
+        begun(tiny_spec, folder).fail("ValueError: bad", "")
+        assert state(tiny_spec).state == schema.QUEUED
+        with held(folder):
+            assert state(tiny_spec).state == schema.RUNNING
+    assert state(tiny_spec).state == schema.FAILED
+    begun(tiny_spec, folder).finish(FINISHED)
+    with Queue(Path("runs").resolve(), [tiny_spec.run_id]):
+        assert state(tiny_spec).state == schema.DONE
+
+
+def test_running_says_how_far_it_is(tiny_spec: RunSpec, folder: Path) -> None:
+    with held(folder):
+        assert state(tiny_spec) == State(schema.RUNNING)  # its process starts
+        recorder = begun(tiny_spec, folder)
+        recorder._status(schema.RUNNING, 2)
+        found = state(tiny_spec)
+    assert (found.state, found.note, found.code_version) == (schema.RUNNING, "step 2/4", "v")
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason", "note"),
+    [
+        (3, "interrupted: terminated by SIGTERM at step 2", "step 2/4; interrupted: terminated by SIGTERM"),
+        (
+            0,
+            "interrupted: terminated by SIGTERM before its first step",
+            "interrupted: terminated by SIGTERM before its first step",
+        ),
+    ],
+)
+def test_interrupted_is_partial(tiny_spec: RunSpec, folder: Path, steps: int, reason: str, note: str) -> None:
+    begun(tiny_spec, folder, steps).interrupt("terminated by SIGTERM")
+    found = state(tiny_spec)
+    assert (found.state, found.reason, found.note) == (schema.PARTIAL, reason, note)
+    [run] = mlflow_runs()
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", schema.PARTIAL)
+    (folder / "status.json").unlink()  # the store knows as much
+    assert state(tiny_spec).note == note
+
+
+def test_a_process_that_is_gone_leaves_a_partial_run(tiny_spec: RunSpec, folder: Path) -> None:
+    begun(tiny_spec, folder)._status(schema.RUNNING, 2)
+    found = state(tiny_spec)
+    assert (found.state, found.step, found.t_stop) == (schema.PARTIAL, 2, 4)
+    assert "ended without a word" in found.reason
+    assert repair([tiny_spec.run_id], "mini", tracking_uri(), Path("runs").resolve()) == [tiny_spec.run_id]
+    [run] = mlflow_runs()
+    assert run.info.status == "KILLED"
+    assert re.fullmatch(
+        r"interrupted: its process ended without a word .* at step 2", run.data.tags[schema.TAG_REASON]
+    )
+    assert state(tiny_spec).note.startswith("step 2/4; interrupted: its process ended without a word (killed")
+
+
+def test_an_error_of_its_own_is_a_failure(tiny_spec: RunSpec, folder: Path) -> None:
+    begun(tiny_spec, folder).fail("ValueError: bad", "Traceback")
+    found = state(tiny_spec)
+    assert (found.state, found.reason) == (schema.FAILED, "ValueError: bad")
+    assert mlflow_runs()[0].info.status == "FAILED"
+
+
+def test_a_collapse_is_a_result(tiny_spec: RunSpec, folder: Path) -> None:
+    begun(tiny_spec, folder).finish(Outcome(schema.COLLAPSED, 2, "score fell"))
+    assert (state(tiny_spec).state, state(tiny_spec).note) == (schema.COLLAPSED, "score fell")
+
+
+def test_terminated_by_sigterm_then_continued_in_the_same_mlflow_run(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = cppo("launch", *MIDDLE)
+    status = wait_for_step(workspace / "runs", 20)
+    assert main(["plan", *MIDDLE]) == 0
+    assert re.search(r"  running  step \d+/400$", capsys.readouterr().out, re.M)
+    os.kill(status["pid"], signal.SIGTERM)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1, output
+    [run] = mlflow_runs()
+    assert re.fullmatch(r"interrupted: terminated by SIGTERM at step \d+", run.data.tags[schema.TAG_REASON])
+    assert main(["plan", *MIDDLE]) == 0
+    assert re.search(
+        r"  partial  step \d+/400; interrupted: terminated by SIGTERM$", capsys.readouterr().out, re.M
+    )
+    assert main(["launch", *MIDDLE]) == 0
+    [continued] = mlflow_runs()
+    assert (continued.info.run_id, continued.info.status) == (run.info.run_id, "FINISHED")
+
+
+def test_what_a_living_launcher_has_not_started_is_queued(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [text for text in LONG if not text.startswith("variant=")] + ["variant=grpo,cppo"]
+    launcher = cppo("launch", *two, "launcher.workers=1")
+    status = wait_for_step(workspace / "runs", 1)
+    assert main(["plan", *two]) == 0
+    assert "2 runs: 1 running, 1 queued" in capsys.readouterr().out
+    launcher.kill()
+    launcher.wait()
+    assert main(["plan", *two]) == 0
+    assert "2 runs: 1 running, 1 missing" in capsys.readouterr().out
+    os.kill(status["pid"], signal.SIGTERM)
+
+
+def test_a_thousand_known_runs_are_read_in_seconds(workspace: Path, tiny_spec: RunSpec) -> None:
+    uri = tracking_uri()
+    experiment = ensure_experiment(open_client(uri), uri, schema.experiment_name("mini"))
+    specs = [tiny_spec.model_copy(update={"seed": seed}) for seed in range(1000)]
+    write_runs(uri, experiment, specs)
+    started = time.monotonic()
+    found = run_states([spec.run_id for spec in specs], "mini", uri, workspace / "runs")
+    assert time.monotonic() - started < 15  # measured: 1; a request for each run would take minutes
+    assert [one.state for one in found.values()].count(schema.DONE) == 500
+    assert [one.note for one in found.values()].count("step 2/4; interrupted: stopped") == 500
+
+
+def write_runs(uri: str, experiment: str, specs: list[RunSpec]) -> None:
+    """Runs as the recorder leaves them, done and interrupted by turns, written past MLflow for speed."""
+    import sqlite3
+
+    from cppo_lab.tracking.recorder import flatten, run_tags
+
+    path = sqlite_file(uri)
+    assert path is not None
+    with sqlite3.connect(path) as database:
+        for number, spec in enumerate(specs):
+            done = number % 2 == 0
+            mlflow_id = f"{number:032x}"
+            tags = run_tags(spec) | {schema.TAG_STATUS: schema.DONE if done else schema.PARTIAL}
+            if not done:
+                tags |= {schema.TAG_REASON: "interrupted: stopped at step 2", schema.TAG_STEP: "2"}
+            database.execute(
+                "insert into runs (run_uuid, name, status, start_time, lifecycle_stage, artifact_uri, experiment_id,"
+                " user_id, source_type, source_name, entry_point_name, source_version)"
+                " values (?, 'r', ?, ?, 'active', '', ?, '', 'LOCAL', '', '', '')",
+                (mlflow_id, "FINISHED" if done else "KILLED", number, experiment),
+            )
+            for table, values in (
+                ("tags", tags),
+                ("params", flatten(spec.model_dump(mode="json"))),
+            ):
+                database.executemany(
+                    f"insert into {table} (key, value, run_uuid) values (?, ?, ?)",
+                    [(key, value, mlflow_id) for key, value in values.items()],
+                )
+    database.close()

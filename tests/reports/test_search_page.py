@@ -1,0 +1,394 @@
+"""The report of a search: its page, its figures' infos, its tables, and searches of every shape."""
+
+import csv
+import json
+import os
+import pickle
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab.analysis.fields import Fields
+from cppo_lab.analysis.search import SearchResult, Value
+from cppo_lab.analysis.search_file import parse_search, read_search
+from cppo_lab.analysis.search_noise import read_seed_values
+from cppo_lab.errors import UserError
+from cppo_lab.reports import search
+from cppo_lab.reports.figures import search_course as course
+from cppo_lab.reports.figures import search_space as space
+from cppo_lab.reports.figures.search_pareto import pareto_info
+from cppo_lab.reports.folder import MARKER
+from cppo_lab.reports.search import SearchRequest, build_search
+from cppo_lab.reports.search_text import certainty, finding, launch_commands, override, tune_command
+from tests.analysis.made_search import (
+    copied,
+    log_search,
+    log_training,
+    made_search,
+    made_trial,
+    two_objectives,
+)
+
+STUDY = "tune_made-mini_base"
+SHIPPED: dict[str, Value] = {"rule.delta_b": 0.02, "rule.w_min": 0.8, "rule.delta": 0.15}
+TABLES = {f"table_{name}.{kind}" for name in ("trials", "space") for kind in ("md", "tex", "csv")}
+
+
+def parsed(content: dict[str, Any]) -> SearchResult:
+    return parse_search(Fields.parse(json.dumps(content), "file"), "x")
+
+
+def pictures(*names: str) -> set[str]:
+    return {f"figure_{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def made(empty_store: Path, tmp_path: Path) -> SearchRequest:
+    """A request for a store of its own, without any search yet."""
+    uri = copied(empty_store, tmp_path)
+    return SearchRequest(
+        uri, "cppo-mini", STUDY, tmp_path / "report", "cppo report tune_made", shipped=SHIPPED
+    )
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn for the page alone; their files stay empty."""
+    monkeypatch.setattr(search, "render", lambda *_: dict.fromkeys(("png", "svg", "pdf"), b""))
+
+
+def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:
+    """The files of the report of `content`."""
+    log_search(request.uri, content)
+    return contents(build_search(request).parent)
+
+
+@pytest.fixture(scope="module")
+def reported(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The report of the made search, its training runs included."""
+    folder = tmp_path_factory.mktemp("made")
+    uri, content = copied(empty_store, folder), made_search()
+    log_search(uri, content)
+    log_training(uri, content)
+    page = build_search(
+        SearchRequest(uri, "cppo-mini", STUDY, folder / "r", "cppo report tune_made", shipped=SHIPPED)
+    )
+    assert page == folder / "r" / "index.html"
+    return contents(page.parent)
+
+
+def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
+    files = reported
+    drawn = pictures("history", "importances", "slices", "sensitivity", "curves")
+    assert set(files) == TABLES | drawn | {"index.html", MARKER}
+    html = files["index.html"].decode()
+    assert (
+        "The best of 24 trials is trial 22: rule.delta_b=0.008106, rule.w_min=0.7: final score 59.8\xa0%."
+        in html
+    )
+    assert "24 trials: 20 complete, 3 pruned, 1 failed" in html
+    assert "core=mini: a miniature model on a synthetic task, not comparable" in html
+    assert "the best of 20, chosen after the fact, and therefore too high on average" in html
+    assert "Over 2 seeds one trial scatters by 0.6 points (standard deviation, pooled over 20 trials)" in html
+    assert "trial 22 leads by 0.3 points, and trials 12, 19 and 9 are within two standard errors" in html
+    assert "59.8 ± 0.6" in html
+    assert "pruned at step 20 of seed 0" in html
+    assert "out of memory" in html
+    exact = made_trial(22, (0, 1))["params"]["rule.delta_b"]
+    assert f"cppo launch main rule.delta_b={exact!r} rule.w_min=0.7 seed=2,3" in html
+    assert "cppo tune tune_made --trials 48" in html
+    assert html.count("<svg") == 4 + 2
+    for name in drawn:
+        if name.endswith("svg"):
+            assert b"cppo report tune_made" in files[name]
+            assert b"run-22-1" in files[name]
+
+
+def test_the_tables(reported: dict[str, bytes]) -> None:
+    files = reported
+    rows = list(csv.DictReader(files["table_trials.csv"].decode().splitlines()))
+    assert len(rows) == 24
+    best = rows[0]
+    trial = made_trial(22, (0, 1))
+    assert float(best["rule.delta_b"]) == trial["params"]["rule.delta_b"]  # every digit
+    assert float(best["final_score"]) == pytest.approx(100 * trial["values"][0], abs=1e-4)
+    assert [float(one) for one in best["final_score_by_seed"].split()] == pytest.approx(
+        [100 * trial["values"][0] - 0.4, 100 * trial["values"][0] + 0.4], abs=1e-3
+    )
+    assert (best["run_ids"], best["core"]) == ("run-22-0 run-22-1", "mini")
+    values = [float(row["final_score"]) for row in rows if row["state"] == "complete"]
+    assert values == sorted(values, reverse=True)
+    assert [row["state"] for row in rows[20:]] == ["pruned"] * 3 + ["failed"]
+    assert rows[-1]["reason"] == "out of memory"
+    markdown = files["table_trials.md"].decode()
+    assert "| 22 | complete | 0.008106 | 0.7 | 59.8 ± 0.6 | 0.9 |" in markdown
+    assert r"\rowcolor{black!8} 22 & complete" in files["table_trials.tex"].decode()
+    assert "0.002 to 0.05, log scale,0.02,0.008106,mini" in files["table_space.csv"].decode().replace('"', "")
+
+
+def test_the_same_search_gives_the_same_bytes_in_another_process(made: SearchRequest) -> None:
+    first = built(made, made_search())
+    code = "import pickle, sys; from cppo_lab.reports.search import build_search;"
+    code += "build_search(pickle.loads(sys.stdin.buffer.read()))"
+    environment = dict(os.environ, PYTHONHASHSEED="7")
+    subprocess.run([sys.executable, "-c", code], input=pickle.dumps(made), check=True, env=environment)
+    assert contents(made.out) == first
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_page_is_self_contained_and_its_ids_are_unique(made: SearchRequest) -> None:
+    html = built(made, two_objectives())["index.html"].decode()
+    counted = Counter(re.findall(r'\bid="([^"]+)"', html))
+    assert max(counted.values()) == 1
+    loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', html)
+    named = {first or second for first, second in loaded}
+    assert {one for one in named if not one.startswith("data:image/png;base64,")} <= {
+        f"#{name}" for name in counted
+    }
+    assert "<script" not in html
+    assert re.search(r"<(link|iframe|img|object)\b", html) is None
+
+
+def test_hostile_text_is_text(made: SearchRequest) -> None:
+    hostile = "<script>alert(1)</script> $\\frac{$ {{ 7 * 7 }}"
+    content = made_search(title=hostile, question=hostile, model=hostile, sampler=hostile, pruner=hostile)
+    content["name"] = content["study"] = hostile
+    content["parameters"]["rule.name"] = {"choices": [hostile, "'; rm -rf ~ #"]}
+    for trial in content["trials"]:
+        trial["params"]["rule.name"] = hostile
+        trial["reason"] = trial["mlflow_id"] = hostile
+        trial["run_ids"] = [hostile]
+    log_search(made.uri, content, hostile)
+    request = replace(made, study=hostile, command=hostile)
+    files = contents(build_search(request).parent)
+    html = files["index.html"].decode()
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") > 50
+    assert "49" not in re.findall(r"<h1>(.*?)</h1>", html)[0]
+    for name, data in files.items():
+        if name.endswith((".svg", ".md")):
+            assert b"<script" not in data
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_search_of_one_trial(made: SearchRequest) -> None:
+    files = built(made, made_search(trials=1, seeds=(0,), importances={}))
+    html = files["index.html"].decode()
+    assert set(files) >= pictures("history", "slices", "sensitivity", "curves")
+    assert "figure_importances.png" not in files
+    assert "too few complete trials to tell" in html
+    assert "The best of 1 trial is trial 0" in html
+    assert "chosen after the fact" not in html
+    assert "Every trial ran with one seed (0)" in html
+
+
+def test_a_search_whose_trials_all_failed(made: SearchRequest) -> None:
+    content = made_search(importances={}, best=[])
+    for trial in content["trials"]:
+        trial |= {"state": "failed", "values": None, "curve": [], "params": {}, "reason": "no GPU"}
+    files = built(made, content)
+    html = files["index.html"].decode()
+    assert not any(name.startswith("figure_") for name in files)
+    assert "No trial is complete: there is no best one yet." in html
+    assert html.count("no GPU") == 24
+    assert "cppo launch" not in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_search_without_trials(made: SearchRequest) -> None:
+    html = built(made, made_search(trials=0, importances={}))["index.html"].decode()
+    assert "no trial yet" in html
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_three_objectives(made: SearchRequest) -> None:
+    content = made_search(seeds=(0,), objectives=["final_score", "stability", "best_score"], importances={})
+    for trial in content["trials"]:
+        if trial["values"]:
+            value, number = trial["values"][0], trial["number"]
+            trial["values"] = [value, 1 - value, 0.9 if number == 0 else 0.3]
+    # Along a line every trial is on the front.
+    content["best"] = [trial["number"] for trial in content["trials"] if trial["values"]]
+    files = built(made, content)
+    assert set(files) >= pictures("pareto", "history", "slices")
+    html = files["index.html"].decode()
+    assert "20 of 24 trials are on the Pareto front of final score, stability and best score" in html
+    assert "The highest best score is that of trial 0" in html
+    assert html.count("cppo launch main") == 20
+    assert b"final score" in files["table_trials.md"] and b"best score" in files["table_trials.md"]
+    info = pareto_info(parsed(content))
+    assert info.objectives == ("final_score", "stability")
+    assert len(info.line) == len({point[:2] for point in info.points})
+    assert len(info.front) == 20
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_choices_are_places_on_an_axis(made: SearchRequest) -> None:
+    content = made_search()
+    content["parameters"] = {
+        "rule.delta": {"choices": [0.02, 0.05, 0.15]},
+        "rule.name": {"choices": ["cppo", None, True]},
+    }
+    for trial in content["trials"]:
+        number = trial["number"]
+        names = ("cppo", None, True)
+        trial["params"] = {"rule.delta": (0.02, 0.05, 0.15)[number % 3], "rule.name": names[number // 3 % 3]}
+    content["importances"] = {"final_score": {"rule.name": 0.9, "rule.delta": 0.1}}
+    assert set(built(made, content)) >= pictures("slices", "sensitivity")
+    result = parsed(content)
+    first = space.slice_info(result, result.space("rule.name"), 0, SHIPPED)
+    assert first.scale.ticks == ((0.0, "cppo"), (0.5, "null"), (1.0, "true"))
+    assert {place for place, _, _ in first.points} == {0.0, 0.5, 1.0}
+    pair = space.sensitivity_info(result, SHIPPED)
+    assert pair is not None
+    assert not pair.surface  # nothing lies between two choices
+    assert len(pair.points) == 9
+
+
+def test_history_info() -> None:
+    info = course.history_info(parsed(made_search()), 0)
+    assert len(info.points) == len(info.best_so_far) == 20
+    highest = 0.0
+    for (number, value), (same, best) in zip(info.points, info.best_so_far, strict=True):
+        highest = max(highest, value)
+        assert (same, best) == (number, highest)
+    assert highest == pytest.approx(59.8, abs=0.05)
+    assert info.others == (("pruned", (6, 13, 20)), ("failed", (11,)))
+
+
+def test_curves_info_is_cut_where_a_seed_begins() -> None:
+    info = course.curves_info(parsed(made_search()))
+    assert (info.best, info.seeds, info.t_stop) == (22, (0, 1), 60)
+    by_number = {line.number: line for line in info.lines}
+    first, second = by_number[22].pieces
+    assert (first[0][0], first[-1][0], second[0][0], second[-1][0]) == (0, 60, 70, 120)
+    assert first[-1][1] == pytest.approx(59.8, abs=0.05)
+    assert [line.pieces[-1][-1][0] for line in info.lines if line.state == "pruned"] == [20, 20, 20]
+    assert by_number[11].pieces == (((0, pytest.approx(100 * made_trial(11, (0,))["curve"][0][1])),),)
+
+
+def test_importances_info() -> None:
+    info = course.importances_info(parsed(made_search()))
+    assert info == course.ImportancesInfo(("rule.delta_b", "rule.w_min"), (("final_score", (0.7, 0.3)),))
+    assert course.importances_info(parsed(made_search(importances={}))) is None
+
+
+def test_sensitivity_info() -> None:
+    result = parsed(made_search())
+    info = space.sensitivity_info(result, SHIPPED)
+    assert info is not None
+    assert (info.x.label, info.y.label) == ("rule.delta_b (log scale)", "rule.w_min")
+    assert [text for _, text in info.x.ticks] == ["0.002", "0.005", "0.01", "0.02", "0.05"]
+    assert info.x.ticks[2][0] == pytest.approx(0.5)
+    assert info.surface
+    assert info.best is not None and info.best[2] == 22
+    assert info.shipped == pytest.approx((0.7153, 2 / 3), abs=1e-3)
+    top = max(info.points, key=lambda point: point[2])
+    assert top[:2] == info.best[:2]
+    assert space.sensitivity_info(result, {"rule.delta_b": 0.5, "rule.w_min": 0.8}).shipped is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("case", ["nine trials", "on a line", "all the same"])
+def test_no_surface_where_it_would_be_made_up(case: str) -> None:
+    content = made_search(trials=9 if case == "nine trials" else 24)
+    for trial in content["trials"]:
+        if case == "on a line":
+            trial["params"]["rule.w_min"] = 0.7
+        if case == "all the same" and trial["values"]:
+            trial["values"] = [0.5]
+    complete = [trial for trial in content["trials"] if trial["values"]]
+    high = max(trial["values"][0] for trial in complete)
+    content["best"] = [trial["number"] for trial in complete if trial["values"][0] == high]
+    info = space.sensitivity_info(parsed(content), {})
+    assert info is not None
+    assert not info.surface
+
+
+def test_pareto_info() -> None:
+    content = two_objectives()
+    info = pareto_info(parsed(content))
+    assert info.front == tuple(content["best"])
+    assert list(info.line) == sorted(info.line)
+    assert [y for _, y in info.line] == sorted((y for _, y in info.line), reverse=True)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_words_on_ties_and_edges(made: SearchRequest) -> None:
+    content = made_search(trials=3, seeds=(4,))
+    for trial, value in zip(content["trials"], (0.5, 0.4, 0.5), strict=True):
+        trial["values"] = [value]
+    content["trials"][0]["params"] = {"rule.delta_b": 0.05, "rule.w_min": 0.7}
+    content["best"] = [0]
+    result = parsed(content)
+    assert finding(result)[0].endswith("final score 50.0\xa0%. Trial 2 came to the same value.")
+    assert "Every trial ran with one seed (4)" in " ".join(certainty(result, ()))
+    assert "0.05 (at the edge)" in built(made, content)["table_space.csv"].decode()
+    assert launch_commands(result) == ("cppo launch main rule.delta_b=0.05 rule.w_min=0.7 seed=5,6",)
+
+
+def test_a_search_that_found_no_difference_says_so() -> None:
+    content = made_search(trials=3, best=[0])
+    for trial in content["trials"]:
+        trial["values"] = [0.5]
+    result = parsed(content)
+    assert finding(result)[0].startswith(
+        "All 3 complete trials came to the same value, final score 50.0\xa0%"
+    )
+    assert certainty(result, ()) == ()
+
+
+def test_what_the_runs_do_not_confirm_is_said(made: SearchRequest) -> None:
+    content = made_search()
+    log_search(made.uri, content)
+    lower = json.loads(json.dumps(content))
+    lower["trials"][3]["values"][0] -= 0.01
+    lower["trials"][4]["run_ids"] = []
+    log_training(made.uri, lower)
+    result = read_search(made.uri, "cppo-mini", STUDY)
+    said = " ".join(certainty(result, read_seed_values(made.uri, "cppo-mini", result)))
+    assert "Trial 3: the final score in the search's file is not that of the validation curves" in said
+    assert "The training runs of 1 complete trial are not all in the store" in said
+
+
+def test_commands_name_the_core_and_a_study_of_another_name() -> None:
+    result = parsed(made_search(core="verl", study="mine"))
+    assert tune_command(result) == "cppo tune tune_made core=verl --study mine"
+    assert launch_commands(result)[0].startswith("cppo launch main core=verl rule.delta_b=")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0.1, 1e-05, 3, True, None, "cppo", "0.5", "true", "a b", "it's", "back\\", "a\\'b", "x,y", "${seed}"],
+)
+def test_overrides_survive_the_shell_and_hydra(value: Value) -> None:
+    parser = pytest.importorskip("hydra.core.override_parser.overrides_parser")
+    (word,) = shlex.split(override("rule.x", value))
+    (read,) = parser.OverridesParser.create().parse_overrides([word])
+    assert read.key_or_group == "rule.x"
+    assert read.value() == value
+    assert type(read.value()) is type(value)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_refused_build_leaves_the_old_report(made: SearchRequest) -> None:
+    before = built(made, made_search())
+    log_search(made.uri, made_search(best=[3]))
+    with pytest.raises(UserError, match="best="):
+        build_search(made)
+    assert contents(made.out) == before
+    other = made.out.parent / "mine"
+    other.mkdir()
+    (other / "thesis.tex").write_text("mine")
+    with pytest.raises(UserError, match="is not a report of ours"):
+        build_search(replace(made, out=other))

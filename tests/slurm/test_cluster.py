@@ -1,0 +1,174 @@
+"""The development cluster itself: it starts, stops, survives being killed, and behaves as Slurm does elsewhere."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dev.slurm import daemons, starting
+from dev.slurm.cluster import Cluster
+from dev.slurm.errors import ClusterError
+from dev.slurm.settings import Settings
+from tests.slurm.waiting import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+ROOT = Path(__file__).parents[2]
+SMALL = Settings(nodes=2, accounting=False)
+# Ignores SIGTERM and leaves two processes behind it, one of which is in another session and has lost its environment.
+STUBBORN = "trap '' TERM; sleep 901 & setsid sleep 902 & env -i setsid sleep 903 & sleep 904"
+
+
+def alive(cluster: Cluster) -> list[str]:
+    """Everything of a cluster that runs, by name."""
+    return sorted(daemons.of_cluster(cluster.folder))
+
+
+def sleeping() -> set[str]:
+    """Which of the stubborn job's processes run, whoever they belong to."""
+    found = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    return {line for line in found.splitlines() if line.startswith("sleep 90")}
+
+
+def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line on a cluster's folder."""
+    line = [sys.executable, "-m", "dev.slurm", "--folder", str(cluster.folder), *words]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_starts_and_stops_twice(small_cluster: Cluster) -> None:
+    for _ in range(2):
+        assert starting.start(small_cluster, SMALL)
+        assert small_cluster.running() == ["munged", "slurmctld", "slurmd-n1", "slurmd-n2"]
+        assert not starting.start(small_cluster, SMALL)
+        with pytest.raises(ClusterError, match="another kind runs"):
+            starting.start(small_cluster, Settings(nodes=1, accounting=False))
+        assert small_cluster.node_states() == {"n1": "idle", "n2": "idle"}
+        assert small_cluster.stop()
+        assert alive(small_cluster) == []
+        assert not small_cluster.stop()
+        assert sorted(path.name for path in small_cluster.folder.iterdir()) == ["lock", "log"]
+
+
+def test_stop_ends_stubborn_jobs(small_cluster: Cluster) -> None:
+    starting.start(small_cluster, SMALL)
+    small_cluster.call("sbatch", "--output=/dev/null", f"--wrap={STUBBORN}")
+    until("the job runs", lambda: len(sleeping()) == 4)
+    small_cluster.stop()
+    assert (alive(small_cluster), sleeping()) == ([], set())
+
+
+@pytest.mark.parametrize("left", ["folder", "daemons", "some daemons", "daemons without folder"])
+def test_starts_over_whatever_is_left(small_cluster: Cluster, left: str) -> None:
+    starting.start(small_cluster, SMALL)
+    first = small_cluster.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900")
+    if left == "folder":  # as after a reboot
+        daemons.end([one for group in daemons.of_cluster(small_cluster.folder).values() for one in group], 0)
+        assert alive(small_cluster) == []
+    if left == "some daemons":
+        small_cluster.end("slurmctld", "slurmd-n2", patience=0)
+    if left == "daemons without folder":
+        shutil.rmtree(small_cluster.folder)
+    again = starting.start(small_cluster, SMALL)
+    assert again is (left != "daemons")
+    jobs = small_cluster.call("squeue", "-h", "-o", "%A").split()
+    assert jobs == ([] if again else [first.strip()])
+    assert set(small_cluster.node_states()) == {"n1", "n2"}
+
+
+def test_without_accounting(small_cluster: Cluster, tmp_path: Path) -> None:
+    starting.start(small_cluster, SMALL)
+    assert "accounting storage is disabled" in small_cluster.run("sacct").stderr
+    small_cluster.call("sbatch", "--wait", f"--output={tmp_path}/out", "--wrap=echo done")
+    assert (tmp_path / "out").read_text() == "done\n"
+    assert small_cluster.call("squeue", "-h", "-t", "all", "-o", "%T") == "COMPLETED\n"
+
+
+def test_own_lines_of_slurm_conf(small_cluster: Cluster) -> None:
+    starting.start(small_cluster, Settings(nodes=1, accounting=False, extra={"MinJobAge": "7"}))
+    assert "MinJobAge               = 7 sec" in small_cluster.call("scontrol", "show", "config")
+
+
+def test_private_network(small_cluster: Cluster) -> None:
+    started = command(small_cluster, "start", "--nodes", "2", "--no-accounting", "--private-network")
+    assert (started.returncode, started.stderr) == (0, "")
+    assert f"--folder {small_cluster.folder} run -- COMMAND" in started.stdout
+    ran = command(
+        small_cluster, "run", "--", "sh", "-c", "srun -N2 printenv SLURMD_NODENAME; tail -n +3 /proc/net/dev"
+    )
+    *nodes, device = ran.stdout.splitlines()
+    assert sorted(nodes) == ["n1", "n2"]
+    assert device.strip().startswith("lo:")
+    assert command(small_cluster, "stop").stdout == "stopped\n"
+
+
+def test_listens_on_loopback_only(slurm: Cluster) -> None:
+    job = subprocess.Popen(["srun", "--quiet", "-N2", "sleep", "30"], env=slurm.env())
+    try:
+        until("the job runs", lambda: "jobs-n2" in alive(slurm))
+        lines = subprocess.run(
+            ["ss", "-Hltunp"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    ours = {one.pid for group in daemons.of_cluster(slurm.folder).values() for one in group} | {job.pid}
+    addresses = [line.split()[4] for line in lines if any(f"pid={pid}," in line for pid in ours)]
+    assert len(addresses) >= 2 + 4 + 2  # slurmctld and slurmdbd, the nodes, srun
+    assert [address for address in addresses if not address.startswith("127.")] == []
+
+
+def test_all_nodes_are_idle_with_their_gpus(slurm: Cluster) -> None:
+    lines = slurm.call("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T %c %G").splitlines()
+    assert lines == [f"n{number} idle 2 gpu:8" for number in range(1, 5)]
+
+
+def test_a_step_on_two_nodes(slurm: Cluster) -> None:
+    nodes = slurm.call("srun", "--quiet", "--nodes=2", "printenv", "SLURMD_NODENAME").split()
+    assert len(set(nodes)) == 2
+
+
+def test_two_jobs_on_a_node_see_different_gpus(slurm: Cluster, tmp_path: Path) -> None:
+    for gpus in (3, 5):
+        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 2"
+        slurm.call("sbatch", "-w", "n1", f"--gres=gpu:{gpus}", f"--output={tmp_path}/{gpus}", wrap)
+    until(
+        "both ran",
+        lambda: len(list(tmp_path.iterdir())) == 2 and all(p.read_text() for p in tmp_path.iterdir()),
+    )
+    seen = [(tmp_path / str(gpus)).read_text().strip().split(",") for gpus in (3, 5)]
+    assert [len(ids) for ids in seen] == [3, 5]
+    assert sorted(seen[0] + seen[1]) == list("01234567")
+
+
+def test_a_failed_node_loses_its_job_to_another(slurm: Cluster, tmp_path: Path) -> None:
+    wrap = "--wrap=echo $SLURMD_NODENAME; sleep 30"
+    job = slurm.call(
+        "sbatch", "--parsable", "--requeue", f"--output={tmp_path}/out", "--open-mode=append", wrap
+    ).strip()
+    until("the job runs", lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text() != "")
+    slurm.fail_node("n1")
+    try:
+        assert slurm.node_states()["n1"].startswith("down")
+        until("it runs again", lambda: len((tmp_path / "out").read_text().split()) == 2, 60)
+        assert (tmp_path / "out").read_text() == "n1\nn2\n"
+        assert "Restarts=1" in slurm.call("scontrol", "show", "job", job)
+    finally:
+        slurm.resume_node("n1")
+    assert slurm.node_states()["n1"] == "idle"
+
+
+def test_a_restarted_controller_knows_its_jobs(slurm: Cluster, tmp_path: Path) -> None:
+    def submit(name: str, *options: str) -> str:
+        return slurm.call("sbatch", "--parsable", f"--output={tmp_path}/{name}", *options).strip()
+
+    running = submit("running", "--wrap=sleep 4; echo through")
+    waiting = submit("waiting", f"--dependency=afterok:{running}", "--wrap=echo afterwards")
+    until("the job runs", lambda: slurm.call("squeue", "-h", "-j", running, "-o", "%T") == "RUNNING\n")
+    slurm.restart_controller()
+    states = dict(line.split() for line in slurm.call("squeue", "-h", "-o", "%A %T").splitlines())
+    assert states == {running: "RUNNING", waiting: "PENDING"}
+    until("both are done", lambda: (tmp_path / "waiting").exists(), 60)
+    assert (tmp_path / "running").read_text() == "through\n"

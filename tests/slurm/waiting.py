@@ -1,0 +1,12 @@
+"""Waiting for what a cluster does in its own time."""
+
+import time
+from collections.abc import Callable
+
+
+def until(what: str, condition: Callable[[], bool], seconds: float = 30) -> None:
+    """Waits until a condition holds; fails if it does not within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,78 @@
+"""What composing refuses although each config by itself is valid, and what it takes from the file of a rule."""
+
+from typing import Any
+
+import pytest
+
+from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.errors import UserError
+from cppo_lab.launch import local
+from cppo_lab.run import Attempt
+from cppo_lab.spec import TaskData, VerlRun
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.compose.checks import ROLLOUT, check_placement
+from cppo_lab.sweep.groups import groups
+
+DENSE = ["core=verl", "model=qwen3_8b_base"]
+
+
+@pytest.mark.parametrize("data", [name for name in groups()["data"] if name != "dapo_math"])
+def test_the_vocabulary_of_a_task_is_its_tokenizers(data: str) -> None:
+    found = compose([f"data={data}"]).run.data
+    assert isinstance(found, TaskData)
+    assert found.vocabulary == make_task(found).tokenizer.vocabulary
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "divergence"),
+    [
+        ("logprobs_mode", "raw_logprobs", "topk_tv"),
+        ("calculate_log_probs", False, "binary_tv"),
+        ("engine_kwargs.cppo_lab.topk", 5, "topk_tv"),
+    ],
+)
+def test_a_rollout_that_keeps_too_little_of_mu(key: str, value: Any, divergence: str) -> None:
+    found = compose([*DENSE, f"divergence={divergence}"])
+    assert isinstance(found.run, VerlRun)
+    check_placement(found.run, found.layout)
+    layout = found.layout.model_copy(update={"verl": {f"{ROLLOUT}.{key}": value}})
+    with pytest.raises(UserError) as caught:
+        check_placement(found.run, layout)
+    assert f"layout.verl {ROLLOUT}.{key}={value!r} keeps from the loss" in str(caught.value)
+    assert "drop it, or set it to" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            [*DENSE, "layout.nodes=3"],
+            "has 24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8",
+        ),
+        (
+            ["core=verl", "model=qwen3_30b_a3b_base", "layout.megatron.tensor=3"],
+            "= 3 must divide the 32 devices",
+        ),
+        ([*DENSE, "divergence.k=151937"], "set divergence.k=151936 or less"),
+        (["divergence.k=17"], "set divergence.k=16 or less"),
+        (["resources.partition='a b'"], "resources: partition='a b': must match"),
+        (["resources.hours=0"], "resources: hours=0: must be in (0, 10000]"),
+        (["rule=[cppo,dppo]"], "override 'rule=[cppo,dppo]': rule takes one option (valid: cispo"),
+    ],
+)
+def test_what_cannot_be_had(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_has_the_time_that_its_resources_say(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compose(["resources.hours=1.5"])
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(local.LocalExecutor, "update_parameters", lambda _, **values: given.update(values))
+    monkeypatch.setattr(local.LocalExecutor, "submit", lambda *_: None)
+    local._submit(Attempt(found.run, tmp_path, "", resources=found.resources))
+    assert given == {"timeout_min": 90, "name": found.run_id}
+    assert compose(["core=verl", "model=qwen3_30b_a3b_base"]).resources.hours == 168
+    assert compose([]).resources.hours == 72

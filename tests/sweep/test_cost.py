@@ -1,0 +1,161 @@
+"""What runs cost: the estimate, and what past runs make of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.estimate import estimate
+from cppo_lab.run import Attempt, _tags
+from cppo_lab.spec import RunSpec
+from cppo_lab.spec.layout import layout_tag
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import Composed, compose
+from cppo_lab.sweep.cost import ESTIMATE, MEASURED, cost_of, costs, past_costs, sum_costs
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.table import cost_summary
+from cppo_lab.tracking.measured import METRIC, step_seconds
+from cppo_lab.tracking.recorder import Recorder
+from tests.conftest import FINISHED, TINY
+
+LARGE = ["core=verl", "model=qwen3_8b_base"]
+
+
+def planned(composed: Composed) -> PlannedRun:
+    return PlannedRun(composed.run.run_id, {"s": "cppo"}, composed.run, composed.layout)
+
+
+def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recorder:
+    """A finished run whose steps took `seconds`, as an attempt with this layout records it."""
+    spec, uri = composed.run, tracking_uri()
+    attempt = Attempt(spec, workspace / "runs", uri, layout=composed.layout)
+    attempt.folder.mkdir(parents=True, exist_ok=True)
+    recorder = Recorder(spec, _tags(attempt), uri, attempt.folder)
+    for step, value in enumerate(seconds, start=1):
+        recorder.log(step, {METRIC: value})
+    recorder.finish(FINISHED)
+    return recorder
+
+
+def test_without_past_runs_the_estimate_stands() -> None:
+    composed = compose(LARGE)
+    cost, found = cost_of(composed.run, composed.layout, []), estimate(composed.run, composed.layout)
+    assert cost is not None
+    assert found is not None
+    assert (cost.basis, cost.basis_text, cost.measured_runs) == (ESTIMATE, "estimate", 0)
+    assert cost.gpu_hours == pytest.approx(found.time.gpu_hours)
+
+
+@pytest.mark.parametrize(
+    ("factors", "factor"), [([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([1.0], 1.0), ([2.0, 4.0], 3.0)]
+)
+def test_the_steps_of_an_estimate_are_scaled_and_nothing_else(factors: list[float], factor: float) -> None:
+    composed = compose(LARGE)
+    found = estimate(composed.run, composed.layout)
+    assert found is not None
+    cost = cost_of(composed.run, composed.layout, [value * found.time.step for value in factors])
+    assert cost is not None
+    steps = composed.run.training.t_stop * (found.time.rollout + found.time.update + found.time.overhead)
+    assert cost.hours * 3600 == pytest.approx(found.time.total - steps + factor * steps)
+    assert cost.gpu_hours == pytest.approx(cost.hours * found.time.devices)
+    assert (cost.basis, cost.measured_runs) == (MEASURED, len(factors))
+
+
+def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
+    layout = compose(TINY).layout
+    assert cost_of(tiny_spec, layout, []) is None
+    cost = cost_of(tiny_spec, layout, [3.0, 900.0, 5.0])
+    assert cost is not None
+    assert cost.hours == pytest.approx(4 * 5.0 / 3600)
+    assert (cost.gpu_hours, cost.basis_text) == (None, "measured (3 runs)")
+
+
+def test_the_store_is_asked_once_for_each_kind() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def measure(core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
+        asked.append((model, params["batch.prompts"]))
+        return []
+
+    changes = [[], ["seed=1"], ["rule.delta=0.1"], ["training.t_stop=6"], ["batch.prompts=16"]]
+    costs([planned(compose([*TINY, *change])) for change in changes], measure)
+    assert asked == [("mini_base", "8"), ("mini_base", "16")]
+
+
+def test_a_missing_store_has_measured_nothing(workspace: Path) -> None:
+    run = planned(compose(TINY))
+    assert past_costs([run], tracking_uri()) == {run.run_id: None}
+    assert list(workspace.iterdir()) == []
+
+
+OTHER_KINDS = [
+    ["model.architecture.width=64"],
+    ["batch.responses=8"],
+    ["rollout.max_response_length=12"],
+    ["model=mini_strong"],
+]
+
+
+@pytest.mark.parametrize("change", OTHER_KINDS, ids=" ".join)
+def test_runs_of_another_kind_do_not_count(workspace: Path, change: list[str]) -> None:
+    past_run(workspace, compose([*TINY, *change]), [100.0] * 3)
+    run = planned(compose(TINY))
+    assert past_costs([run], tracking_uri())[run.run_id] is None
+    past_run(workspace, compose([*TINY, "rule.delta=0.1", "seed=7"]), [9.0, 2.0, 1.0])  # of the same kind
+    cost = past_costs([run], tracking_uri())[run.run_id]
+    assert cost is not None
+    assert cost.hours == pytest.approx(4 * 2.0 / 3600)
+
+
+def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path) -> None:
+    for seed, seconds in enumerate([1.0, 2.0, 3.0, 4.0]):
+        past_run(workspace, compose([*TINY, f"seed={seed}"]), [seconds] * 3)
+    past_run(workspace, compose([*TINY, "seed=4"]), [50.0] * 2)
+    found = step_seconds(tracking_uri(), "mini", "mini_base", "", {"batch.prompts": "8"}, 3)
+    assert found == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
+
+
+def test_another_layout_is_another_kind(workspace: Path) -> None:
+    here, there = compose(LARGE), compose([*LARGE, "layout=one_node"])
+    assert layout_tag(here.layout) != layout_tag(compose([*LARGE, "layout.tokens_per_device=65536"]).layout)
+    found = estimate(there.run, there.layout)
+    assert found is not None
+    past_run(workspace, there, [2 * found.time.step] * 3)
+    [cost] = past_costs([planned(here)], tracking_uri()).values()
+    assert cost is not None
+    assert cost.basis == ESTIMATE
+    [cost] = past_costs([planned(there)], tracking_uri()).values()
+    assert cost is not None
+    assert (cost.basis_text, cost.measured_runs) == ("measured (1 run)", 1)
+
+
+def test_what_is_still_to_come_stands_beside_the_total() -> None:
+    runs = [planned(compose([*LARGE, f"seed={seed}"])) for seed in range(4)]
+    found = costs(runs, lambda *_: [])
+    sums = sum_costs(found, lambda run_id: run_id == runs[0].run_id)
+    assert sums[0].gpu_hours is not None
+    assert sums[0].gpu_hours_left == pytest.approx(0.75 * sums[0].gpu_hours)
+    text = cost_summary(runs, found, sums)
+    assert "good to a factor of 2 either way" in text
+    assert f"{sums[0].gpu_hours_left:.0f} still to come (3 of them)" in text
+
+
+def test_uncertainty_is_said_of_estimates_only(tiny_spec: RunSpec) -> None:
+    run = planned(compose([*LARGE]))
+    found = costs([run], lambda *_: [[100.0]])
+    text = cost_summary([run], found, sum_costs(found, lambda _: False))
+    assert text.startswith("Measured cost: ")
+    assert "either way" not in text
+    small = planned(compose(TINY))
+    found = costs([small], lambda *_: [[3600.0]])
+    text = cost_summary([small], found, sum_costs(found, lambda _: False))
+    assert "4 hours of one process for 1 run" in text
+    assert "validations, warm start and start-up are not in it" in text
+
+
+def test_the_tag_is_of_verls_runs_only(workspace: Path) -> None:
+    for arguments, tagged in ((LARGE, True), (TINY, False)):
+        composed = compose(arguments)
+        attempt = Attempt(composed.run, workspace, "", layout=composed.layout)
+        assert (schema.TAG_LAYOUT in _tags(attempt)) == tagged

@@ -1,0 +1,230 @@
+"""What sweep files can say: axes of any key and their labels, exclusions, resources, values per core."""
+
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.plan import Plan, make_plan
+
+HEAD = "title: t\nquestion: q\nmodels: {mini: [mini_base, mini_strong], verl: [tiny_qwen3, qwen3_8b_base]}\n"
+
+
+def planned(text: str, *overrides: str, head: str = HEAD) -> Plan:
+    Path("mine.yaml").write_text(head + text)
+    return make_plan(load_sweep("mine.yaml"), overrides)
+
+
+def labels(plan: Plan) -> list[str]:
+    """Labels of the runs of the first model and seed."""
+    first = plan.runs[0].spec
+    return [
+        run.variant
+        for run in plan.runs
+        if (run.spec.model.name, run.spec.seed) == (first.model.name, first.seed)
+    ]
+
+
+def test_axes_alone_make_runs(workspace: Path) -> None:
+    plan = planned("axes: {rule: [cppo, dppo], seed: [0, 1]}")
+    assert [(run.variant, run.spec.model.name, run.spec.seed) for run in plan.runs] == [
+        (rule, model, seed)
+        for model in ("mini_base", "mini_strong")
+        for rule in ("cppo", "dppo")
+        for seed in (0, 1)
+    ]
+    assert all(run.spec.rule.name == run.variant for run in plan.runs)
+
+
+def test_only_models_and_a_seed(workspace: Path) -> None:
+    plan = planned("axes: {seed: [3]}")
+    assert labels(plan) == ["mine"]
+    assert plan.runs[0].run_id == compose(["model=mini_base", "seed=3"]).run.run_id
+
+
+def test_an_axis_goes_to_the_rules_that_have_it(workspace: Path) -> None:
+    text = "variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8], seed: [0, 1]}"
+    plan = planned(text)
+    assert labels(plan) == ["cppo w_min=0.6", "cppo w_min=0.8", "dppo"]
+    assert len(plan.runs) == 2 * 3 * 2
+    assert [run.spec.rule.w_min for run in plan.runs][:6] == [0.6, 0.6, 0.8, 0.8, None, None]
+    assert labels(planned(text, "rule.w_min=0.7")) == ["cppo w_min=0.7", "dppo"]
+    assert labels(planned(text, "variant=dppo")) == ["dppo"]
+    with pytest.raises(UserError, match=r"no variant of this sweep has the key 'rule\.w_min'"):
+        planned(text, "variant=dppo", "rule.w_min=0.7")
+
+
+def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them(workspace: Path) -> None:
+    text = "variants: {cppo: {rule: cppo}, own: {rule: cppo, rule.delta: 0.3}, grpo: {rule: grpo}}\n"
+    plan = planned(text + "axes: {trust_region.delta: [0.05, 0.1]}")
+    assert labels(plan) == ["cppo delta=0.05", "cppo delta=0.1", "own", "grpo"]
+    assert [run.spec.rule.delta for run in plan.runs][:4] == [0.05, 0.1, 0.3, None]
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected"),
+    [
+        ("{rule: [cppo, dppo], rule.delta_b: [0.01]}", ["cppo delta_b=0.01", "dppo"]),
+        ("{rule: [dppo], rule.delta: [0.1], trust_region.delta: [1]}", ["dppo rule.delta=0.1"]),
+        ("{validation.temperature: [1], rollout.temperature: [1, 2]}",
+         ["validation.temperature=1 rollout.temperature=1", "validation.temperature=1 rollout.temperature=2"]),
+        ("{optim.learning_rate: [1e-4, 0.00012345678, 1.0]}",
+         ["learning_rate=0.0001", "learning_rate=0.00012345678", "learning_rate=1"]),
+        ("{advantage.normalize_std: [true, false]}", ["normalize_std=true", "normalize_std=false"]),
+        ("{data: [chain_short], divergence: [binary_tv, exact_tv]}",
+         ["chain_short binary_tv", "chain_short exact_tv"]),
+    ],
+)  # fmt: skip
+def test_labels(workspace: Path, axes: str, expected: list[str]) -> None:
+    if "trust_region" in axes:  # rule.delta takes nothing from it any more
+        with pytest.raises(UserError, match=r"axes.trust_region.delta: no run of the sweep depends on"):
+            planned(f"axes: {axes}")
+        return
+    plan = planned(f"axes: {axes}")
+    assert labels(plan) == expected
+    assert len({run.run_id for run in plan.runs}) == len(plan.runs) == 2 * len(expected)
+
+
+def test_labels_do_not_depend_on_what_is_asked_for(workspace: Path) -> None:
+    text = "variants: {a: {rule: cppo}}\naxes: {rule.w_min: [0.6, 0.8], rule.delta: [0.1, 0.2]}"
+    every = {run.run_id: run.variant for run in planned(text).runs}
+    for narrow in (
+        ["rule.w_min=0.6"],
+        ["rule.delta=0.2", "model=mini_strong"],
+        ["rule.w_min=0.8", "rule.delta=0.1"],
+    ):
+        some = {run.run_id: run.variant for run in planned(text, *narrow).runs}
+        assert some.items() < every.items()
+
+
+def test_a_list_on_the_command_line_is_an_axis(workspace: Path) -> None:
+    text = "variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}\naxes: {seed: [0]}"
+    plan = planned(text, "rule.delta_b=0.01,0.03", "seed=range(0,2)")
+    assert labels(plan) == ["cppo delta_b=0.01", "cppo delta_b=0.03", "dppo"]
+    assert {run.spec.seed for run in plan.runs} == {0, 1}
+    assert labels(planned(text, "data.benchmarks=[a,b]")) == ["cppo", "dppo"]  # one value, which is a list
+    with pytest.raises(UserError, match="choose among them"):
+        planned(text, "rule=cppo,grpo")
+
+
+EXCLUDED = """
+variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}
+axes: {seed: [0, 1, 2]}
+exclude:
+  - {variant: cppo, model: mini_strong}
+  - {rule: dppo, seed: [1, 2]}
+  - {core: verl, model: qwen3_8b_base, variant: dppo}
+"""
+
+
+def test_exclusions(workspace: Path) -> None:
+    plan = planned(EXCLUDED)
+    assert [(run.variant, run.spec.model.name, run.spec.seed) for run in plan.runs] == [
+        *(("cppo", "mini_base", seed) for seed in (0, 1, 2)),
+        ("dppo", "mini_base", 0),
+        ("dppo", "mini_strong", 0),
+    ]
+    big = [run for run in planned(EXCLUDED, "core=verl").runs if run.spec.model.name == "qwen3_8b_base"]
+    assert [(run.variant, run.spec.seed) for run in big] == [("cppo", 0), ("cppo", 1), ("cppo", 2)]
+    assert len(planned(EXCLUDED, "seed=5").runs) == 3  # the entry on seeds 1 and 2 stays valid
+    with pytest.raises(UserError) as caught:
+        planned(EXCLUDED, "variant=cppo", "model=mini_strong")
+    assert str(caught.value) == (
+        "sweep mine.yaml: exclude leaves out every run that 'variant=cppo model=mini_strong' chooses: "
+        "remove an entry of it"
+    )
+
+
+RESOURCES = """
+variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}
+axes: {seed: [0]}
+resources:
+  - {hours: 24, cpus: 8, partition: small}
+  - {for: {model: qwen3_8b_base}, layout: four_nodes, hours: 72.5, partition: null, constraint: "[h100|h200]"}
+  - {for: {model: qwen3_8b_base, rule: dppo}, nodes: 1}
+"""
+
+
+def test_resources(workspace: Path) -> None:
+    plan = planned(RESOURCES, "core=verl")
+    found = {(run.spec.model.name, run.variant): run for run in plan.runs}
+    tiny = found["tiny_qwen3", "cppo"]
+    assert (tiny.resources.hours, tiny.resources.cpus, tiny.resources.partition) == (24, 8, "small")
+    large = found["qwen3_8b_base", "cppo"]
+    assert (large.layout.name, large.layout.nodes, large.resources.hours) == ("four_nodes", 4, 72.5)
+    assert (large.resources.partition, large.resources.constraint) == (None, "[h100|h200]")
+    assert found["qwen3_8b_base", "dppo"].layout.nodes == 1
+    plain = planned(RESOURCES.partition("resources:")[0], "core=verl")
+    assert [run.run_id for run in plan.runs] == [run.run_id for run in plain.runs]
+
+
+def test_the_command_line_has_the_last_word_on_resources(workspace: Path) -> None:
+    asked = ["core=verl", "layout=two_nodes", "resources.hours=5", "model=qwen3_8b_base"]
+    for run in planned(RESOURCES, *asked).runs:
+        assert (run.layout.name, run.layout.nodes, run.resources.hours) == ("two_nodes", 2, 5)
+    asked[1] = "layout.nodes=8"
+    for run in planned(RESOURCES, *asked).runs:
+        assert (run.layout.name, run.layout.nodes) == ("four_nodes", 8)
+
+
+def test_values_for_each_core(workspace: Path) -> None:
+    text = "variants: {a: {rule: cppo}}\naxes: {rule.delta_b: {mini: [0.01], verl: [0.02, 0.04]}}\n"
+    text += "exclude: [{model: qwen3_8b_base, rule.delta_b: 0.04}]"
+    assert labels(planned(text)) == ["a delta_b=0.01"]  # the entry is about the other core
+    assert [run.variant for run in planned(text, "core=verl").runs] == [
+        "a delta_b=0.02",
+        "a delta_b=0.04",
+        "a delta_b=0.02",
+    ]
+
+
+def test_text_that_looks_like_something_else_stays_text(workspace: Path) -> None:
+    text = "variants: {a: {rule: cppo, optim.learning_rate: 1e-4, data.name: '1e5'}}"
+    run = planned(text).runs[0].spec
+    assert (run.optim.learning_rate, run.data.name) == (1e-4, "1e5")
+
+
+def test_paths_in_a_study_are_beside_it(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = workspace / "deep" / "er"
+    folder.mkdir(parents=True)
+    (folder / "one.yaml").write_text(HEAD + "variants: {cppo: {rule: cppo}}\naxes: {seed: [0]}")
+    (folder / "all.yaml").write_text(
+        "title: t\nquestion: q\nsweeps: [one.yaml, ./two.yaml, quickstart]\naxes: {seed: [0, 1]}"
+    )
+    (folder / "two.yaml").write_text(HEAD + "axes: {rule: [cppo, minpro]}")
+    plan = make_plan(load_sweep("deep/er/all.yaml"))
+    assert [sweep.name for sweep in plan.sweeps] == ["one", "two", "quickstart"]
+    assert (len(plan.runs), plan.places) == (2 * (2 + 2 + 2), 2 * (2 + 4 + 3))
+
+
+def test_the_papers_study_in_places() -> None:
+    plan = make_plan(load_sweep("study"), ["seed=0"])
+    assert (len(plan.runs), plan.places) == (37, 49)
+
+
+def test_the_grid_of_sensitivity() -> None:
+    """All its points once, DPPO once; the chosen setting is the main sweep's CPPO."""
+    for core, model, budget in (("mini", "mini_small_base", 0.01), ("verl", "qwen3_1_7b_base", 0.02)):
+        plan = make_plan(load_sweep("sensitivity_grid"), [f"core={core}"])
+        assert len(plan.runs) == 4 * 5 + 1
+        assert [run.variant for run in plan.runs if run.spec.rule.name == "dppo"] == ["dppo"]
+        main = {
+            run.variant: run.run_id
+            for run in make_plan(load_sweep("main"), [f"core={core}", f"model={model}"]).runs
+        }
+        ids = {run.variant: run.run_id for run in plan.runs}
+        assert ids[f"cppo delta_b={budget} w_min=0.8"] == main["cppo"]
+        assert ids["dppo"] == main["dppo"]
+
+
+def test_the_papers_tables_and_figures_all_have_a_sweep() -> None:
+    fed = {name: set(load_sweep(name).feeds) for name in shipped_sweeps()}
+    everything = {f"Table {i}" for i in (1, 2, 3, 4)} | {f"Figure {i}" for i in range(1, 12)}
+    study = load_sweep("study")
+    assert isinstance(study, Study)
+    assert fed["study"] == everything
+    of_sweeps = set().union(*(fed[name] for name in study.sweeps))
+    assert of_sweeps == everything - {"Table 2"}  # made from the registry of rules, without any run
+    assert isinstance(load_sweep("sensitivity_grid"), Sweep)

@@ -1,0 +1,164 @@
+"""A run by the beginning of its id, wherever it is known; and what two runs differ in."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cppo_lab.cli import main
+from cppo_lab.errors import UserError
+from cppo_lab.parse import parse_run
+from cppo_lab.run import Attempt
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep import find as find_module
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.difference import differences, to_text
+from cppo_lab.sweep.find import Found, find_run, is_run_id
+from cppo_lab.tracking.lookup import nested, read_config
+from cppo_lab.tracking.recorder import Recorder, flatten
+from tests.conftest import FINISHED, TINY
+
+
+@pytest.fixture(autouse=True)
+def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the shipped sweeps only the smallest: composing all of them takes seconds."""
+    monkeypatch.setattr(find_module, "_by_size", lambda: ["quickstart"])
+    find_module._declared.cache_clear()
+
+
+def recorded(spec: RunSpec, workspace: Path) -> Path:
+    attempt = Attempt(spec, workspace / "runs", tracking_uri())
+    attempt.folder.mkdir(parents=True)
+    Recorder(spec, {}, tracking_uri(), attempt.folder).finish(FINISHED)
+    return attempt.folder
+
+
+def find(text: str, *sweeps: str) -> Found:
+    return find_run(text, tracking_uri(), Path("runs").resolve(), sweeps)
+
+
+def test_in_its_folder_in_the_store_by_its_parameters(workspace: Path, tiny_spec: RunSpec) -> None:
+    folder = recorded(tiny_spec, workspace)
+    whole = flatten(tiny_spec.model_dump(mode="json"))
+    for source in ("config.json in ", "the tracking store, core=mini", "the tracking store, core=mini"):
+        found = find(tiny_spec.run_id[:6])
+        assert found.run_id == tiny_spec.run_id
+        assert source in found.source
+        assert flatten(found.config) == whole
+        assert parse_run(found.config, "found").run_id == tiny_spec.run_id
+        if folder.exists():
+            shutil.rmtree(folder)
+        else:
+            shutil.rmtree("mlartifacts", ignore_errors=True)
+    assert list(workspace.glob("runs/*")) == []
+
+
+def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
+    mini, verl = (compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run
+                  for core, model in (("mini", "mini_base"), ("verl", "tiny_qwen3")))  # fmt: skip
+    assert find(mini.run_id).source == "sweep quickstart, core=mini"
+    found = find(verl.run_id[:8])
+    assert found.source == "sweep quickstart, core=verl"
+    assert found.planned is not None
+    assert list(workspace.iterdir()) == []
+
+
+def test_in_a_sweep_of_ones_own(workspace: Path) -> None:
+    Path("mine.yaml").write_text(
+        "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
+    )
+    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
+    with pytest.raises(UserError, match="--in SWEEP"):
+        find(run_id)
+    assert find(run_id[:5], "mine.yaml").source == "sweep mine.yaml, core=mini"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("abc", "run 'abc' is not the beginning of a run's id: give 4 to 12 hexadecimal digits"),
+        ("xyzw", "is not the beginning of a run's id"),
+        ("' OR 1", "is not the beginning of a run's id"),
+        ("abcd1234abcd1", "is not the beginning of a run's id"),
+        ("0000", "unknown run '0000': no folder in "),
+        ("5555", "run '5555' is the beginning of 2 ids: 5555aaaaaaaa, 5555bbbbbbbb: give more digits"),
+    ],
+)
+def test_one_clear_line(workspace: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    for name in ("5555aaaaaaaa", "5555bbbbbbbb"):
+        folder = Path("runs") / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    assert main(["diff", text, "5555a"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "[" * 100_000, '"' + "x" * 1_000_001 + '"', "\udcff"])
+def test_files_that_hold_no_configuration_are_passed_over(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    assert read_config(path) is None
+    assert read_config(tmp_path / "none") is None
+    assert read_config(tmp_path) is None
+
+
+def test_parameters_are_read_back_as_they_were(tiny_spec: RunSpec) -> None:
+    logged = flatten(tiny_spec.model_dump(mode="json"))
+    assert nested(logged) == json.loads(tiny_spec.model_dump_json(exclude_none=True))
+    assert nested({"a.b": "__import__('os').system('echo')"}) == {
+        "a": {"b": "__import__('os').system('echo')"}
+    }
+
+
+def test_differences_by_key(tiny_spec: RunSpec) -> None:
+    grpo = compose([*TINY, "rule=grpo", "seed=3"]).run
+    left, right = (Found(spec.run_id, "here", spec.model_dump(mode="json")) for spec in (tiny_spec, grpo))
+    found = differences(left, right)
+    assert found["seed"] == (0, 3)
+    assert found["rule.name"] == ("cppo", "grpo")
+    assert found["rule.delta_b"] == (tiny_spec.rule.delta_b, None)
+    assert found["rule.clip_low"] == (None, 0.2)
+    assert not any(key.startswith(("model", "data", "batch")) for key in found)
+    lines = to_text(left, right).splitlines()
+    assert lines[0].split() == [tiny_spec.run_id, grpo.run_id]
+    assert ["rule.clip_low", "-", "0.2"] in [line.split() for line in lines]
+    assert f"{left.run_id} (here) is the same run as" in to_text(left, left)
+
+
+def test_a_hostile_value_does_not_steer_the_terminal() -> None:
+    left, right = (Found(name, "here", {"a": value}) for name, value in (("l", "\x1b[2J"), ("r", "x\ny")))
+    assert "\x1b" not in to_text(left, right)
+    assert to_text(left, right).count("\n") == 4
+
+
+def test_diff_and_show_on_the_command_line(
+    workspace: Path, capsys: pytest.CaptureFixture[str], tiny_spec: RunSpec
+) -> None:
+    recorded(tiny_spec, workspace)
+    other = compose([*TINY, "seed=1"]).run
+    recorded(other, workspace)
+    assert main(["diff", tiny_spec.run_id[:7], other.run_id[:7], "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["differences"] == {"seed": [0, 1]}
+    assert [run["run_id"] for run in values["runs"]] == [tiny_spec.run_id, other.run_id]
+    assert values["identical"] is False
+    assert main(["show", other.run_id[:7]]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"# from {other.run_id}/config.json in ")
+    assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
+    assert main(["show", compose(["rule=grpo", "seed=1"]).run.run_id]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["sweeps"] == {"quickstart": "grpo"}
+    assert main(["show", other.run_id, "seed=3"]) == 2
+    assert f"cppo show SWEEP --run {other.run_id}" in capsys.readouterr().err
+
+
+def test_a_file_or_sweep_comes_before_an_id(workspace: Path) -> None:
+    assert is_run_id("abcd")
+    assert not is_run_id("quickstart")
+    Path("abcd").write_text("")
+    assert not is_run_id("abcd")

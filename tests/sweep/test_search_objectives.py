@@ -1,0 +1,47 @@
+"""What a search maximises, against values by hand."""
+
+import pytest
+
+from cppo_lab.sweep.search.objectives import running_mean, values_of, whole_scores
+
+WHOLE = [(0, 0.1), (2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)]
+COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1), (5, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("objective", "curves", "value"),
+    [
+        ("final_score", [WHOLE], (0.3 + 0.4 + 0.6) / 3),
+        ("best_score", [WHOLE], 0.6),
+        ("mean_score", [WHOLE], 1.9 / 5),
+        ("stability", [WHOLE], 0.8),
+        ("final_score", [[(0, 0.1), (8, 0.5)]], 0.3),  # fewer than three validations: all of them
+        ("stability", [[(0, 0.1), (2, 0.2)]], 1.0),
+        # A collapse at step 4 of 8: steps 6 and 8 count as its last score.
+        ("final_score", [COLLAPSED[:3]], 0.1),
+        ("mean_score", [COLLAPSED[:3]], (0.2 + 0.6 + 0.1 * 3) / 5),
+        ("best_score", [COLLAPSED[:3]], 0.6),
+        ("stability", [COLLAPSED[:3]], 0.5),
+        ("final_score", [WHOLE, COLLAPSED[:3]], ((0.3 + 0.4 + 0.6) / 3 + 0.1) / 2),
+        ("best_score", [[(0, 0.0), (8, 0.4)], [(0, 0.2), (8, 0.0)]], 0.3),
+    ],
+)
+def test_objectives(objective: str, curves: list[list[tuple[int, float]]], value: float) -> None:
+    assert values_of([objective], curves, t_stop=8, every=2) == [pytest.approx(value)]
+
+
+def test_several_objectives_come_in_their_order() -> None:
+    assert values_of(["stability", "best_score"], [WHOLE], 8, 2) == [pytest.approx(0.8), 0.6]
+
+
+def test_a_curve_reaches_the_last_step() -> None:
+    assert whole_scores(WHOLE, 8, 2) == [0.1, 0.5, 0.3, 0.4, 0.6]
+    assert whole_scores(COLLAPSED[:2], 8, 2) == [0.2, 0.6, 0.6, 0.6, 0.6]
+    with pytest.raises(ValueError, match="no score"):
+        whole_scores([], 8, 2)
+
+
+def test_the_running_mean_takes_the_earlier_seeds_at_the_same_step() -> None:
+    assert running_mean([], 4, 0.3, 8, 2) == 0.3
+    assert running_mean([WHOLE], 2, 0.1, 8, 2) == pytest.approx(0.3)
+    assert running_mean([WHOLE, COLLAPSED[:2]], 8, 0.0, 8, 2) == pytest.approx((0.6 + 0.6 + 0.0) / 3)

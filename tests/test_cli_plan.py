@@ -1,0 +1,131 @@
+"""`cppo plan` for people, spreadsheets and programs; and the help that lists the configuration groups."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.run import Attempt
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.listing import Row
+from cppo_lab.tracking.recorder import Recorder
+from tests.conftest import FINISHED, TINY
+
+SWEEP = ["quickstart", *TINY]
+
+
+@pytest.fixture
+def some_states(workspace: Path) -> dict[str, str]:
+    """Of the quickstart's six: one done, one failed, one interrupted. Returns run id -> state."""
+    found = {}
+    for rule, state in (("grpo", schema.DONE), ("dppo", schema.FAILED), ("cppo", schema.PARTIAL)):
+        spec = compose([*TINY, f"rule={rule}", "seed=0"]).run
+        attempt = Attempt(spec, workspace / "runs", tracking_uri())
+        attempt.folder.mkdir(parents=True)
+        recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, tracking_uri(), attempt.folder)
+        for step in (1, 2, 3):
+            recorder.log(step, {"perf/step_seconds": 3600.0})
+        if state == schema.DONE:
+            recorder.finish(FINISHED)
+        elif state == schema.FAILED:
+            recorder.fail("ValueError: " + "a long reason " * 20, "")
+        else:
+            recorder.interrupt("terminated by SIGTERM")
+        found[spec.run_id] = state
+    return found
+
+
+def test_json_is_one_object_on_standard_output(
+    some_states: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *SWEEP, "--json"]) == 0
+    output = capsys.readouterr()
+    values = json.loads(output.out)
+    assert list(values) == ["sweep", "core", "runs", "totals"]
+    assert (values["sweep"], values["core"], len(values["runs"])) == ("quickstart", "mini", 6)
+    assert all(list(run) == [field.name for field in fields(Row)] for run in values["runs"])
+    states = {run["run_id"]: run["state"] for run in values["runs"]}
+    assert {run_id: state for run_id, state in states.items() if state != schema.MISSING} == some_states
+    assert values["totals"]["states"] == {"done": 1, "failed": 1, "partial": 1, "missing": 3}
+    [cost] = values["totals"]["costs"]
+    assert (cost["basis"], cost["hours"], cost["hours_left"]) == ("measured", 24.0, 20.0)
+    partial = next(run for run in values["runs"] if run["state"] == schema.PARTIAL)
+    assert partial["step"] == 3
+    assert partial["variants"] == {"quickstart": "cppo"}
+    assert (partial["hours"], partial["cost_basis"], partial["measured_runs"]) == (4.0, "measured", 3)
+    assert partial["code_version"] == "v"
+
+
+def test_csv_has_the_same_columns(some_states: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *SWEEP, "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [len(row) for row in rows] == [len(fields(Row))] * 6
+    assert rows[0]["variants"] == "quickstart=grpo"
+    assert {row["run_id"]: row["state"] for row in rows if row["state"] != "missing"} == some_states
+
+
+def test_only_some_states(some_states: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *SWEEP, "--state", "failed,partial"]) == 0
+    out = capsys.readouterr().out
+    assert sum(line.startswith(tuple(some_states)) for line in out.splitlines()) == 2
+    assert "6 runs: 1 done, 1 failed, 1 partial, 3 missing" in out
+    assert "2 of 6 runs shown (--state failed,partial)" in out
+    assert main(["plan", *SWEEP, "--state", "partial", "--json"]) == 0
+    [run] = json.loads(capsys.readouterr().out)["runs"]
+    assert run["state"] == "partial"
+
+
+def test_a_reason_is_cut_on_a_terminal_only(
+    some_states: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["plan", *SWEEP]) == 0
+    whole = capsys.readouterr().out
+    assert max(len(line) for line in whole.splitlines()) > 250
+    monkeypatch.setattr("cppo_lab.cli.training._terminal_width", lambda: 80)
+    assert main(["plan", *SWEEP]) == 0
+    table = capsys.readouterr().out.splitlines()[2:9]
+    assert max(len(line) for line in table) == 80
+    assert any(line.endswith("…") for line in table)
+    assert [line[:60] for line in table] == [line[:60] for line in whole.splitlines()[2:9]]
+
+
+def test_a_study_says_how_many_places_its_runs_fill(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "study", "seed=0"]) == 0
+    assert "37 runs in 49 places: 37 missing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", *SWEEP, "--state", "faild"], "unknown state 'faild': did you mean 'failed'?"),
+        (["plan", *SWEEP, "--state", ""], None),
+    ],
+)
+def test_a_state_that_does_not_exist(
+    workspace: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str | None
+) -> None:
+    assert main(arguments) == (2 if message else 0)
+    assert (message or "") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan", "launch", "show", "report"])
+def test_help_lists_the_groups_and_loads_nothing_heavy(command: str) -> None:
+    code = (
+        f"import sys\nfrom cppo_lab.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'mlflow', 'hydra', 'omegaconf', 'pydantic', 'pandas', 'matplotlib', 'submitit', 'yaml'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "heavy: []" in done.stdout
+    assert "  launcher=inline, local\n" in done.stdout
+    assert "topk_tv" in done.stdout
