@@ -1,12 +1,14 @@
 """The ledger beside Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from submitit.core.utils import JobPaths
 
-from cppo_lab.launch.slurm.ledger import Ledger, Task
+from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task
 from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, QueuedJob, cancel, ended_as, our_jobs
 
 SETTLING_SECONDS = 10.0  # a launcher that was killed may have left an sbatch that is still being answered
@@ -31,6 +33,22 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     here = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
     _end(ledger, [task for task in tasks if task.job not in here], jobs)
     return {task.name: here[task.job] for task in tasks if task.job in here}
+
+
+def peek(runs: Path) -> dict[str, QueuedJob]:
+    """What of the ledger is in Slurm's queue, by name. Writes nothing, and says so where the queue cannot be asked."""
+    if not (runs / NAME).is_file():
+        return {}
+    with Ledger(runs) as ledger:
+        tasks = ledger.open_tasks()
+    if not tasks:
+        return {}
+    try:
+        jobs = {job.job: job for job in our_jobs() if job.state in WAITING | ACTIVE}
+    except UserError as error:
+        print(f"cppo: what waits in Slurm's queue is not known: {error}", file=sys.stderr)
+        return {}
+    return {task.name: jobs[task.job] for task in tasks if task.job in jobs}
 
 
 def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
