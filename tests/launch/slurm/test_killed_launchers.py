@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.launch.slurm import reconcile
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
@@ -66,6 +67,12 @@ def release_and_wait(slurm: Cluster, runs: Path, jobs: Sequence[Noted]) -> None:
     assert begun(runs) == Counter(job.name for job in jobs)
 
 
+def claims(runs: Path) -> int:
+    """How many submissions have been begun."""
+    with sqlite3.connect(runs / NAME) as database:
+        return int(database.execute("SELECT COUNT(*) FROM submission").fetchone()[0])
+
+
 def test_a_launcher_is_killed_twenty_times(bare_slurm: Cluster, tmp_path: Path) -> None:
     chance = random.Random(7)
     jobs = [Noted(tmp_path, f"job{number}") for number in range(24)]
@@ -74,8 +81,13 @@ def test_a_launcher_is_killed_twenty_times(bare_slurm: Cluster, tmp_path: Path) 
     usual = time.monotonic() - began
     for number in range(KILLS):
         # Another job each time, and at times two, so that there is always something to submit.
+        known = claims(tmp_path)
         process = launcher(jobs[: 3 + number + number // 10])
-        time.sleep(chance.uniform(0, 1.2 * usual))
+        if number % 4 < 2:  # around sbatch
+            until("it submits", lambda known=known: claims(tmp_path) > known)
+            time.sleep(chance.uniform(0, usual / 2))
+        else:
+            time.sleep(chance.uniform(0, 1.5 * usual))
         kill(process, group=number % 2 == 1)
     time.sleep(1)  # an sbatch may have outlived its launcher
     launch_slurm(jobs, HELD, lambda event: None)
