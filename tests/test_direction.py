@@ -15,7 +15,7 @@ ALLOWED = {
     "cores": {"maths", "spec", "parse", "data"},
     "tracking": {"spec"},
     "run": {"spec", "cores", "tracking"},
-    "launch": {"spec", "tracking", "run"},
+    "launch": {"spec", "parse", "tracking", "run"},
     "estimate": {"spec"},
     "sweep": {"spec", "parse", "estimate", "tracking", "run", "launch"},
     "analysis": set(),

@@ -157,8 +157,8 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
 
     Raises UserError naming everything that is missing.
     """
-    if kinds[0].run.core != "verl":
-        return
+    if kinds[0].run.core != "verl" or kinds[0].launcher.name == "slurm":
+        return  # Slurm's nodes are other machines than this one
     from cppo_lab.doctor import MISSING, examine
     from cppo_lab.sweep.launch import RUNS
 

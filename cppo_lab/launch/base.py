@@ -3,19 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
-
-from pydantic import Field
+from typing import Generic, Literal, Protocol, TypeVar
 
 from cppo_lab.errors import unknown
 from cppo_lab.spec import Count, ResourcesSpec, Spec
 
 
 class LauncherSpec(Spec):
-    """How runs are started."""
+    """How runs are started: `workers` at a time (None: as the launcher sees fit), each with `threads` threads."""
 
-    name: Literal["inline", "local"]
-    workers: Annotated[int, Field(ge=1)] | None
+    name: Literal["inline", "local", "slurm"]
+    workers: Count | None
     threads: Count
 
 
@@ -49,25 +47,38 @@ class Job(Protocol):
     def run(self) -> None:
         """Do it, in this process."""
 
+    def give_up(self, why: str) -> None:
+        """Note why no launcher goes on with it by itself, though it has not come to its end."""
+
 
 J = TypeVar("J", bound=Job)
 
 
 @dataclass(frozen=True)
 class Event(Generic[J]):
-    """Something a launcher saw: `kind` is `started`, `progress`, `ended`."""
+    """Something a launcher saw: `kind` is `submitted`, `started`, `progress`, `ended`."""
 
     kind: str
     job: J
 
 
 class Launcher(Protocol):
-    """Run every job, in any order, calling `report` as things happen. Returns when all have ended.
+    """Run every job, in any order, calling `report` as things happen.
 
-    A job that fails does not stop the others.
+    inline and local return when all have ended, slurm when all are in the queue. A job that fails does not stop the
+    others.
     """
 
     def __call__(self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None: ...
+
+
+def launcher_kind(name: object) -> type[LauncherSpec]:
+    """The settings that the launcher called `name` has."""
+    if name == "slurm":
+        from cppo_lab.launch.slurm.settings import SlurmSpec
+
+        return SlurmSpec
+    return LauncherSpec
 
 
 def load_launcher(name: str) -> Launcher:
@@ -80,4 +91,8 @@ def load_launcher(name: str) -> Launcher:
         from cppo_lab.launch.local import launch_local
 
         return launch_local
-    raise unknown("launcher", name, ["inline", "local"])
+    if name == "slurm":
+        from cppo_lab.launch.slurm.submit import launch_slurm
+
+        return launch_slurm
+    raise unknown("launcher", name, ["inline", "local", "slurm"])

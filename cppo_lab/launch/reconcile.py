@@ -1,11 +1,13 @@
 """What is there already: each run's state from the tracking store and from the locks of living processes."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema, store
 from cppo_lab.launch.queue import queued
+from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
+from cppo_lab.launch.slurm.reconcile import peek
 from cppo_lab.run import is_held
 from cppo_lab.tracking.client import Attempt, attempts, folder_tag, mark_interrupted, open_client
 from cppo_lab.tracking.recorder import read_status
@@ -44,6 +46,7 @@ class Look:
     past: Mapping[str, Sequence[Attempt]]
     held: Mapping[str, bool]
     queued: Collection[str] = frozenset()
+    slurm: Mapping[str, QueuedJob] = field(default_factory=dict)  # runs that have a job in Slurm's queue
 
     def states(self, ignoring: Collection[str] = ()) -> dict[str, State]:
         """The state of every run; results whose MLflow ids are among `ignoring` count as not there."""
@@ -75,8 +78,14 @@ class Look:
         version = newest.code_version if newest else ""
         told = read_status(self.runs / run_id) if newest or self.held[run_id] else {}
         step, t_stop = _progress(told, newest)
-        if self.held[run_id]:
+        job = self.slurm.get(run_id)
+        if self.held[run_id] or (job and job.state in ACTIVE):
             return State(schema.RUNNING, "", version, step, t_stop)
+        if job:
+            why = f", {job.reason}" if job.reason else ""
+            return State(
+                schema.QUEUED, f"Slurm job {job.job}: {job.state.lower()}{why}", version, step, t_stop
+            )
         if run_id in self.queued:
             return State(schema.QUEUED)
         if newest is None:
@@ -88,7 +97,7 @@ class Look:
 
     def _died(self, run_id: str, attempt: Attempt) -> str:
         ours = attempt.folder == folder_tag(self.runs / run_id)
-        return DIED if ours else f"{DIED}, or it goes on in {attempt.folder}, which is out of sight"
+        return DIED if ours else f"{DIED}, or it goes on from another folder than {self.runs}"
 
 
 def _progress(told: Mapping[str, object], newest: Attempt | None) -> tuple[int | None, int | None]:
@@ -104,13 +113,13 @@ def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
     """What is known of the runs. Writes nothing: a store that does not exist holds no run."""
     # Locks first: a run that ends between the looks is then seen as running, not as dead.
     held = {run_id: is_held(runs / run_id) for run_id in run_ids}
-    waiting = queued(runs)
+    waiting, in_slurm = queued(runs), peek(runs)
     database = store.sqlite_file(uri)
     if database is not None and not database.is_file():
         past: dict[str, list[Attempt]] = {run_id: [] for run_id in run_ids}
     else:
         past = attempts(open_client(uri), schema.experiment_name(core), run_ids)
-    return Look(runs, past, held, waiting)
+    return Look(runs, past, held, waiting, in_slurm)
 
 
 def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, State]:
@@ -143,6 +152,8 @@ def _mend(look: Look, uri: str) -> list[str]:
                 mended.append(run_id)
             if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):
                 continue
+            if run_id in look.slurm and look.slurm[run_id].state in ACTIVE:
+                continue  # it starts, or ends, at this moment
             # Nobody trains it now, so its status is final; the one read above may be older than its end.
             if client.get_run(one.mlflow_id).info.status == "RUNNING":
                 step, _ = _progress(read_status(folder), one)

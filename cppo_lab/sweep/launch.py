@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.base import Event, load_launcher
+from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
 from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
 from cppo_lab.run import Attempt, Interrupted
@@ -55,7 +55,7 @@ def launch(plan: Plan, uri: str, replace: bool = False) -> Launched:
     ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
     states = look.states(ignoring)
     todo = [run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}]
-    _require_one_machine(todo)
+    _require_one_machine(todo, plan.launcher)
     progress = Progress(plan, states)
     if not todo:
         return Launched(states)
@@ -121,13 +121,14 @@ def _made_by_other_code(look: Look, version: str, replace: bool) -> dict[str, tu
     return {run_id: tuple(one.mlflow_id for one in past) for run_id, past in outdated.items()}
 
 
-def _require_one_machine(runs: Sequence[PlannedRun]) -> None:
-    """No launcher here spreads a run over machines. Raises UserError for a run that wants it."""
+def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:
+    """Only Slurm spreads a run over machines. Raises UserError for a run that wants it of another launcher."""
     for run in runs:
-        if run.spec.core == "verl" and run.layout.nodes > 1:
+        if run.spec.core == "verl" and run.layout.nodes > 1 and launcher.name != "slurm":
             raise UserError(
-                f"layout={run.layout.name} of model {run.spec.model.name} takes {run.layout.nodes} nodes, and the "
-                "launchers here have one machine: choose layout=one_node (`cppo plan` says what then fits)"
+                f"layout={run.layout.name} of model {run.spec.model.name} takes {run.layout.nodes} nodes, and "
+                f"launcher={launcher.name} has one machine: choose launcher=slurm, or layout=one_node (`cppo plan` "
+                "says what then fits)"
             )
 
 

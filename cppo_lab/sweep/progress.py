@@ -22,6 +22,7 @@ class Progress:
     every: float = 10.0
     running: list[Attempt] = field(default_factory=list)
     ended: int = 0
+    submitted: int = 0
     said: float = 0.0
 
     def __post_init__(self) -> None:
@@ -35,7 +36,11 @@ class Progress:
     def see(self, event: Event[Attempt]) -> None:
         """Take note of what a launcher saw."""
         name, status = self.name(event.job), read_status(event.job.folder)
-        if event.kind == "started":
+        if event.kind == "submitted":
+            self.submitted += 1
+            if self.submitted == self.todo:
+                self.say(f"{self.todo} runs are in Slurm's queue")
+        elif event.kind == "started":
             self.running.append(event.job)
             self.say(f"{name}: started")
         elif event.kind == "ended":

@@ -6,6 +6,7 @@ import gc
 import hashlib
 import logging
 import os
+import secrets
 import shlex
 import socket
 import tempfile
@@ -26,6 +27,9 @@ PAGE = 1000  # runs per request
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
+IDENTITY = (
+    "identity"  # file in the folder of all runs: its name, whatever machine looks and wherever it is mounted
+)
 
 
 @dataclass(frozen=True)
@@ -193,8 +197,40 @@ def where_to_look(uri: str, experiment: str) -> str:
 
 
 def folder_tag(folder: Path) -> str:
-    """The value of TAG_FOLDER for a run's folder on this host."""
-    return f"{socket.gethostname()}:{folder.resolve()}"
+    """The value of TAG_FOLDER for a run's folder: the same from every machine; empty before its first use."""
+    try:
+        identity = (folder.parent / IDENTITY).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    return f"{identity}/{folder.name}"
+
+
+def ensure_folder_tag(folder: Path) -> str:
+    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none."""
+    if tag := folder_tag(folder):
+        return tag
+    runs = folder.parent
+    runs.mkdir(parents=True, exist_ok=True)
+    own = runs / f"{IDENTITY}.{secrets.token_hex(4)}"
+    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another process was first
+        os.link(own, runs / IDENTITY)
+    own.unlink()
+    return folder_tag(folder)
+
+
+def _identity(runs: Path) -> str:
+    """The name that a folder of runs was given when it was first used, kept in it."""
+    path = runs / "identity"
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text(encoding="utf-8").strip()
+    runs.mkdir(parents=True, exist_ok=True)
+    own = runs / f"identity.{secrets.token_hex(4)}"
+    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another process was first
+        os.link(own, path)
+    own.unlink()
+    return path.read_text(encoding="utf-8").strip()
 
 
 def mark_failed(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:

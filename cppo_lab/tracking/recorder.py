@@ -22,7 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import (
     ensure_experiment,
-    folder_tag,
+    ensure_folder_tag,
     mark_failed,
     mark_interrupted,
     open_client,
@@ -47,7 +47,7 @@ class Recorder:
         self.spec, self.folder = spec, folder
         self.client = open_client(uri)
         self._experiment = ensure_experiment(self.client, uri, schema.experiment_name(spec.core))
-        self._tags = {**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags}
+        self._tags = {**run_tags(spec), schema.TAG_FOLDER: ensure_folder_tag(folder), **tags}
         self._recorded = False  # nothing that happens after the end is recorded can change it
         self._artifacts: list[Path] = []
         self._start(continues)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.launch.base import LauncherSpec, launcher_kind
 from cppo_lab.parse import parse, parse_run
 from cppo_lab.spec import (
     RUN_KINDS,
@@ -54,7 +54,9 @@ def compose(overrides: Sequence[str]) -> Composed:
     """
     sections = settings(overrides)
     sections.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
-    launcher = _part(LauncherSpec, sections, "launcher")
+    chosen = sections["launcher"].value if "launcher" in sections else None
+    kind = launcher_kind(chosen.get("name") if isinstance(chosen, dict) else None)
+    launcher = _part(kind, sections, "launcher")
     tracking = _part(TrackingSpec, sections, "tracking")
     layout = _part(LayoutSpec, sections, "layout")
     paths = _part(PathsSpec, sections, "paths")

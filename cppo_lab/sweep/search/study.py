@@ -15,7 +15,7 @@ from cppo_lab.sweep.search.definition import require_equal
 from cppo_lab.sweep.search.proposals import make_pruner, make_sampler, suggest
 from cppo_lab.sweep.search.space import Tuning, tidy
 from cppo_lab.sweep.search.storage import alone, file_of, open_storage
-from cppo_lab.tracking.client import folder_tag
+from cppo_lab.tracking.client import ensure_folder_tag
 
 # User attributes of a study and of its trials.
 DEFINITION, SEARCH_RUN = "definition", "mlflow_id"
@@ -77,7 +77,7 @@ class SearchStudy:
 
     def _adopt(self, stack: contextlib.ExitStack) -> Claim | None:
         """A trial that is said to be running, but whose worker's lock is free; other machines' are left alone."""
-        ours = folder_tag(self.folder)
+        ours = ensure_folder_tag(self.folder)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(OWNER) != ours or not self._held(trial.number, stack):
                 continue
@@ -104,9 +104,9 @@ class SearchStudy:
             for trial in self.trials():
                 if trial.state is not TrialState.WAITING or not self._held(trial.number, stack):
                     continue
-                self._note(trial, OWNER, folder_tag(self.folder))
+                self._note(trial, OWNER, ensure_folder_tag(self.folder))
                 if self.study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
-                    self._note(trial, OWNER, folder_tag(self.folder))
+                    self._note(trial, OWNER, ensure_folder_tag(self.folder))
                     return self._claimed(trial, adopted=False)
                 stack.close()  # another machine was first
         return None
@@ -172,5 +172,5 @@ def find_trials(tuning: Tuning, url: str) -> list[FrozenTrial]:
 
 def held_by_others(trials: Sequence[FrozenTrial], folder: Path) -> list[FrozenTrial]:
     """Trials in training by workers of other machines or folders."""
-    ours = folder_tag(folder)
+    ours = ensure_folder_tag(folder)
     return [one for one in trials if one.state is TrialState.RUNNING and one.user_attrs.get(OWNER) != ours]

@@ -1,0 +1,100 @@
+"""What runs inside a Slurm job: one launcher job, put back into the queue when Slurm takes its machine away."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from submitit.helpers import DelayedSubmission
+
+from cppo_lab.launch.base import Job
+from cppo_lab.run import AlreadyRunning, Interrupted
+
+# A run that was taken away may still be writing its last words on the other machine.
+PREDECESSOR_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0  # with scontrol
+
+
+@dataclass(frozen=True)
+class SlurmTask:
+    """`job`, and how often it may go back into the queue. submitit calls it, and `checkpoint` on Slurm's warning."""
+
+    job: Job
+    requeues: int
+
+    def __call__(self) -> None:
+        if _restarts() > self.requeues:
+            sys.exit(self._give_up())
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
+        try:
+            self._run(_with_devices_of_the_job(self.job))
+        except Interrupted as error:  # the job has recorded it, and has taken submitit's handlers away
+            if not callable(requeue) or not (error.number == signal.SIGUSR2 or _preempted()):
+                raise  # a person cancelled or requeued it
+            try:
+                requeue(signal.SIGUSR2, None)
+            except subprocess.CalledProcessError:
+                raise error from None  # Slurm has put it back already
+
+    def _run(self, job: Job) -> None:
+        deadline = time.monotonic() + PREDECESSOR_SECONDS
+        while True:
+            try:
+                return job.run()
+            except AlreadyRunning:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(1.0)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """The same again, from the run's own checkpoint.
+
+        Called when a job is preempted or reaches its time limit, for jobs with no handler of their own within
+        submitit's. Ends the process where the job may not go back into the queue.
+        """
+        # Slurm's SIGTERM follows: the job is ending already, and writes down how far it came.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if _restarts() >= self.requeues:
+            sys.exit(self._give_up())
+        return DelayedSubmission(self)
+
+    def _give_up(self) -> str:
+        why = (
+            f"it went back into the queue {min(_restarts(), self.requeues)} times, and may no more "
+            f"(launcher.requeues={self.requeues}): launch again to go on"
+        )
+        self.job.give_up(why)
+        return f"{self.job.name}: {why}"
+
+
+def _restarts() -> int:
+    """How often Slurm has started this job again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def _preempted() -> bool:
+    """Whether a job of higher rank wants this one's place. Slurm leaves it to such a job to go back into the queue."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    try:
+        said = subprocess.run(
+            ["scontrol", "show", "job", "--oneliner", job],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    fields = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    return fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") != "None"
+
+
+def _with_devices_of_the_job(job: Job) -> Job:
+    """The GPUs that Slurm gave to this job, in place of those that the launcher saw."""
+    if not hasattr(job, "visible_devices"):
+        return job
+    changed: Any = dataclasses.replace(job, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))  # type: ignore[type-var]
+    return changed

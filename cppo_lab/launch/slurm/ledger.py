@@ -1,0 +1,180 @@
+"""The launcher's own record of what it has submitted: `slurm.db` beside the runs.
+
+A run is claimed before its job is submitted and the job's number is written down afterwards. Every submission has a
+token, which is the comment of its job too: a launcher that dies between the two leaves a claim by which the job can
+be found in Slurm's queue. Only launchers write here, one at a time; jobs never do.
+"""
+
+import contextlib
+import fcntl
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+
+NAME = "slurm.db"
+LOCK = "slurm.lock"
+FOLDER = "slurm"  # of all submissions
+BUSY_SECONDS = 30.0  # how long to wait for another launcher's transaction
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS submission (
+    token TEXT PRIMARY KEY,
+    created REAL NOT NULL,
+    job_id INTEGER            -- of the array; NULL between the claim and the answer of sbatch
+) STRICT;
+CREATE TABLE IF NOT EXISTS task (
+    name TEXT NOT NULL,        -- of the launcher's job: the id of a run, mostly
+    token TEXT NOT NULL REFERENCES submission (token),
+    position INTEGER NOT NULL,  -- its index in the array
+    ended TEXT,                 -- why the job is no longer in the queue; NULL while it is
+    PRIMARY KEY (name, token)
+) STRICT;
+CREATE INDEX IF NOT EXISTS open_task ON task (name) WHERE ended IS NULL;
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job's place in an array; its `name` is a run's id, mostly.
+
+    `job_id` is None where the submission's answer was never recorded.
+    """
+
+    name: str
+    token: str
+    job_id: int | None
+    position: int
+    size: int  # tasks of the submission
+    created: float  # seconds since the epoch
+    ended: str | None = None
+
+    @property
+    def job(self) -> str:
+        """Slurm's name of the job, as `squeue`, `scancel` and submitit write it."""
+        if self.job_id is None:
+            return ""
+        return str(self.job_id) if self.size == 1 else f"{self.job_id}_{self.position}"
+
+
+class Ledger:
+    """Open the record of the runs in folder `runs`, made if it is not there.
+
+    Raises UserError if the file is no database or cannot be written.
+    """
+
+    def __init__(self, runs: Path) -> None:
+        runs.mkdir(parents=True, exist_ok=True)
+        self.path = runs / NAME
+        try:
+            self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+            self._database.executescript(_TABLES)
+        except sqlite3.Error as error:
+            raise UserError(
+                f"{self.path}: {error}: the record of submitted jobs cannot be used; move it away if it is damaged "
+                "(jobs in Slurm's queue are then found by their runs' locks alone)"
+            ) from None
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No more reads and writes."""
+        self._database.close()
+
+    def claim(self, names: Sequence[str]) -> str:
+        """Write down that one array is about to be submitted for these jobs; returns its token.
+
+        Raises ValueError if one of them is in the queue already: the caller reconciles first, holding the lock.
+        """
+        token = secrets.token_hex(8)
+        with self._transaction():
+            taken = [name for name in names if self._open(name)]
+            if taken:
+                raise ValueError(f"{', '.join(taken)} are in the queue already")
+            self._database.execute(
+                "INSERT INTO submission (token, created) VALUES (?, ?)", (token, time.time())
+            )
+            self._database.executemany(
+                "INSERT INTO task (name, token, position) VALUES (?, ?, ?)",
+                [(name, token, position) for position, name in enumerate(names)],
+            )
+        return token
+
+    def submitted(self, token: str, job_id: int) -> None:
+        """Slurm took the array."""
+        with self._transaction():
+            self._database.execute("UPDATE submission SET job_id = ? WHERE token = ?", (job_id, token))
+
+    def end(self, tasks: Iterable[Task], reason: str) -> None:
+        """These are no longer in Slurm's queue."""
+        with self._transaction():
+            self._database.executemany(
+                "UPDATE task SET ended = ? WHERE name = ? AND token = ? AND ended IS NULL",
+                [(reason, task.name, task.token) for task in tasks],
+            )
+
+    def open_tasks(self) -> list[Task]:
+        """What may still be in Slurm's queue."""
+        return self._tasks("WHERE task.ended IS NULL")
+
+    def open_tasks_of(self, token: str) -> list[Task]:
+        """Those of one submission."""
+        return self._tasks("WHERE task.ended IS NULL AND task.token = ?", token)
+
+    def unanswered(self) -> list[str]:
+        """Tokens of submissions whose answer was never recorded, whatever became of their tasks."""
+        found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
+        return [token for (token,) in found]
+
+    def tasks_of(self, name: str) -> list[Task]:
+        """Every place in the queue that a job has had, newest first."""
+        return self._tasks("WHERE task.name = ?", name)
+
+    def folder_of(self, token: str) -> Path:
+        """Where a submission keeps its batch script, functions and output."""
+        return self.path.parent / FOLDER / token
+
+    def _tasks(self, where: str, *values: object) -> list[Task]:
+        rows = self._database.execute(
+            "SELECT task.name, task.token, job_id, position, size, created, ended FROM task "
+            "JOIN submission USING (token) "
+            "JOIN (SELECT token, COUNT(*) AS size FROM task GROUP BY token) USING (token) "
+            f"{where} ORDER BY created DESC, position",
+            values,
+        )
+        return [Task(*row) for row in rows]
+
+    def _open(self, name: str) -> bool:
+        found = self._database.execute("SELECT 1 FROM task WHERE name = ? AND ended IS NULL", (name,))
+        return found.fetchone() is not None
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+
+@contextlib.contextmanager
+def submitting(runs: Path) -> Iterator[None]:
+    """Let one launcher at a time look and submit. The kernel lets go of the lock when the launcher ends, however."""
+    runs.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(runs / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

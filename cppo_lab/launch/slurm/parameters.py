@@ -1,0 +1,64 @@
+"""From a job's resources and the launcher's settings to the parameters of submitit's Slurm executor."""
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.base import J, Job
+from cppo_lab.launch.slurm.settings import SlurmSpec
+
+EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
+
+
+def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
+    """Keyword arguments of `SlurmExecutor.update_parameters`; those that are None take the cluster's default."""
+    taken = job.resources
+    values: dict[str, Any] = {
+        "job_name": "cppo",
+        "nodes": job.nodes,
+        "ntasks_per_node": 1,
+        "gpus_per_node": job.gpus or None,
+        "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
+        "signal_delay_s": spec.grace_seconds,
+        "setup": list(spec.setup) or None,
+        "srun_args": list(spec.srun) or None,
+        "stderr_to_stdout": True,
+        "wckey": None,  # submitit's own, which clusters that check them refuse
+        # What Slurm itself may put back into the queue: a job that is preempted, or whose machine breaks down.
+        "additional_parameters": {"requeue" if spec.requeues else "no-requeue": True, **spec.sbatch},
+    }
+    if taken is None:
+        values["time"] = 0  # no limit, where submitit would set five minutes
+    else:
+        values |= {
+            "time": _minutes(taken.hours, spec.grace_seconds),
+            "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,
+            "partition": taken.partition,
+            "account": taken.account,
+            "qos": taken.qos,
+            "constraint": taken.constraint,
+        }
+    return {key: value for key, value in values.items() if value is not None or key == "wckey"}
+
+
+def _minutes(hours: float, grace_seconds: int) -> int:
+    """The time limit as Slurm counts it. Raises UserError if its warning would come before anything is done."""
+    minutes = max(1, math.ceil(hours * 60))
+    if minutes * 60 < grace_seconds + EARLY_SECONDS:
+        raise UserError(
+            f"resources.hours={hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
+            f"{grace_seconds} before it and up to {EARLY_SECONDS} s earlier: nothing would get done; set "
+            "resources.hours higher or launcher.grace_seconds lower"
+        )
+    return minutes
+
+
+def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:
+    """Jobs by what they take, in the order in which they came: each group can be one array."""
+    found: dict[str, tuple[dict[str, Any], list[J]]] = {}
+    for job in jobs:
+        values = parameters(job, spec)
+        found.setdefault(json.dumps(values, sort_keys=True), (values, []))[1].append(job)
+    return list(found.values())

@@ -1,0 +1,89 @@
+"""The ledger beside Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from submitit.core.utils import JobPaths
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task
+from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, QueuedJob, cancel, ended_as, our_jobs
+
+SETTLING_SECONDS = 10.0  # a launcher that was killed may have left an sbatch that is still being answered
+LEFT = "left Slurm's queue"
+
+
+def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
+    """Bring the ledger up to date; the queue's view of the runs that are in it, by name.
+
+    The caller holds the ledger's lock. Raises UserError if Slurm's controller does not answer.
+    """
+    tasks = ledger.open_tasks()
+    if not tasks:
+        return {}
+    lost = [task.created for task in tasks if task.job_id is None]
+    if lost and (wait := max(lost) + SETTLING_SECONDS - time.time()) > 0:
+        time.sleep(min(wait, SETTLING_SECONDS))
+    jobs = our_jobs()
+    _adopt(ledger, jobs)
+    tasks = ledger.open_tasks()
+    here = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
+    _end(ledger, [task for task in tasks if task.job not in here], jobs)
+    return {task.name: here[task.job] for task in tasks if task.job in here}
+
+
+def peek(runs: Path) -> dict[str, QueuedJob]:
+    """What of the ledger is in Slurm's queue, by name. Writes nothing, and says so where the queue cannot be asked."""
+    try:
+        return in_queue(runs)
+    except UserError as error:
+        print(f"cppo: what waits in Slurm's queue is not known: {error}", file=sys.stderr)
+        return {}
+
+
+def in_queue(runs: Path) -> dict[str, QueuedJob]:
+    """What of the ledger is in Slurm's queue, by name. Writes nothing.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    if not (runs / NAME).is_file():
+        return {}
+    with Ledger(runs) as ledger:
+        tasks = ledger.open_tasks()
+    if not tasks:
+        return {}
+    jobs = {job.job: job for job in our_jobs() if job.state in WAITING | ACTIVE}
+    return {task.name: jobs[task.job] for task in tasks if task.job in jobs}
+
+
+def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
+    """Find the jobs of launchers that died before they wrote down sbatch's answer, by the token in the comment.
+
+    submitit brings a task's function to its place behind that answer: tasks that lack theirs could only fail. They are
+    cancelled, and their runs are free to be submitted again. So is a whole array that came into the queue so late that
+    it had been given up already.
+    """
+    by_token = {job.comment: job for job in jobs}
+    for token in by_token.keys() & set(ledger.unanswered()):
+        number = by_token[token].job.partition("_")[0]
+        ledger.submitted(token, int(number))
+        tasks = ledger.open_tasks_of(token)
+        hollow = [task for task in tasks if not _function(ledger, task).exists()]
+        cancel([task.job for task in hollow] if tasks else [number])
+        ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
+
+
+def _function(ledger: Ledger, task: Task) -> Path:
+    """Where submitit's job looks for what it is to run."""
+    return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
+
+
+def _end(ledger: Ledger, gone: Sequence[Task], jobs: Sequence[QueuedJob]) -> None:
+    """Write down that tasks have left the queue, and why, as far as anybody knows."""
+    remembered = {job.job: job.state for job in jobs}
+    unknown = [task.job for task in gone if task.job and task.job not in remembered]
+    known = remembered | ended_as(unknown)
+    for task in gone:
+        ledger.end([task], known.get(task.job) or LEFT)

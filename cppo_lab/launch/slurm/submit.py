@@ -1,0 +1,136 @@
+"""Submit runs to Slurm: equal ones as one array, each run in one job at a time, whatever kills the launcher."""
+
+import contextlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit import SlurmExecutor
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.base import Event, J, LauncherSpec
+from cppo_lab.launch.slurm.job import SlurmTask
+from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
+from cppo_lab.launch.slurm.parameters import groups
+from cppo_lab.launch.slurm.queue import require_slurm
+from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.launch.slurm.settings import SlurmSpec
+
+LARGEST_ARRAY = 1000  # where the cluster does not say
+
+
+def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
+    """Submit the jobs that are not in Slurm's queue and return; Slurm runs them.
+
+    Raises UserError if Slurm is not there or would not take one of them; nothing has been submitted then.
+    """
+    assert isinstance(spec, SlurmSpec)
+    require_slurm()
+    if not jobs:
+        return
+    runs = jobs[0].folder.parent
+    _require_plain(runs)
+    with _outside_of_jobs(), submitting(runs), Ledger(runs) as ledger:
+        refresh(ledger)
+        busy = {task.name for task in ledger.open_tasks()}
+        todo = groups([job for job in jobs if job.name not in busy], spec)
+        for values, _ in todo:
+            _rehearse(values, runs, spec)
+        largest = _largest_array()
+        for values, equal in todo:
+            for start in range(0, len(equal), largest):
+                some = equal[start : start + largest]
+                _submit(some, values, ledger, spec)
+                for job in some:
+                    report(Event("submitted", job))
+
+
+def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec) -> None:
+    token = ledger.claim([job.name for job in jobs])
+    executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
+    try:
+        with executor.batch():
+            submitted = [executor.submit(SlurmTask(job, spec.requeues)) for job in jobs]
+    except FailedJobError as error:
+        ledger.end(ledger.open_tasks_of(token), "not submitted")
+        raise _refused(str(error)) from None
+    except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch looks
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"{said}: launch again; if it stays, see what `sbatch` is here (`type sbatch`)"
+        ) from None
+    ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
+
+
+def _executor(folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int) -> SlurmExecutor:
+    executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=spec.python)
+    executor.update_parameters(**values, comment=token, array_parallelism=spec.workers or size)
+    return executor
+
+
+def _require_plain(runs: Path) -> None:
+    """Raises UserError for a folder whose name would not reach Slurm as it is.
+
+    A batch script's options end with their line, and Slurm fills in `%` in the names of files of output.
+    """
+    if set(str(runs)) & set("\n\r%\\"):
+        raise UserError(
+            f"launcher=slurm: the folder {str(runs)!r} has a line's end, % or a backslash in its name, which Slurm "
+            "reads as something else: rename it, or work in another folder"
+        )
+
+
+@contextlib.contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Hide that this process may be in a Slurm job itself: what Slurm told that one is not true of new ones."""
+    hidden = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
+    for name in hidden.keys() - {"SLURM_CONF", "SLURM_CLUSTERS"}:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
+    """Let Slurm look at a batch script without taking it. Raises UserError with what it says against it."""
+    folder = runs / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "rehearsal.sh"
+    text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
+    script.write_text(text, encoding="utf-8")
+    try:
+        done = subprocess.run(
+            ["sbatch", "--test-only", str(script)], capture_output=True, text=True, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError("sbatch: Slurm's controller did not answer within 60 s: try again later") from None
+    finally:
+        script.unlink()
+    if done.returncode:
+        raise _refused(done.stderr)
+
+
+def _refused(said: str) -> UserError:
+    """What sbatch objects to, on one line."""
+    lines = [line.removeprefix("sbatch: error: ").strip() for line in said.splitlines() if "error" in line]
+    lines = lines or said.strip().splitlines()[-1:]
+    return UserError(
+        f"Slurm does not take these jobs: {'; '.join(lines) or 'it gave no reason'}: see resources.*, layout.* and "
+        "launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run asks for)"
+    )
+
+
+def _largest_array() -> int:
+    """How many tasks the cluster allows in an array."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        said = subprocess.run(
+            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=60
+        ).stdout
+        if found := re.search(r"MaxArraySize\s*=\s*(\d+)", said):
+            return max(1, int(found[1]) - 1)
+    return LARGEST_ARRAY
