@@ -8,10 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab.launch.base import Job
-from cppo_lab.run import AlreadyRunning
+from cppo_lab.run import Allocation, AlreadyRunning
 
 PREDECESSOR_SECONDS = (
     120.0  # a run that was taken away may still be writing its last words on the other machine
@@ -36,7 +37,14 @@ class SlurmTask:
                 f"{self.job.name} went back into the queue {restarts} times, and may {self.requeues} times "
                 "(launcher.requeues): launch again to go on"
             )
-        job = _with_devices_of_the_job(self.job)
+        allocation = _allocation(self.job, restarts)
+        try:
+            self._run(_in_this_job(self.job, allocation))
+        finally:
+            if allocation is not None and allocation.rank == 0:
+                allocation.end()
+
+    def _run(self, job: Job) -> None:
         deadline = time.monotonic() + PREDECESSOR_SECONDS
         while True:
             try:
@@ -59,9 +67,21 @@ class SlurmTask:
         return DelayedSubmission(self)
 
 
-def _with_devices_of_the_job(job: Job) -> Job:
-    """The GPUs that Slurm gave to this job, in place of those that the launcher saw."""
-    if not hasattr(job, "visible_devices"):
+def _allocation(job: Job, restarts: int) -> Allocation | None:
+    """The machines that Slurm gave to a job which asked for several: one task runs on each."""
+    if job.nodes == 1:
+        return None
+    environment = JobEnvironment()
+    life = f"nodes-{environment.raw_job_id}.{restarts}"  # a job that is requeued keeps its number
+    meeting = job.folder.resolve() / "attempts" / life
+    return Allocation(tuple(environment.hostnames), environment.global_rank, meeting)
+
+
+def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
+    """`job` with the machines and GPUs that Slurm gave to it, in place of those that the launcher saw."""
+    here = {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "allocation": allocation}
+    known = {name: value for name, value in here.items() if hasattr(job, name)}
+    if not known:
         return job
-    changed: Any = dataclasses.replace(job, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))  # type: ignore[type-var]
+    changed: Any = dataclasses.replace(job, **known)  # type: ignore[type-var]
     return changed
