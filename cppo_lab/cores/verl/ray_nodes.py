@@ -50,9 +50,10 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
     address = f"{host}:{_free_port(host)}"
     allocation.meeting.mkdir(parents=True, exist_ok=True)
     os.environ.update(_environment(private_token(allocation.meeting / TOKEN), host))
-    command = [*_start(layout, allocation, host, memory_gb), "--head", "--port", address.rpartition(":")[2]]
+    ports = ["--port", address.rpartition(":")[2], "--ray-client-server-port", str(_free_port(host))]
+    command = [*_start(layout, allocation, host, memory_gb), "--head", *ports, "--include-dashboard", "false"]
     try:
-        with _running([*command, "--include-dashboard", "false"]) as keeper:
+        with _running(command, host) as keeper:
             _wait_for(address, keeper)
             partial = allocation.meeting / f"{HEAD}.partial"
             partial.write_text(json.dumps({"address": address}), encoding="utf-8")
@@ -83,7 +84,7 @@ def accompany(resources: Resources) -> None:
     host = own_address(allocation)
     os.environ.update(_environment(allocation.meeting / TOKEN, host))
     command = [*_start(layout, allocation, host, resources.memory_gb), "--address", address]
-    with _running(command) as keeper:
+    with _running(command, host) as keeper:
         silent = 0
         while silent < SILENCES and not allocation.ended():
             if (status := keeper.poll()) is not None and _answers(address):
@@ -158,7 +159,7 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
 
 
 @contextmanager
-def _running(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
+def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Ray on this machine, with a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="cppo", dir="/tmp"))  # short: Ray's sockets live there
     # Addresses and folders of other clusters that the shell may export; `ray start` takes none from here.
