@@ -74,12 +74,21 @@ class Attempt:
         else:
             execute(self)
 
+    def give_up(self, why: str) -> None:
+        """Record why an interrupted run stays as it is until somebody launches it again."""
+        leave(self, why)
+
 
 LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
 
 
 class Interrupted(SystemExit):
-    """A signal asked this process to end."""
+    """Signal `number` asked this process to end."""
+
+    def __init__(self, number: int) -> None:
+        limit = " (time limit or preemption)" if number == signal.SIGUSR2 else ""
+        super().__init__(f"terminated by {signal.Signals(number).name}{limit}")
+        self.number = number
 
 
 class AlreadyRunning(RuntimeError):
@@ -160,10 +169,12 @@ def execute(attempt: Attempt) -> None:
 
 
 def accompany(attempt: Attempt) -> None:
-    """Lend this machine to a run that another one of its allocation trains, until that ends."""
+    """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
     _prepare_process(attempt)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
-    load_companion(attempt.spec.core)(_resources(attempt))
+    # Without an error: Slurm would end the machine that trains at once, and it has last words to write.
+    with contextlib.suppress(Interrupted):
+        load_companion(attempt.spec.core)(_resources(attempt))
 
 
 def _resources(attempt: Attempt) -> Resources:
@@ -176,6 +187,24 @@ def _resources(attempt: Attempt) -> Resources:
         memory_gb=attempt.resources.memory_gb if attempt.resources else None,
         allocation=attempt.allocation,
     )
+
+
+def leave(attempt: Attempt, why: str) -> None:
+    """Add to the record of an interrupted run `why` nothing goes on with it by itself.
+
+    Raises AlreadyRunning if another process trains it.
+    """
+    from cppo_lab.tracking.client import attempts_at, mark_interrupted, open_client
+    from cppo_lab.tracking.recorder import read_status
+
+    with held(attempt.folder):
+        client = open_client(attempt.uri)
+        past = attempts_at(client, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
+        if not past or past[0].status not in ("RUNNING", "KILLED"):
+            return
+        newest, told = past[0], read_status(attempt.folder)
+        step = told.get("step") if told.get("mlflow_id") == newest.mlflow_id else newest.step
+        mark_interrupted(client, newest.mlflow_id, f"{newest.reason or 'interrupted'}; {why}", step)
 
 
 def _continued(attempt: Attempt, past: "Sequence[Recorded]") -> str | None:
@@ -235,5 +264,7 @@ def _prepare_process(attempt: Attempt) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    limit = " (its time limit)" if number == signal.SIGUSR2 else ""
-    raise Interrupted(f"terminated by {signal.Signals(number).name}{limit}")
+    # Slurm sends both, often together: the second must not cut off what the first one has written down.
+    for other in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(other, signal.SIG_IGN)
+    raise Interrupted(number)

@@ -39,9 +39,16 @@ def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
     ("number", "text"),
     [
         (signal.SIGTERM, "terminated by SIGTERM"),
-        (signal.SIGUSR2, r"terminated by SIGUSR2 \(its time limit\)"),
+        (signal.SIGUSR2, r"terminated by SIGUSR2 \(time limit or preemption\)"),
     ],
 )
-def test_a_signal_is_an_interruption(number: int, text: str) -> None:
-    with pytest.raises(Interrupted, match=f"^{text}$"):
-        _terminate(number, None)
+def test_a_signal_is_an_interruption_and_a_second_one_changes_nothing(number: int, text: str) -> None:
+    before = {other: signal.getsignal(other) for other in (signal.SIGTERM, signal.SIGUSR2)}
+    try:
+        with pytest.raises(Interrupted, match=f"^{text}$"):
+            _terminate(number, None)
+        for other in before:
+            os.kill(os.getpid(), other)
+    finally:
+        for other, handler in before.items():
+            signal.signal(other, handler)

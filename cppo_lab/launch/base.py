@@ -47,6 +47,9 @@ class Job(Protocol):
     def run(self) -> None:
         """Do it, in this process."""
 
+    def give_up(self, why: str) -> None:
+        """Note why no launcher goes on with it by itself, though it has not come to its end."""
+
 
 J = TypeVar("J", bound=Job)
 

@@ -85,11 +85,11 @@ def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
 
         def signals(self) -> bool:
             """Whether SIGUSR2, which Slurm sends to all processes of a job, would end this one."""
-            status = dict(
-                line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
-            )
+            status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
             bit = 1 << 11
-            return not (int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)) & bit
+            return (
+                not (int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)) & bit
+            )
 
         def add(self, rank: int, master: str) -> float:
             import torch

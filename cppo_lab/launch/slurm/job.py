@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -12,15 +13,11 @@ from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab.launch.base import Job
-from cppo_lab.run import Allocation, AlreadyRunning
+from cppo_lab.run import Allocation, AlreadyRunning, Interrupted
 
-PREDECESSOR_SECONDS = (
-    120.0  # a run that was taken away may still be writing its last words on the other machine
-)
-
-
-class RequeuedTooOften(RuntimeError):
-    """The job has been put back into the queue as often as it may."""
+# A run that was taken away may still be writing its last words on the other machine.
+PREDECESSOR_SECONDS = 120.0
+PATIENCE_SECONDS = 60.0  # with scontrol
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,21 @@ class SlurmTask:
     requeues: int
 
     def __call__(self) -> None:
-        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        if restarts > self.requeues:
-            raise RequeuedTooOften(
-                f"{self.job.name} went back into the queue {restarts} times, and may {self.requeues} times "
-                "(launcher.requeues): launch again to go on"
-            )
-        allocation = _allocation(self.job, restarts)
+        allocation = _allocation(self.job)
+        if _restarts() > self.requeues:
+            if allocation is not None and allocation.rank:
+                return
+            sys.exit(self._give_up())
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
         try:
             self._run(_in_this_job(self.job, allocation))
+        except Interrupted as error:  # the job has recorded it, and has taken submitit's handlers away
+            if not callable(requeue) or not (error.number == signal.SIGUSR2 or _preempted()):
+                raise  # a person cancelled or requeued it
+            try:
+                requeue(signal.SIGUSR2, None)
+            except subprocess.CalledProcessError:
+                raise error from None  # Slurm has put it back already
         finally:
             if allocation is not None and allocation.rank == 0:
                 allocation.end()
@@ -57,22 +60,51 @@ class SlurmTask:
     def checkpoint(self) -> DelayedSubmission:
         """The same again, from the run's own checkpoint.
 
-        Called in the signal handler of a job that is preempted or reaches its time limit.
+        Called when a job is preempted or reaches its time limit, for jobs with no handler of their own within
+        submitit's. Ends the process where the job may not go back into the queue.
         """
-        # Slurm's SIGTERM follows: the run is ending already, and writes down how far it came.
+        # Slurm's SIGTERM follows: the job is ending already, and writes down how far it came.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if int(os.environ.get("SLURM_RESTART_COUNT", "0")) >= self.requeues:
-            # Ends the run in order, where returning None would count as an error of its own.
-            sys.exit(f"time limit or preemption, and launcher.requeues={self.requeues} are used up")
+        if _restarts() >= self.requeues:
+            sys.exit(self._give_up())
         return DelayedSubmission(self)
 
+    def _give_up(self) -> str:
+        why = (
+            f"it went back into the queue {min(_restarts(), self.requeues)} times, and may no more "
+            f"(launcher.requeues={self.requeues}): launch again to go on"
+        )
+        self.job.give_up(why)
+        return f"{self.job.name}: {why}"
 
-def _allocation(job: Job, restarts: int) -> Allocation | None:
+
+def _restarts() -> int:
+    """How often Slurm has started this job again."""
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def _preempted() -> bool:
+    """Whether a job of higher rank wants this one's place. Slurm leaves it to such a job to go back into the queue."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    try:
+        said = subprocess.run(
+            ["scontrol", "show", "job", "--oneliner", job],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    fields = dict(word.split("=", 1) for word in said.split() if "=" in word)
+    return fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") != "None"
+
+
+def _allocation(job: Job) -> Allocation | None:
     """The machines that Slurm gave to a job which asked for several: one task runs on each."""
     if job.nodes == 1:
         return None
     environment = JobEnvironment()
-    life = f"nodes-{environment.raw_job_id}.{restarts}"  # a job that is requeued keeps its number
+    life = f"nodes-{environment.raw_job_id}.{_restarts()}"  # a job that is requeued keeps its number
     meeting = job.folder.resolve() / "attempts" / life
     return Allocation(tuple(environment.hostnames), environment.global_rank, meeting)
 

@@ -130,6 +130,11 @@ class Ledger:
         """Those of one submission."""
         return self._tasks("WHERE task.ended IS NULL AND task.token = ?", token)
 
+    def unanswered(self) -> list[str]:
+        """Tokens of submissions whose answer was never recorded, whatever became of their tasks."""
+        found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
+        return [token for (token,) in found]
+
     def tasks_of(self, name: str) -> list[Task]:
         """Every place in the queue that a job has had, newest first."""
         return self._tasks("WHERE task.name = ?", name)

@@ -5,8 +5,11 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from cppo_lab.errors import UserError
 from cppo_lab.launch.base import J, Job
 from cppo_lab.launch.slurm.settings import SlurmSpec
+
+EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
 
 
 def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
@@ -24,12 +27,12 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "srun_args": [*(["--kill-on-bad-exit=1"] if job.nodes > 1 else []), *spec.srun] or None,
         "stderr_to_stdout": True,
         "wckey": None,  # submitit's own, which clusters that check them refuse
-        # A job whose machine breaks down goes back into the queue as well.
-        "additional_parameters": {"requeue": True, **spec.sbatch},
+        # What Slurm itself may put back into the queue: a job that is preempted, or whose machine breaks down.
+        "additional_parameters": {"requeue" if spec.requeues else "no-requeue": True, **spec.sbatch},
     }
     if taken is not None:
         values |= {
-            "time": max(1, math.ceil(taken.hours * 60)),
+            "time": _minutes(taken.hours, spec.grace_seconds),
             "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,
             "partition": taken.partition,
             "account": taken.account,
@@ -37,6 +40,18 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             "constraint": taken.constraint,
         }
     return {key: value for key, value in values.items() if value is not None or key == "wckey"}
+
+
+def _minutes(hours: float, grace_seconds: int) -> int:
+    """The time limit as Slurm counts it. Raises UserError if its warning would come before anything is done."""
+    minutes = max(1, math.ceil(hours * 60))
+    if minutes * 60 < grace_seconds + EARLY_SECONDS:
+        raise UserError(
+            f"resources.hours={hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
+            f"{grace_seconds} before it and up to {EARLY_SECONDS} s earlier: nothing would get done; set "
+            "resources.hours higher or launcher.grace_seconds lower"
+        )
+    return minutes
 
 
 def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:

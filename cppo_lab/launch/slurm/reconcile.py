@@ -27,9 +27,8 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     if lost and (wait := max(lost) + SETTLING_SECONDS - time.time()) > 0:
         time.sleep(min(wait, SETTLING_SECONDS))
     jobs = our_jobs()
-    if lost:
-        _adopt(ledger, jobs)
-        tasks = ledger.open_tasks()
+    _adopt(ledger, jobs)
+    tasks = ledger.open_tasks()
     here = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
     _end(ledger, [task for task in tasks if task.job not in here], jobs)
     return {task.name: here[task.job] for task in tasks if task.job in here}
@@ -37,17 +36,25 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
 
 def peek(runs: Path) -> dict[str, QueuedJob]:
     """What of the ledger is in Slurm's queue, by name. Writes nothing, and says so where the queue cannot be asked."""
+    try:
+        return in_queue(runs)
+    except UserError as error:
+        print(f"cppo: what waits in Slurm's queue is not known: {error}", file=sys.stderr)
+        return {}
+
+
+def in_queue(runs: Path) -> dict[str, QueuedJob]:
+    """What of the ledger is in Slurm's queue, by name. Writes nothing.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
     if not (runs / NAME).is_file():
         return {}
     with Ledger(runs) as ledger:
         tasks = ledger.open_tasks()
     if not tasks:
         return {}
-    try:
-        jobs = {job.job: job for job in our_jobs() if job.state in WAITING | ACTIVE}
-    except UserError as error:
-        print(f"cppo: what waits in Slurm's queue is not known: {error}", file=sys.stderr)
-        return {}
+    jobs = {job.job: job for job in our_jobs() if job.state in WAITING | ACTIVE}
     return {task.name: jobs[task.job] for task in tasks if task.job in jobs}
 
 
@@ -55,13 +62,16 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
     """Find the jobs of launchers that died before they wrote down sbatch's answer, by the token in the comment.
 
     submitit brings a task's function to its place behind that answer: tasks that lack theirs could only fail. They are
-    cancelled, and their runs are free to be submitted again.
+    cancelled, and their runs are free to be submitted again. So is a whole array that came into the queue so late that
+    it had been given up already.
     """
     by_token = {job.comment: job for job in jobs}
-    for token in {task.token for task in ledger.open_tasks() if task.job_id is None} & by_token.keys():
-        ledger.submitted(token, int(by_token[token].job.partition("_")[0]))
-        hollow = [task for task in ledger.open_tasks_of(token) if not _function(ledger, task).exists()]
-        cancel([task.job for task in hollow])
+    for token in by_token.keys() & set(ledger.unanswered()):
+        number = by_token[token].job.partition("_")[0]
+        ledger.submitted(token, int(number))
+        tasks = ledger.open_tasks_of(token)
+        hollow = [task for task in tasks if not _function(ledger, task).exists()]
+        cancel([task.job for task in hollow] if tasks else [number])
         ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
 
 

@@ -9,6 +9,7 @@ from cppo_lab.launch.base import LauncherSpec
 # sbatch's options that are ours to set: a second source for them would be silently overruled.
 OURS = {
     "array": "one array is made of equal runs",
+    "clusters": "jobs are looked for on this cluster",
     "comment": "it names the submission",
     "cpus-per-task": "set resources.cpus",
     "error": "see `cppo logs`",
@@ -16,18 +17,27 @@ OURS = {
     "job-name": "it is cppo",
     "mem": "set resources.memory_gb",
     "nodes": "set layout.nodes",
+    "ntasks": "one task runs on each node",
     "ntasks-per-node": "one task runs on each node",
     "open-mode": "output is appended to",
     "output": "see `cppo logs`",
+    "parsable": "sbatch's answer is read",
+    "quiet": "sbatch's answer is read",
     "requeue": "set launcher.requeues",
     "no-requeue": "set launcher.requeues",
     "signal": "set launcher.grace_seconds",
+    "tasks-per-node": "one task runs on each node",
+    "test-only": "`cppo plan` submits nothing",
     "time": "set resources.hours",
     "partition": "set resources.partition",
     "account": "set resources.account",
     "qos": "set resources.qos",
     "constraint": "set resources.constraint",
+    "wait": "`cppo launch` does not wait",
+    "wckey": "clusters that check it refuse unknown ones",
+    "wrap": "a run is what is submitted",
 }
+WHOLE = {"gpus"}  # an option that begins like one of ours
 
 # A name of sbatch's, and words in which no shell and no batch script reads anything else.
 Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
@@ -50,7 +60,11 @@ class SlurmSpec(LauncherSpec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in self.sbatch:
-            if name in OURS:
-                raise ValueError(f"sbatch.{name}={self.sbatch[name]!r} is not to be set here: {OURS[name]}")
+        for name, value in self.sbatch.items():
+            # sbatch takes a long option's beginning for it.
+            ours = [
+                option for option in OURS if option == name or (option.startswith(name) and name not in WHOLE)
+            ]
+            if ours:
+                raise ValueError(f"sbatch.{name}={value!r} is not to be set here: {OURS[ours[0]]}")
         return self

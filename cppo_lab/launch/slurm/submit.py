@@ -1,14 +1,15 @@
 """Submit runs to Slurm: equal ones as one array, each run in one job at a time, whatever kills the launcher."""
 
 import contextlib
+import os
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from submitit import SlurmExecutor
-from submitit.core.utils import FailedJobError
+from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, J, LauncherSpec
@@ -32,7 +33,8 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     if not jobs:
         return
     runs = jobs[0].folder.parent
-    with submitting(runs), Ledger(runs) as ledger:
+    _require_plain(runs)
+    with _outside_of_jobs(), submitting(runs), Ledger(runs) as ledger:
         refresh(ledger)
         busy = {task.name for task in ledger.open_tasks()}
         todo = groups([job for job in jobs if job.name not in busy], spec)
@@ -56,6 +58,11 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     except FailedJobError as error:
         ledger.end(ledger.open_tasks_of(token), "not submitted")
         raise _refused(str(error)) from None
+    except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch looks
+        said = " ".join(str(error).split())
+        raise UserError(
+            f"{said}: launch again; if it stays, see what `sbatch` is here (`type sbatch`)"
+        ) from None
     ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
 
 
@@ -63,6 +70,30 @@ def _executor(folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str,
     executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=spec.python)
     executor.update_parameters(**values, comment=token, array_parallelism=spec.workers or size)
     return executor
+
+
+def _require_plain(runs: Path) -> None:
+    """Raises UserError for a folder whose name would not reach Slurm as it is.
+
+    A batch script's options end with their line, and Slurm fills in `%` in the names of files of output.
+    """
+    if set(str(runs)) & set("\n\r%\\"):
+        raise UserError(
+            f"launcher=slurm: the folder {str(runs)!r} has a line's end, % or a backslash in its name, which Slurm "
+            "reads as something else: rename it, or work in another folder"
+        )
+
+
+@contextlib.contextmanager
+def _outside_of_jobs() -> Iterator[None]:
+    """Hide that this process may be in a Slurm job itself: what Slurm told that one is not true of new ones."""
+    hidden = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
+    for name in hidden.keys() - {"SLURM_CONF", "SLURM_CLUSTERS"}:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:

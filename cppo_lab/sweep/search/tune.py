@@ -2,7 +2,9 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.local import default_workers
+from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.sweep.search.progress import Watch, counted, table
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
@@ -18,6 +21,9 @@ from cppo_lab.sweep.search.storage import VARIABLE
 from cppo_lab.sweep.search.study import OWNER, REASON, SearchStudy, held_by_others
 from cppo_lab.sweep.search.worker import Worker
 from cppo_lab.tracking.code_version import code_version
+
+FOLLOW_SECONDS = 5.0  # between two questions to Slurm's controller, which has others to serve
+SLURM_WORKERS = 4  # unless told otherwise: with more at a time a search learns less from each trial
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,9 @@ def _in_the_environment(url: str) -> Iterator[None]:
 def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:
     """Run the workers, and say meanwhile what they do."""
     launcher = first.tuning.base.launcher
-    inline = launcher.name == "inline"
-    count = 1 if inline else min(left, launcher.workers or default_workers([first]))
+    inline, slurm = launcher.name == "inline", launcher.name == "slurm"
+    most = launcher.workers or (SLURM_WORKERS if slurm else default_workers([first]))
+    count = 1 if inline else min(left, most)
     workers = [replace(first, number=number) for number in range(count)]
     watch = None if inline else Watch(first.tuning, trials)  # a worker in this process speaks for itself
 
@@ -86,7 +93,33 @@ def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> 
 
     load_launcher(launcher.name)(workers, launcher.model_copy(update={"workers": count}), see)
     if watch is not None:
+        if slurm:
+            _follow(workers, watch)
         watch.look()
+
+
+def _follow(workers: Sequence[Worker], watch: Watch) -> None:
+    """Say what workers in Slurm's queue do until the last has left it."""
+    names, before = {worker.name for worker in workers}, ""
+    try:
+        while True:
+            try:
+                jobs = in_queue(workers[0].folder.parent)
+            except UserError as error:  # a controller that restarts; the workers know nothing of it
+                now = str(error)
+            else:
+                here = [job for name, job in jobs.items() if name in names]
+                if not here:
+                    return
+                now = "Slurm: " + ", ".join(f"{job.job} {job.state.lower()}" for job in here)
+            if now != before:
+                print(now, file=sys.stderr, flush=True)
+            before = now
+            watch.glance()
+            time.sleep(FOLLOW_SECONDS)
+    except KeyboardInterrupt:
+        print("cppo: the workers stay with Slurm; the same command watches them again", file=sys.stderr)
+        raise
 
 
 def _summary(tuning: Tuning, trials: list[FrozenTrial], folder: Path) -> str:

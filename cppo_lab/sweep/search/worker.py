@@ -70,6 +70,10 @@ class Worker:
         base = self.tuning.base
         return Attempt(spec=base.run, runs=self.runs, uri=self.uri, layout=base.layout)
 
+    def give_up(self, why: str) -> None:
+        """Say why it stops; its trial is anybody's."""
+        print(f"{self.name} stops: {why}", flush=True)
+
     def run(self) -> None:
         """Work until no trial is left. An interrupt ends the training in order; the trial is then anybody's."""
         for number in (signal.SIGTERM, signal.SIGINT):
