@@ -54,6 +54,7 @@ class RayJob:
             accompany(resources)
             self._note("left")
             return
+        self._note("training", pid=os.getpid())
         with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
             found = all_reduce(ray_init)
             self._note("through" if self.kind == "once" else "up", **found)
@@ -62,6 +63,9 @@ class RayJob:
             while self.kind == "hold" and not os.environ.get("SLURM_RESTART_COUNT"):
                 time.sleep(0.2)
         self._note("left")
+
+    def give_up(self, why: str) -> None:
+        self._note("given up")
 
     def _note(self, what: str, **values: Any) -> None:
         """Write down what happened, when, and in which life of the job."""
@@ -113,7 +117,9 @@ def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
     master = f"{addresses[0]}:{ray.get(processes[0].port.remote())}"
     sums = ray.get([one.add.remote(rank, master) for rank, one in enumerate(processes)])
     endangered = ray.get([one.signals.remote() for one in processes])
-    return {"sums": sums, "addresses": addresses, "endangered": any(endangered)}
+    # <folder>/session_.../sockets/plasma_store
+    folders = [str(Path(node["ObjectStoreSocketName"]).parents[2]) for node in ray.nodes()]
+    return {"sums": sums, "addresses": addresses, "endangered": any(endangered), "folders": folders}
 
 
 def main(runs: Path, name: str, kind: str, options: list[str]) -> None:
