@@ -117,8 +117,8 @@ def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
     master = f"{addresses[0]}:{ray.get(processes[0].port.remote())}"
     sums = ray.get([one.add.remote(rank, master) for rank, one in enumerate(processes)])
     endangered = ray.get([one.signals.remote() for one in processes])
-    # <folder>/session_.../sockets/plasma_store
-    folders = [str(Path(node["ObjectStoreSocketName"]).parents[2]) for node in ray.nodes()]
+    # <folder>/ray/session_.../sockets/plasma_store
+    folders = [str(Path(node["ObjectStoreSocketName"]).parents[3]) for node in ray.nodes()]
     return {"sums": sums, "addresses": addresses, "endangered": any(endangered), "folders": folders}
 
 

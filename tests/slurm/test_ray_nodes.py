@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cppo_lab.cores.verl.ray_folder import remove_abandoned
 from dev.slurm import starting
 from dev.slurm.cluster import Cluster
 from dev.slurm.daemons import of_cluster
@@ -151,6 +152,7 @@ def test_a_requeued_job_starts_anew_and_one_that_is_killed_leaves_nothing(
     assert job.wait_for_end() == "COMPLETED", job.output()
     assert again["sums"] == [SUM, SUM]
     assert {note["machine"] for note in job.notes("left", life=1)} == {"n1", "n2"}
+    remove_abandoned()  # as the next run on the machine does: Slurm kills what would remove the killed one's folder
     nothing_is_left(machines, up, first, again)
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +118,7 @@ def own_ray(
 def _cluster(
     layout: LayoutSpec, memory_gb: float | None, allocation: Allocation | None
 ) -> Iterator[dict[str, Any]]:
+    from cppo_lab.cores.verl.ray_folder import own_folder
     from cppo_lab.cores.verl.ray_local import local_ray_settings, logical_cpus, object_store_bytes
 
     if allocation is not None:
@@ -127,18 +127,19 @@ def _cluster(
         with head(layout, allocation, memory_gb) as ray_init:
             yield ray_init
         return
-    folder = Path(tempfile.mkdtemp(prefix="cppo", dir="/tmp"))  # short: Ray's sockets live there
-    ray_init, environment = local_ray_settings(folder, logical_cpus(layout), layout.devices_per_node)
-    os.environ.update(environment)
-    if memory_gb is not None:
-        ray_init["object_store_memory"] = object_store_bytes(memory_gb)
-    try:
-        yield ray_init
-    finally:
-        import ray
+    with own_folder() as (folder, _):
+        ray_init, environment = local_ray_settings(
+            folder / "ray", logical_cpus(layout), layout.devices_per_node
+        )
+        os.environ.update(environment)
+        if memory_gb is not None:
+            ray_init["object_store_memory"] = object_store_bytes(memory_gb)
+        try:
+            yield ray_init
+        finally:
+            import ray
 
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+            ray.shutdown()
 
 
 def _run(config: Any) -> None:

@@ -27,12 +27,17 @@ PATIENCE_SECONDS = 4.0  # from SIGTERM to SIGKILL: Slurm's KillWait is often 30 
 
 @contextmanager
 def kept(
-    command: Sequence[str], folder: Path, environment: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `command`, which starts Ray and stays, for the time of the context; `folder` is Ray's, and goes with it."""
+    command: Sequence[str], folder: Path, lock: int, environment: dict[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `command`, which starts Ray and stays, for the time of the context.
+
+    `folder` is Ray's and goes with it; `lock` is the descriptor that holds its lock.
+    """
     whole = [sys.executable, "-m", "cppo_lab.cores.verl.ray_keeper", str(folder), *command]
     # In a session of its own: what ends this process's group must leave it the time to clear up.
-    keeper = subprocess.Popen(whole, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+    keeper = subprocess.Popen(
+        whole, env=environment, stdin=subprocess.PIPE, pass_fds=[lock], start_new_session=True
+    )
     assert keeper.stdin is not None
     try:
         yield keeper

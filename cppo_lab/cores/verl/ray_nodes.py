@@ -8,11 +8,9 @@ the head no longer answers, whatever ended it.
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from typing import Any
 import psutil
 
 from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.cores.verl.ray_folder import own_folder
 from cppo_lab.cores.verl.ray_keeper import kept
 from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, private_token
 from cppo_lab.errors import UserError
@@ -161,16 +160,19 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
 @contextmanager
 def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]"]:
     """Ray on this machine, with a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="cppo", dir="/tmp"))  # short: Ray's sockets live there
     # Addresses and folders of other clusters that the shell may export; `ray start` takes none from here.
     environment = {
         key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")
     }
-    try:
-        with kept([*command, "--temp-dir", str(folder)], folder, environment) as keeper:
+    environment |= {
+        "AUTOSCALER_METRIC_PORT": str(_free_port(host)),
+        "DASHBOARD_METRIC_PORT": str(_free_port(host)),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a server's: nobody has to move to another machine
+    }
+    with own_folder() as (folder, lock):
+        whole = [*command, "--temp-dir", str(folder / "ray")]
+        with kept(whole, folder, lock, environment) as keeper:
             yield keeper
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_port(host: str) -> int:
