@@ -159,7 +159,7 @@ def test_a_requeued_job_starts_anew_and_one_that_is_killed_leaves_nothing(
 def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(SWEEP)
     overrides = ["core=verl", "layout=cpu_two_nodes", "training.t_stop=2", "validation.every=1"]
-    shorter = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=10"]
+    shorter = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
     command = [sys.executable, "-m", "cppo_lab.cli", "launch", "two.yaml", *overrides, *shorter]
     launcher = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
     launched = machines.run("env", "-C", str(tmp_path), *command, *launcher)

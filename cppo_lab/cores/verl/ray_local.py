@@ -22,6 +22,7 @@ SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_s
 LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
 # Logical processors: verl's actors wait most of the time, and each asks Ray for one whole.
 LOGICAL_CPUS = 16
+OBJECT_STORE_LEAST = 80 * 2**20  # bytes; Ray refuses less than 75 of 2^20
 OBJECT_STORE_SHARE = 0.3  # of the memory that a run may take; Ray's own share of all that the machine has
 DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
 
@@ -70,7 +71,7 @@ def logical_cpus(layout: LayoutSpec) -> int:
 
 def object_store_bytes(memory_gb: float) -> int:
     """Bytes of Ray's object store on a machine where a run may take so many 2^30 bytes."""
-    return int(OBJECT_STORE_SHARE * memory_gb * 2**30)
+    return max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
 
 
 def plugin_environment(cpu: bool) -> dict[str, str]:
