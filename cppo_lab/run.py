@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from cppo_lab import schema
+from cppo_lab.cores.base import CHECKPOINT, Allocation, Resources, load_companion, load_core
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 
@@ -34,6 +35,7 @@ class Attempt:
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
     replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
+    allocation: Allocation | None = None  # the machines that it has; None: this one alone
 
     @property
     def folder(self) -> Path:
@@ -66,8 +68,11 @@ class Attempt:
         return self.layout.devices_per_node
 
     def run(self) -> None:
-        """Train the run, in this process."""
-        execute(self)
+        """Train the run, in this process; on the other machines of an allocation, help with it."""
+        if self.allocation is not None and self.allocation.rank:
+            accompany(self)
+        else:
+            execute(self)
 
     def give_up(self, why: str) -> None:
         """Record why an interrupted run stays as it is until somebody launches it again."""
@@ -135,7 +140,6 @@ def execute(attempt: Attempt) -> None:
     """
     _prepare_process(attempt)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
-    from cppo_lab.cores.base import CHECKPOINT, Resources, load_core
     from cppo_lab.tracking.client import attempts_at, open_client
     from cppo_lab.tracking.recorder import Recorder
     from cppo_lab.tracking.replace import retire
@@ -152,14 +156,7 @@ def execute(attempt: Attempt) -> None:
         continues = _continued(attempt, past)
         recorder = Recorder(spec, _tags(attempt), attempt.uri, attempt.folder, continues)
         try:
-            resources = Resources(
-                attempt.runs,
-                attempt.folder,
-                threads=attempt.threads,
-                layout=attempt.layout,
-                paths=attempt.paths,
-            )
-            recorder.finish(load_core(spec.core)(spec, recorder, resources))
+            recorder.finish(load_core(spec.core)(spec, recorder, _resources(attempt)))
         except (KeyboardInterrupt, Interrupted) as error:
             recorder.interrupt(str(error) or f"terminated by {signal.SIGINT.name}")
             raise
@@ -169,6 +166,27 @@ def execute(attempt: Attempt) -> None:
         _remove_checkpoint(attempt.folder / CHECKPOINT)
         if attempt.replaces:
             retire(client, recorder.mlflow_id)
+
+
+def accompany(attempt: Attempt) -> None:
+    """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
+    _prepare_process(attempt)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
+    # Without an error: Slurm would end the machine that trains at once, and it has last words to write.
+    with contextlib.suppress(Interrupted):
+        load_companion(attempt.spec.core)(_resources(attempt))
+
+
+def _resources(attempt: Attempt) -> Resources:
+    return Resources(
+        attempt.runs,
+        attempt.folder,
+        threads=attempt.threads,
+        layout=attempt.layout,
+        paths=attempt.paths,
+        memory_gb=attempt.resources.memory_gb if attempt.resources else None,
+        allocation=attempt.allocation,
+    )
 
 
 def leave(attempt: Attempt, why: str) -> None:

@@ -28,6 +28,29 @@ CHECKPOINT = "checkpoint.pt"  # in the run's folder; removed when the run is rec
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """The machines that one run has together, as one of them sees it. The first one trains, the others are lent."""
+
+    machines: tuple[str, ...]
+    rank: int  # this one's place among them
+    meeting: Path  # a folder that all of them see, new for each life of the job
+
+    @property
+    def machine(self) -> str:
+        """This one."""
+        return self.machines[self.rank]
+
+    def end(self) -> None:
+        """The first machine is through: the others may leave, also those that were never needed."""
+        self.meeting.mkdir(parents=True, exist_ok=True)
+        (self.meeting / "ended").touch()
+
+    def ended(self) -> bool:
+        """Whether the first machine is through."""
+        return (self.meeting / "ended").exists()
+
+
+@dataclass(frozen=True)
 class Resources:
     """What this machine gives one run: a folder of its own, and `shared` for files that runs have in common."""
 
@@ -37,6 +60,8 @@ class Resources:
     threads: int = 1
     layout: LayoutSpec | None = None  # of the verl core
     paths: PathsSpec | None = None
+    memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: as much as there is
+    allocation: Allocation | None = None  # None: this machine alone
 
 
 class Core(Protocol):
@@ -45,10 +70,17 @@ class Core(Protocol):
     def __call__(self, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome: ...
 
 
+class Companion(Protocol):
+    """Lend this machine to a run that another one trains, until that ends; for cores that use several machines."""
+
+    def __call__(self, resources: Resources) -> None: ...
+
+
 CORES: dict[str, str] = {
     "mini": "cppo_lab.cores.mini.loop:train",
     "verl": "cppo_lab.cores.verl.core:train",
 }
+COMPANIONS: dict[str, str] = {"verl": "cppo_lab.cores.verl.ray_nodes:accompany"}
 
 
 def load_core(name: str) -> Core:
@@ -58,6 +90,21 @@ def load_core(name: str) -> Core:
     """
     if name not in CORES:
         raise unknown("core", name, CORES)
-    module, function = CORES[name].split(":")
-    core: Core = getattr(importlib.import_module(module), function)
+    core: Core = _load(CORES[name])
     return core
+
+
+def load_companion(name: str) -> Companion:
+    """What the other machines of a run of the core called `name` do.
+
+    Raises UserError for a core that uses one machine.
+    """
+    if name not in COMPANIONS:
+        raise unknown("core that uses several machines", name, COMPANIONS)
+    companion: Companion = _load(COMPANIONS[name])
+    return companion
+
+
+def _load(place: str) -> Any:
+    module, function = place.split(":")
+    return getattr(importlib.import_module(module), function)

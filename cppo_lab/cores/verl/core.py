@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
-import tempfile
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints, steps
 from cppo_lab.cores.verl.validation import score_name
@@ -21,8 +21,6 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
 
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
-# Logical processors: verl's actors wait most of the time, and each asks Ray for one whole.
-LOGICAL_CPUS = 16
 
 
 def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
@@ -71,7 +69,7 @@ def _train_on(
 ) -> Outcome:
     """Train from `step` (None: from the beginning) with verl."""
     folder = resources.folder
-    with own_ray(layout) as ray_init:
+    with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.checks import check_config
         from cppo_lab.cores.verl.config import verl_config
@@ -92,29 +90,56 @@ def _train_on(
 
 
 @contextmanager
-def own_ray(layout: LayoutSpec) -> Iterator[dict[str, Any]]:
-    """Arguments of `ray.init` for a cluster of this run's own on this machine, gone afterwards."""
-    from cppo_lab.cores.verl.ray_local import local_ray_settings, plugin_environment
+def own_ray(
+    layout: LayoutSpec, memory_gb: float | None = None, allocation: Allocation | None = None
+) -> Iterator[dict[str, Any]]:
+    """Arguments of `ray.init` for a cluster of this run's own, gone afterwards: on this machine, or an allocation's."""
+    from cppo_lab.cores.verl.ray_local import plugin_environment
 
     cpu = layout.device == "cpu"
-    folder = Path(tempfile.mkdtemp(prefix="cppo", dir="/tmp"))  # short: Ray's sockets live there
-    cpus = LOGICAL_CPUS if cpu else max(LOGICAL_CPUS, os.cpu_count() or 1)
-    ray_init, environment = local_ray_settings(folder, cpus, layout.devices_per_node)
     plugin = plugin_environment(cpu) | {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
     }
     before = dict(os.environ)
-    os.environ.update(environment | plugin)
+    os.environ.update(plugin)
+    if cpu:
+        # Ray's "GPUs" are then a number only (`platform_cpu`), and it would look for as many in this list.
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
-        yield ray_init | {"runtime_env": {"env_vars": plugin}}
+        with _cluster(layout, memory_gb, allocation) as ray_init:
+            yield ray_init | {"runtime_env": {"env_vars": plugin}}
     finally:
-        import ray
-
-        ray.shutdown()
         os.environ.clear()
         os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _cluster(
+    layout: LayoutSpec, memory_gb: float | None, allocation: Allocation | None
+) -> Iterator[dict[str, Any]]:
+    from cppo_lab.cores.verl.ray_folder import own_folder
+    from cppo_lab.cores.verl.ray_local import local_ray_settings, logical_cpus, object_store_bytes
+
+    if allocation is not None:
+        from cppo_lab.cores.verl.ray_nodes import head
+
+        with head(layout, allocation, memory_gb) as ray_init:
+            yield ray_init
+        return
+    with own_folder() as (folder, _):
+        ray_init, environment = local_ray_settings(
+            folder / "ray", logical_cpus(layout), layout.devices_per_node
+        )
+        os.environ.update(environment)
+        if memory_gb is not None:
+            ray_init["object_store_memory"] = object_store_bytes(memory_gb)
+        try:
+            yield ray_init
+        finally:
+            import ray
+
+            ray.shutdown()
 
 
 def _run(config: Any) -> None:
@@ -125,10 +150,9 @@ def _run(config: Any) -> None:
     from ray.exceptions import RayTaskError
     from verl.trainer.main_ppo import run_ppo
 
-    from cppo_lab.cores.verl.task_runner import TaskRunner
-
     try:
-        run_ppo(config, task_runner_class=TaskRunner)
+        with _signals_after_ray() as runner:
+            run_ppo(config, task_runner_class=runner)
     except RayTaskError as error:
         cause = error
         while isinstance(cause, RayTaskError) and cause.cause is not None:
@@ -136,6 +160,36 @@ def _run(config: Any) -> None:
         raise RuntimeError(
             f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[-1]}"
         ) from error
+
+
+@contextmanager
+def _signals_after_ray() -> Iterator[Any]:
+    """verl's TaskRunner, and no SIGUSR2 for this process until verl, which starts Ray first, asks for an instance.
+
+    Slurm sends its warnings to every process of a job, and SIGUSR2 ends one that does not expect it. What Ray starts
+    inherits the signals that are blocked.
+    """
+    from cppo_lab.cores.verl.task_runner import TaskRunner
+
+    def let_in() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+    class Runner:
+        @staticmethod
+        def remote() -> Any:
+            let_in()
+            return TaskRunner.remote()
+
+        @staticmethod
+        def options(**options: Any) -> Any:
+            let_in()
+            return TaskRunner.options(**options)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        yield Runner
+    finally:
+        let_in()
 
 
 @contextmanager

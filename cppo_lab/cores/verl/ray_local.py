@@ -4,7 +4,7 @@ Measured with Ray 2.60 (`ss -ltn` after `ray.init()`): by default its daemons an
 interfaces, at random ports. Ray replaces a given 127.0.0.1 by another address of the host, unless multi-node clusters
 are switched off, as they are on Windows and macOS: then everything listens on 127.0.0.1.
 What this does not cover: torch's process groups (torch's TCP store listens on all interfaces while a run is up), and
-runs on several machines, which need Ray's own address and the same token.
+runs on several machines (`ray_nodes`).
 """
 
 import os
@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError
+from cppo_lab.spec import LayoutSpec
 
 # A Unix socket's path has at most 107 bytes, and Ray appends "/session_<date>_<time>_<microseconds>_<pid>/sockets/
 # plasma_store" to its folder.
 SOCKET_PATH_LIMIT = 107
 SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
+# Logical processors: verl's actors wait most of the time, and each asks Ray for one whole.
+LOGICAL_CPUS = 16
+OBJECT_STORE_LEAST = 80 * 2**20  # bytes; Ray refuses less than 75 of 2^20
+OBJECT_STORE_SHARE = 0.3  # of the memory that a run may take; Ray's own share of all that the machine has
 DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
 
 
@@ -48,7 +53,7 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
         # Off: one machine only, so Ray takes 127.0.0.1 as the node's address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(_private_token(place / "token")),
+        "RAY_AUTH_TOKEN_PATH": str(private_token(place / "token")),
         "RAY_USAGE_STATS_ENABLED": "0",
         # Not another cluster's address or folder that the shell may export.
         "RAY_ADDRESS": "local",
@@ -59,13 +64,23 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
     return arguments, environment
 
 
+def logical_cpus(layout: LayoutSpec) -> int:
+    """Processors of one machine, as Ray is to count them."""
+    return LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
+
+
+def object_store_bytes(memory_gb: float) -> int:
+    """Bytes of Ray's object store on a machine where a run may take so many 2^30 bytes."""
+    return max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
+
+
 def plugin_environment(cpu: bool) -> dict[str, str]:
     """Environment variables that load `plugin` into every process of a verl run; set them before verl is imported."""
     loaded = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
     return loaded | ({DEVICE_VARIABLE: "cpu"} if cpu else {})
 
 
-def _private_token(path: Path) -> Path:
+def private_token(path: Path) -> Path:
     """A file with a fresh token, never readable by others, not even while it is written."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -9,10 +9,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab.launch.base import Job
-from cppo_lab.run import AlreadyRunning, Interrupted
+from cppo_lab.run import Allocation, AlreadyRunning, Interrupted
 
 # A run that was taken away may still be writing its last words on the other machine.
 PREDECESSOR_SECONDS = 120.0
@@ -27,11 +28,14 @@ class SlurmTask:
     requeues: int
 
     def __call__(self) -> None:
+        allocation = _allocation(self.job)
         if _restarts() > self.requeues:
+            if allocation is not None and allocation.rank:
+                return
             sys.exit(self._give_up())
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
         try:
-            self._run(_with_devices_of_the_job(self.job))
+            self._run(_in_this_job(self.job, allocation))
         except Interrupted as error:  # the job has recorded it, and has taken submitit's handlers away
             if not callable(requeue) or not (error.number == signal.SIGUSR2 or _preempted()):
                 raise  # a person cancelled or requeued it
@@ -39,6 +43,9 @@ class SlurmTask:
                 requeue(signal.SIGUSR2, None)
             except subprocess.CalledProcessError:
                 raise error from None  # Slurm has put it back already
+        finally:
+            if allocation is not None and allocation.rank == 0:
+                allocation.end()
 
     def _run(self, job: Job) -> None:
         deadline = time.monotonic() + PREDECESSOR_SECONDS
@@ -92,9 +99,21 @@ def _preempted() -> bool:
     return fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") != "None"
 
 
-def _with_devices_of_the_job(job: Job) -> Job:
-    """The GPUs that Slurm gave to this job, in place of those that the launcher saw."""
-    if not hasattr(job, "visible_devices"):
+def _allocation(job: Job) -> Allocation | None:
+    """The machines that Slurm gave to a job which asked for several: one task runs on each."""
+    if job.nodes == 1:
+        return None
+    environment = JobEnvironment()
+    life = f"nodes-{environment.raw_job_id}.{_restarts()}"  # a job that is requeued keeps its number
+    meeting = job.folder.resolve() / "attempts" / life
+    return Allocation(tuple(environment.hostnames), environment.global_rank, meeting)
+
+
+def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
+    """`job` with the machines and GPUs that Slurm gave to it, in place of those that the launcher saw."""
+    here = {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "allocation": allocation}
+    known = {name: value for name, value in here.items() if hasattr(job, name)}
+    if not known:
         return job
-    changed: Any = dataclasses.replace(job, visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"))  # type: ignore[type-var]
+    changed: Any = dataclasses.replace(job, **known)  # type: ignore[type-var]
     return changed

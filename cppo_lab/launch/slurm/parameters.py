@@ -23,7 +23,8 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
         "signal_delay_s": spec.grace_seconds,
         "setup": list(spec.setup) or None,
-        "srun_args": list(spec.srun) or None,
+        # One task of several that fails is the end of the job.
+        "srun_args": [*(["--kill-on-bad-exit=1"] if job.nodes > 1 else []), *spec.srun] or None,
         "stderr_to_stdout": True,
         "wckey": None,  # submitit's own, which clusters that check them refuse
         # What Slurm itself may put back into the queue: a job that is preempted, or whose machine breaks down.

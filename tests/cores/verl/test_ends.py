@@ -61,7 +61,7 @@ def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
     status: str,
     step: int,
 ) -> None:
-    monkeypatch.setattr(core, "own_ray", lambda layout: NoVerl())
+    monkeypatch.setattr(core, "own_ray", lambda *_: NoVerl())
     record(composed, tmp_path, scores)
     (tmp_path / "diagnostics").mkdir()
     (tmp_path / "diagnostics" / "positions.json").write_text('{"position": [1]}')

@@ -1,0 +1,243 @@
+"""One Ray cluster over the machines of an allocation: the first one has the head and trains, the others join it.
+
+They find each other by a file in the allocation's meeting folder, which all of them see. Ports are free ones and Ray's
+files lie in a new folder per machine and job, so that jobs which share a machine do not meet. A machine leaves when
+the head no longer answers, whatever ended it.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.cores.verl.ray_folder import own_folder
+from cppo_lab.cores.verl.ray_keeper import kept
+from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, private_token
+from cppo_lab.errors import UserError
+from cppo_lab.spec import LayoutSpec
+
+HEAD = "ray_head.json"  # in the meeting folder: where Ray's head answers
+TOKEN = "ray_token"
+HEAD_SECONDS = 120.0  # until the head answers on its own machine
+JOIN_SECONDS = 300.0  # until every machine has joined
+MEET_SECONDS = (
+    1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
+)
+LOOK_SECONDS = 0.5
+SILENCES = 4  # failed connections in a row after which the head is gone
+
+
+@contextmanager
+def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) -> Iterator[dict[str, Any]]:
+    """Arguments of `ray.init` for a cluster over all machines of `allocation`, gone afterwards.
+
+    The environment is set that Ray and torch's process groups need; restoring it is the caller's.
+
+    Raises UserError naming the machines that have not joined in time.
+    """
+    host = own_address(allocation)
+    address = f"{host}:{_free_port(host)}"
+    allocation.meeting.mkdir(parents=True, exist_ok=True)
+    os.environ.update(_environment(private_token(allocation.meeting / TOKEN), host))
+    ports = ["--port", address.rpartition(":")[2], "--ray-client-server-port", str(_free_port(host))]
+    command = [*_start(layout, allocation, host, memory_gb), "--head", *ports, "--include-dashboard", "false"]
+    try:
+        with _running(command, host) as keeper:
+            _wait_for(address, keeper)
+            partial = allocation.meeting / f"{HEAD}.partial"
+            partial.write_text(json.dumps({"address": address}), encoding="utf-8")
+            partial.replace(allocation.meeting / HEAD)
+            ray_init = {"address": address, "_node_ip_address": host}
+            _wait_for_all(ray_init, allocation, keeper)
+            try:
+                yield ray_init
+            finally:
+                import ray
+
+                ray.shutdown()
+    finally:
+        for name in (HEAD, TOKEN):
+            (allocation.meeting / name).unlink(missing_ok=True)
+
+
+def accompany(resources: Resources) -> None:
+    """Lend this machine to the run that the first one trains; returns when that has ended.
+
+    Raises RuntimeError if Ray ends here before, or if there is no head in time.
+    """
+    layout, allocation = resources.layout, resources.allocation
+    assert layout is not None and allocation is not None
+    address = _meet(allocation)
+    if address is None:
+        return
+    host = own_address(allocation)
+    os.environ.update(_environment(allocation.meeting / TOKEN, host))
+    command = [*_start(layout, allocation, host, resources.memory_gb), "--address", address]
+    with _running(command, host) as keeper:
+        silent = 0
+        while silent < SILENCES and not allocation.ended():
+            if (status := keeper.poll()) is not None and _answers(address):
+                raise RuntimeError(
+                    f"Ray ended on {allocation.machine} (exit status {status}) before the run did"
+                )
+            silent = 0 if _answers(address) else silent + 1
+            time.sleep(LOOK_SECONDS)
+
+
+def own_address(allocation: Allocation) -> str:
+    """The address of this machine by which the others reach it.
+
+    It is that of the interface that GLOO_SOCKET_IFNAME names, where it does; else the one from which packets to
+    another machine of the allocation leave. Where machines are virtual, each has a loopback address of its own.
+    """
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        found = psutil.net_if_addrs().get(interface, [])
+        addresses = [one.address for one in found if one.family == socket.AF_INET]
+        if not addresses:
+            raise UserError(
+                f"GLOO_SOCKET_IFNAME={interface}: {allocation.machine} has no such interface with an IPv4 address"
+            )
+        address = addresses[0]
+    else:
+        other = next(name for name in allocation.machines if name != allocation.machine)
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.connect((other, 9))  # sends nothing
+                address = sock.getsockname()[0]
+        except OSError:
+            address = socket.gethostbyname(socket.gethostname())
+    # All of 127/8 is this machine; Ray would replace 127.0.0.1 by another address.
+    return f"127.0.0.{2 + allocation.rank}" if address.startswith("127.") else address
+
+
+def _interface(address: str) -> str:
+    """The network interface that has an address."""
+    if address.startswith("127."):
+        return "lo"
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    raise UserError(f"no network interface of this machine has the address {address}: set GLOO_SOCKET_IFNAME")
+
+
+def _environment(token: Path, host: str) -> dict[str, str]:
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "GLOO_SOCKET_IFNAME": _interface(host),
+    }
+
+
+def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: float | None) -> list[str]:
+    """The command that starts Ray on this machine and stays, but for what head and others differ in."""
+    options: dict[str, object] = {
+        "node-ip-address": host,
+        "node-name": allocation.machine,
+        "num-cpus": logical_cpus(layout),
+        "num-gpus": layout.devices_per_node,
+        # 0: any free port. Ray's own range is the same on every start, and jobs that share a machine would fight.
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "dashboard-agent-listen-port": _free_port(host),
+    }
+    if memory_gb is not None:
+        options["object-store-memory"] = object_store_bytes(memory_gb)
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *words]
+
+
+@contextmanager
+def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Ray on this machine, with a folder of its own."""
+    # Addresses and folders of other clusters that the shell may export; `ray start` takes none from here.
+    environment = {
+        key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")
+    }
+    environment |= {
+        "AUTOSCALER_METRIC_PORT": str(_free_port(host)),
+        "DASHBOARD_METRIC_PORT": str(_free_port(host)),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a server's: nobody has to move to another machine
+    }
+    with own_folder() as (folder, lock):
+        whole = [*command, "--temp-dir", str(folder / "ray")]
+        with kept(whole, folder, lock, environment) as keeper:
+            yield keeper
+
+
+def _free_port(host: str) -> int:
+    """A TCP port that nobody listens at, from the range that the system hands out."""
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        return int(sock.getsockname()[1])
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _wait_for(address: str, keeper: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + HEAD_SECONDS
+    while not _answers(address):
+        if keeper.poll() is not None:
+            raise RuntimeError(
+                f"Ray's head did not start (exit status {keeper.returncode}): see the run's log"
+            )
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"Ray's head does not answer at {address} after {HEAD_SECONDS:g} s")
+        time.sleep(LOOK_SECONDS)
+
+
+def _wait_for_all(
+    ray_init: dict[str, Any], allocation: Allocation, keeper: "subprocess.Popen[bytes]"
+) -> None:
+    """Wait until every machine has joined: verl asks for the GPUs of all when it starts."""
+    import ray
+
+    deadline = time.monotonic() + JOIN_SECONDS
+    ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
+    try:
+        while True:
+            joined = {node["NodeName"] for node in ray.nodes() if node["Alive"]}
+            missing = [name for name in allocation.machines if name not in joined]
+            if not missing:
+                return
+            if keeper.poll() is not None:
+                raise RuntimeError(f"Ray's head ended (exit status {keeper.returncode}): see the run's log")
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{', '.join(missing)} did not join Ray's cluster on {allocation.machine} within "
+                    f"{JOIN_SECONDS:g} s: see the run's log, and whether the machines reach each other at "
+                    f"{ray_init['address']} (GLOO_SOCKET_IFNAME chooses the network)"
+                )
+            time.sleep(LOOK_SECONDS)
+    finally:
+        ray.shutdown()
+
+
+def _meet(allocation: Allocation) -> str | None:
+    """Where the head answers; None if the run has ended without one."""
+    deadline = time.monotonic() + MEET_SECONDS
+    while not allocation.ended():
+        with contextlib.suppress(FileNotFoundError):
+            return str(json.loads((allocation.meeting / HEAD).read_text(encoding="utf-8"))["address"])
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{allocation.machines[0]} has started no Ray within {MEET_SECONDS:g} s")
+        time.sleep(LOOK_SECONDS)
+    return None

@@ -1,0 +1,145 @@
+"""A job over several machines with Ray between them, submitted by the launcher: for `test_ray_nodes`.
+
+Run as `python -m tests.slurm.ray_job RUNS NAME KIND [OPTION=VALUE ...]`; the options are sbatch's.
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.launch.slurm.submit import launch_slurm
+from cppo_lab.spec import LayoutSpec, ResourcesSpec
+from cppo_lab.sweep.compose import compose
+
+RANKS = 2
+
+
+@dataclass(frozen=True)
+class RayJob:
+    """`kind` is what the first machine does once Ray is there: `once`, `fail`, or `hold` in its first life."""
+
+    name: str
+    runs: Path
+    kind: str
+    layout: LayoutSpec
+    resources: ResourcesSpec
+    allocation: Allocation | None = None
+    fresh_process: bool = True
+    gpus: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / self.name
+
+    @property
+    def nodes(self) -> int:
+        return self.layout.nodes
+
+    def run(self) -> None:
+        from cppo_lab.cores.verl.core import own_ray
+        from cppo_lab.cores.verl.ray_nodes import accompany
+
+        assert self.allocation is not None
+        resources = Resources(
+            self.runs, self.folder, layout=self.layout, memory_gb=1.0, allocation=self.allocation
+        )
+        if self.allocation.rank:
+            self._note("lent")
+            accompany(resources)
+            self._note("left")
+            return
+        self._note("training", pid=os.getpid())
+        with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
+            found = all_reduce(ray_init)
+            self._note("through" if self.kind == "once" else "up", **found)
+            if self.kind == "fail":
+                raise RuntimeError("the trainer fails")
+            while self.kind == "hold" and not os.environ.get("SLURM_RESTART_COUNT"):
+                time.sleep(0.2)
+        self._note("left")
+
+    def give_up(self, why: str) -> None:
+        self._note("given up")
+
+    def _note(self, what: str, **values: Any) -> None:
+        """Write down what happened, when, and in which life of the job."""
+        assert self.allocation is not None
+        life = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        line = {"what": what, "machine": self.allocation.machine, "life": life, "at": time.time(), **values}
+        with (self.folder / "notes").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
+    """A process of torch's on each machine; they add up their ranks + 1 over gloo."""
+    import ray
+
+    ray.init(**ray_init)
+
+    @ray.remote(num_gpus=1, num_cpus=1)
+    class Process:
+        def address(self) -> str:
+            return str(ray.util.get_node_ip_address())
+
+        def signals(self) -> bool:
+            """Whether SIGUSR2, which Slurm sends to all processes of a job, would end this one."""
+            status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+            bit = 1 << 11
+            return (
+                not (int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)) & bit
+            )
+
+        def add(self, rank: int, master: str) -> float:
+            import torch
+            from torch import distributed
+
+            distributed.init_process_group("gloo", init_method=f"tcp://{master}", rank=rank, world_size=RANKS)
+            value = torch.tensor([rank + 1.0])
+            distributed.all_reduce(value)
+            distributed.destroy_process_group()
+            return float(value)
+
+        def port(self) -> int:
+            import socket
+
+            with socket.socket() as sock:
+                sock.bind((self.address(), 0))
+                return int(sock.getsockname()[1])
+
+    processes = [Process.remote() for _ in range(RANKS)]
+    addresses = ray.get([one.address.remote() for one in processes])
+    master = f"{addresses[0]}:{ray.get(processes[0].port.remote())}"
+    sums = ray.get([one.add.remote(rank, master) for rank, one in enumerate(processes)])
+    endangered = ray.get([one.signals.remote() for one in processes])
+    # <folder>/ray/session_.../sockets/plasma_store
+    folders = [str(Path(node["ObjectStoreSocketName"]).parents[3]) for node in ray.nodes()]
+    return {"sums": sums, "addresses": addresses, "endangered": any(endangered), "folders": folders}
+
+
+def main(runs: Path, name: str, kind: str, options: list[str]) -> None:
+    """Submit one job."""
+    layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
+    assert layout is not None
+    partition = dict(option.split("=") for option in options).get("partition")
+    resources = ResourcesSpec(
+        hours=0.2, cpus=1, memory_gb=1.0, partition=partition, account=None, qos=None, constraint=None
+    )
+    spec = SlurmSpec(
+        name="slurm", workers=None, threads=1, requeues=3, grace_seconds=60, python=None, setup=(), srun=(), sbatch={}
+    )  # fmt: skip
+    job = RayJob(name, runs, kind, layout, resources)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    launch_slurm([job], spec, lambda event: print(event.kind, event.job.name))
+
+
+if __name__ == "__main__":
+    # Under its importable name, so that the job can be read where it runs.
+    from tests.slurm import ray_job
+
+    ray_job.main(Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3], sys.argv[4:])

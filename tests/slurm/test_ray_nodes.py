@@ -1,0 +1,175 @@
+"""One Ray cluster over two machines of a real Slurm: it forms, works and leaves nothing, however the job ends.
+
+The cluster has a network of its own, since Ray does not stay on loopback by itself.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab.cores.verl.ray_folder import remove_abandoned
+from dev.slurm import starting
+from dev.slurm.cluster import Cluster
+from dev.slurm.daemons import of_cluster
+from dev.slurm.settings import Settings
+from tests.slurm.conftest import remove, session_folder
+from tests.slurm.requirement import give_up
+from tests.slurm.waiting import until
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.verl,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs cppo-lab[verl]"),
+]
+ROOT = Path(__file__).parents[2]
+SUM = 1.0 + 2.0  # of the ranks + 1
+SWEEP = """
+title: Two machines
+question: Do two machines train one run?
+models: [tiny_qwen3]
+variants: {grpo: {rule: grpo}}
+axes: {seed: [0]}
+"""
+
+
+@pytest.fixture(scope="module")
+def machines(slurm_installed: None) -> Iterator[Cluster]:
+    """Two virtual machines of two CPUs, alone in their network."""
+    if missing := starting.missing(accounting=False, private_network=True):
+        give_up(f"not installed: {', '.join(missing)}")
+    cluster = Cluster(session_folder("-ray"))
+    starting.start(cluster, Settings(nodes=2, accounting=False, private_network=True))
+    yield cluster
+    remove(cluster)
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job of `ray_job`, and what it has written down."""
+
+    cluster: Cluster
+    runs: Path
+    name: str
+
+    def notes(self, what: str, life: int = 0) -> list[dict[str, Any]]:
+        path = self.runs / self.name / "notes"
+        lines = path.read_text().splitlines() if path.exists() else []
+        notes = [json.loads(line) for line in lines]
+        return [note for note in notes if (note["what"], note["life"]) == (what, life)]
+
+    def wait_for(self, what: str, life: int = 0) -> dict[str, Any]:
+        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)), 90)
+        return self.notes(what, life)[0]
+
+    def job(self) -> str:
+        with sqlite3.connect(self.runs / "slurm.db") as ledger:
+            found = ledger.execute(
+                "SELECT job_id FROM submission JOIN task USING (token) WHERE name = ?", (self.name,)
+            ).fetchone()
+        return str(found[0])
+
+    def state(self) -> str:
+        return self.cluster.call("squeue", "-h", "-t", "all", "-j", self.job(), "-o", "%T").strip()
+
+    def output(self) -> str:
+        return "".join(path.read_text() for path in self.runs.glob(f"slurm/*/{self.job()}_*log.out"))
+
+    def wait_for_end(self) -> str:
+        running = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
+        until(f"{self.name} ends", lambda: self.state() not in running, 90)
+        return self.state()
+
+
+def submit(cluster: Cluster, runs: Path, name: str, kind: str) -> Submitted:
+    done = cluster.run(sys.executable, "-m", "tests.slurm.ray_job", str(runs), name, kind)
+    assert done.returncode == 0, done.stderr
+    return Submitted(cluster, runs, name)
+
+
+def nothing_is_left(cluster: Cluster, *ups: dict[str, Any]) -> None:
+    """No process of any job, and none of Ray's folders."""
+
+    def left() -> list[str]:
+        found = of_cluster(cluster.folder)
+        return [process.command() for name in found if name.startswith("jobs-") for process in found[name]]
+
+    until("the processes of all jobs have ended", lambda: not left(), 20)
+    folders = [folder for up in ups for folder in up["folders"]]
+    assert len(folders) == 2 * len(ups)
+    assert [folder for folder in folders if Path(folder).exists()] == []
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def test_two_jobs_share_two_machines_and_a_process_on_each_works(machines: Cluster, tmp_path: Path) -> None:
+    jobs = [submit(machines, tmp_path, name, "once") for name in ("one", "two")]
+    ends = [job.wait_for("through") for job in jobs]
+    assert [job.wait_for_end() for job in jobs] == ["COMPLETED"] * 2, jobs[0].output()
+    for end in ends:
+        assert end["sums"] == [SUM, SUM]
+        assert len(set(end["addresses"])) == 2  # one process on each machine
+        assert not end["endangered"]  # by SIGUSR2
+    assert len({folder for end in ends for folder in end["folders"]}) == 4
+    began = [job.wait_for("training")["at"] for job in jobs]
+    assert max(began) < min(end["at"] for end in ends)  # both were there at once
+    assert all({note["machine"] for note in job.notes("left")} == {"n1", "n2"} for job in jobs)
+    nothing_is_left(machines, *ends)
+
+
+def test_the_others_leave_when_the_trainer_fails(machines: Cluster, tmp_path: Path) -> None:
+    job = submit(machines, tmp_path, "fails", "fail")
+    up = job.wait_for("up")
+    assert job.wait_for_end() == "FAILED"
+    assert "RuntimeError: the trainer fails" in job.output()
+    assert job.notes("left") and job.notes("left")[0]["at"] - up["at"] < 15
+    nothing_is_left(machines, up)
+
+
+def test_a_requeued_job_starts_anew_and_one_that_is_killed_leaves_nothing(
+    machines: Cluster, tmp_path: Path
+) -> None:
+    job, killed = (submit(machines, tmp_path, name, "hold") for name in ("held", "killed"))
+    first, up = job.wait_for("up"), killed.wait_for("up")
+    machines.call("scancel", "--signal=USR2", job.job())  # Slurm's warning, to every process of the job
+    os.kill(killed.wait_for("training")["pid"], signal.SIGKILL)
+    assert killed.wait_for_end() == "FAILED"
+    again = job.wait_for("up", life=1)
+    assert job.wait_for_end() == "COMPLETED", job.output()
+    assert again["sums"] == [SUM, SUM]
+    assert {note["machine"] for note in job.notes("left", life=1)} == {"n1", "n2"}
+    remove_abandoned()  # as the next run on the machine does: Slurm kills what would remove the killed one's folder
+    nothing_is_left(machines, up, first, again)
+
+
+def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text(SWEEP)
+    overrides = ["core=verl", "layout=cpu_two_nodes", "training.t_stop=2", "validation.every=1"]
+    shorter = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
+    command = [sys.executable, "-m", "cppo_lab.cli", "launch", "two.yaml", *overrides, *shorter]
+    launcher = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
+    launched = machines.run("env", "-C", str(tmp_path), *command, *launcher)
+    assert "queued" in launched.stdout, launched.stderr
+    until("it ends", lambda: not machines.call("squeue", "-h"), 300)
+    run = next((tmp_path / "runs").glob("*/status.json")).parent
+    told = json.loads((run / "status.json").read_text())
+    log = "".join(path.read_text() for path in (tmp_path / "runs" / "slurm").glob("*/*_0_log.out"))
+    assert (told["status"], told["step"]) == ("done", 2), log[-5000:]
+    assert "ip=127.0.0.3" in log  # a rank worked on the second machine
+    shards = {path.name for path in (run / "best_checkpoint" / "actor").glob("model_world_size_2_*")}
+    assert shards == {f"model_world_size_2_rank_{rank}.pt" for rank in range(2)}
+    nothing_is_left(machines)
