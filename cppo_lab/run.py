@@ -159,7 +159,9 @@ def execute(attempt: Attempt) -> None:
             retire(client, finished[0].mlflow_id)
             return
         continues = _continued(attempt, past)
-        recorder = Recorder(spec, _tags(attempt), attempt.uri, attempt.folder, continues, attempt.gpus * attempt.nodes)
+        recorder = Recorder(
+            spec, _tags(attempt), attempt.uri, attempt.folder, continues, attempt.gpus * attempt.nodes
+        )
         try:
             resources = Resources(
                 attempt.runs,

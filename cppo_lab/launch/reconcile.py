@@ -10,8 +10,8 @@ from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
 from cppo_lab.run import is_held
 from cppo_lab.tracking.client import Attempt, attempts, attempts_at, folder_tag, mark_interrupted, open_client
-from cppo_lab.tracking.run_folder import is_cancelled, read_status
 from cppo_lab.tracking.replace import retire
+from cppo_lab.tracking.run_folder import is_cancelled, read_status
 
 MISSING = schema.MISSING
 FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once

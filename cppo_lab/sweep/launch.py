@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
@@ -13,13 +12,12 @@ from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
 from cppo_lab.run import Attempt, Interrupted
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.places import RUNS
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.run_folder import forget_cancelled
-
-RUNS = Path("runs")  # below the working folder, beside mlflow.db
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,9 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     going = outdated if replace else {}
     ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
     states = look.states(ignoring)
-    open_runs = [run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}]
+    open_runs = [
+        run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}
+    ]
     failed = [run.run_id for run in open_runs if states[run.run_id].state == schema.FAILED]
     left = tuple(run_id for run_id in failed if run_id not in {*retry, *going})
     todo = [run for run in open_runs if run.run_id not in left]

@@ -1,4 +1,4 @@
-"""What a run's folder says of it, to be read without the tracking store: `status.json`, and a mark if it was cancelled."""
+"""What a run's folder says of it, read without the tracking store: `status.json`, and a mark if it was cancelled."""
 
 import contextlib
 import json
@@ -21,8 +21,7 @@ def write_status(folder: Path, values: Mapping[str, Any]) -> None:
 def read_status(folder: Path) -> dict[str, Any]:
     """The last status of a run's folder; empty if it has none."""
     try:
-        with open(f"{folder}/{STATUS}", "rb") as file:
-            values = json.loads(file.read())
+        values = json.loads((folder / STATUS).read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
