@@ -16,7 +16,7 @@ from cppo_lab import schema
 from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.view import SlurmView, view
 from cppo_lab.run import is_held
-from cppo_lab.tracking.run_folder import is_cancelled, read_status, seconds_trained
+from cppo_lab.tracking.run_folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
 ALIVE = frozenset({schema.RUNNING, schema.QUEUED})
@@ -115,8 +115,6 @@ def _own_label(folder: Path, told: Mapping[str, Any]) -> Label:
     """By the run's status, or by its configuration where an older version wrote that status."""
     values: Mapping[str, Any] = told
     if "rule" not in told:
-        from cppo_lab.tracking.lookup import CONFIG, read_config
-
         config = read_config(folder / CONFIG) or {}
         names = {
             key: config[key].get("name") for key in ("rule", "model") if isinstance(config.get(key), dict)

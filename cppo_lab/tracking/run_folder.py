@@ -1,4 +1,4 @@
-"""What a run's folder says of it, read without the tracking store: `status.json`, and a mark if it was cancelled."""
+"""What a run's folder says of it, read without the tracking store: status, configuration, cancellation."""
 
 import contextlib
 import json
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 STATUS = "status.json"
+CONFIG = "config.json"  # artifact of every run as well
+LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
 CANCELLED = "cancelled"  # holds when, in seconds since the epoch
 
 
@@ -25,6 +27,17 @@ def read_status(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in a file that the recorder wrote; None if it holds none."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def begin_status(folder: Path) -> None:
