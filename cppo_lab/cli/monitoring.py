@@ -49,7 +49,7 @@ def watch(options: argparse.Namespace) -> int:
         raise UserError(f"--every {options.every:g}: seconds between two looks, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
     look, _ = _asked(options)
-    found = watch.watch(look, options.every)
+    found = watch.watch(look, options.every, sys.stdout)
     if command is not None:
         watch.notify(command, Path(options.sweep).stem if options.sweep else "", found)
     return 0 if all(one.state in schema.FINISHED for one in found) else 1
@@ -62,11 +62,11 @@ def logs(options: argparse.Namespace) -> int:
     runs = _runs()
     run_id = logs.run_by_beginning(runs, options.run)
     if not options.follow:
-        logs.show(runs, run_id, options.all)
+        logs.show(runs, run_id, options.all, sys.stdout)
         return 0
     if options.all:
         raise UserError("--all with -f: only the newest attempt grows; leave one of them out")
-    logs.follow(runs, run_id, lambda: _lives(run_id))
+    logs.follow(runs, run_id, lambda: _lives(run_id), sys.stdout)
     return 0
 
 

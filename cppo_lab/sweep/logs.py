@@ -1,6 +1,5 @@
 """What runs have printed: where each launcher keeps it, and following it as it grows."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,7 +58,7 @@ def attempts(runs: Path, run_id: str) -> list[Printed]:
     return sorted((one for one in found if one.files), key=lambda one: one.began)
 
 
-def show(runs: Path, run_id: str, every: bool, out: TextIO = sys.stdout) -> None:
+def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
     """Print the newest attempt's output, or every one's; the traceback where nothing was printed to a file.
 
     Raises UserError if there is neither.
@@ -84,7 +83,7 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO = sys.stdout) -> None
     out.flush()
 
 
-def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO = sys.stdout) -> None:
+def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
     """Print the newest attempt's output as it comes, and that of attempts that follow, until the run has ended."""
     read: dict[Path, int] = {}
     looked, lives = time.monotonic(), alive()

@@ -22,7 +22,7 @@ _URGENCY = (
 _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def watch(look: Callable[[], list[RunStatus]], every: float, out: TextIO = sys.stdout) -> list[RunStatus]:
+def watch(look: Callable[[], list[RunStatus]], every: float, out: TextIO) -> list[RunStatus]:
     """Show what `look` finds every so many seconds until nothing runs and nothing waits; what it found last.
 
     On a terminal the table is drawn anew; elsewhere each change of a state is one line.

@@ -43,7 +43,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 def begin_status(folder: Path) -> None:
     """Forget how the previous attempt ended; how long the run has been trained in all stays."""
     if before := read_status(folder):
-        write_status(folder, {"seconds": seconds_trained(before)})
+        write_status(folder, {"status": "", "step": None, "seconds": seconds_trained(before)})
 
 
 def seconds_trained(status: Mapping[str, Any]) -> float:
