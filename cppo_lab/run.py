@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, Allocation, Resources, load_companion, load_core
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
+from cppo_lab.tracking.run_folder import begin_status, forget_cancelled, is_cancelled
 
 if TYPE_CHECKING:
     from cppo_lab.tracking.client import Attempt as Recorded
@@ -36,6 +38,8 @@ class Attempt:
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
     replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
     allocation: Allocation | None = None  # the machines that it has; None: this one alone
+    # Who cancels the run later than this (seconds since the epoch) means this attempt.
+    created: float = field(default_factory=time.time, compare=False)
 
     @property
     def folder(self) -> Path:
@@ -99,16 +103,27 @@ class AlreadyRunning(RuntimeError):
 def held(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder. The kernel lets go of it when the process ends, however it ends.
 
-    Raises AlreadyRunning if another process holds it.
+    It says who holds it. Raises AlreadyRunning if another process holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("a") as lock:
         deadline = time.monotonic() + LOCK_SECONDS
         while not _locked(lock):
             if time.monotonic() > deadline:
                 raise AlreadyRunning(f"run {folder.name} is being trained by another process")
             time.sleep(0.02)
+        lock.truncate(0)
+        lock.write(f"{socket.gethostname()}:{os.getpid()}\n")
+        lock.flush()
         yield
+
+
+def holder(folder: Path) -> tuple[str, int] | None:
+    """Host and process that train the run of `folder`, if that is known and one does."""
+    if not is_held(folder):
+        return None
+    host, _, pid = (folder / "lock").read_text(encoding="utf-8").strip().rpartition(":")
+    return (host, int(pid)) if host and pid.isdecimal() else None
 
 
 def _locked(file: TextIO) -> bool:
@@ -146,6 +161,9 @@ def execute(attempt: Attempt) -> None:
 
     spec = attempt.spec
     with held(attempt.folder):
+        if is_cancelled(attempt.folder, attempt.created):
+            raise Interrupted("cancelled before it began")
+        forget_cancelled(attempt.folder)  # an earlier attempt was
         client = open_client(attempt.uri)
         past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
         finished = [one for one in past if one.status == "FINISHED" and one.mlflow_id not in attempt.replaces]
@@ -154,11 +172,14 @@ def execute(attempt: Attempt) -> None:
             retire(client, finished[0].mlflow_id)
             return
         continues = _continued(attempt, past)
-        recorder = Recorder(spec, _tags(attempt), attempt.uri, attempt.folder, continues)
+        recorder = Recorder(
+            spec, _tags(attempt), attempt.uri, attempt.folder, continues, attempt.gpus * attempt.nodes
+        )
         try:
             recorder.finish(load_core(spec.core)(spec, recorder, _resources(attempt)))
         except (KeyboardInterrupt, Interrupted) as error:
-            recorder.interrupt(str(error) or f"terminated by {signal.SIGINT.name}")
+            cause = str(error) or f"terminated by {signal.SIGINT.name}"
+            recorder.interrupt("cancelled" if is_cancelled(attempt.folder, attempt.created) else cause)
             raise
         except BaseException as error:
             recorder.fail(describe(error), traceback.format_exc())
@@ -223,7 +244,7 @@ def _continued(attempt: Attempt, past: "Sequence[Recorded]") -> str | None:
         ours = [one for one in ours if one.replaces & replaced]
         if not ours:
             set_aside(folder, attempt.replaces[0])
-    (folder / "status.json").unlink(missing_ok=True)  # the previous attempt's
+    begin_status(folder)
     return ours[0].mlflow_id if ours and (folder / SPOOL).exists() else None
 
 

@@ -89,7 +89,7 @@ def test_a_reason_is_cut_on_a_terminal_only(
     assert main(["plan", *SWEEP]) == 0
     whole = capsys.readouterr().out
     assert max(len(line) for line in whole.splitlines()) > 250
-    monkeypatch.setattr("cppo_lab.cli.training._terminal_width", lambda: 80)
+    monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
     assert main(["plan", *SWEEP]) == 0
     table = capsys.readouterr().out.splitlines()[2:9]
     assert max(len(line) for line in table) == 80

@@ -27,7 +27,7 @@ def doctor(options: argparse.Namespace) -> int:
     from cppo_lab import store
     from cppo_lab.doctor import examine, lines, ready
     from cppo_lab.sweep.compose import compose
-    from cppo_lab.sweep.launch import RUNS
+    from cppo_lab.sweep.places import RUNS
 
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, store.tracking_uri(composed.tracking.uri), RUNS.resolve())

@@ -1,24 +1,13 @@
 """What `cppo` understands: its subcommands, their arguments, and the function that each stands for."""
 
 import argparse
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cppo_lab import __version__, schema
 from cppo_lab.cli import environment, reporting, searching, theory, training
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction["CommandParser"]
-
-OVERRIDES = (
-    "configuration overrides, as in Hydra: rule.delta=0.1 training.t_stop=20 launcher=inline. "
-    "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
-)
-SWEEP = "name of a shipped sweep or study, or path to such a file"
-RUN = "id of a run or its beginning (4 digits or more), of a run that was launched or that a shipped sweep declares"
-SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
+from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_sweep
+from cppo_lab.cli.monitoring_parser import add_monitoring
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -43,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     _add_training(commands)
+    add_monitoring(commands)
     _add_searching(commands)
     _add_reporting(commands)
     _add_theory(commands)
@@ -51,43 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class CommandParser(argparse.ArgumentParser):
-    """A subcommand's parser. Where it takes overrides, its help lists the configuration groups."""
-
-    lists_groups = False
-
-    def format_help(self) -> str:
-        """The help text; conf/ is read only now."""
-        text = super().format_help()
-        if not self.lists_groups:
-            return text
-        from cppo_lab.sweep.groups import groups
-
-        lines = [
-            textwrap.fill(", ".join(options), 100, initial_indent=f"  {name}=", subsequent_indent="      ")
-            for name, options in groups().items()
-        ]
-        return "\n".join([text, "configuration groups, chosen as GROUP=OPTION:", *lines, ""])
-
-
-def _add_sweep(
-    commands: "Commands",
-    name: str,
-    command: Callable[[argparse.Namespace], int],
-    text: str,
-    metavar: str = "sweep",
-) -> CommandParser:
-    """A subcommand on the runs of a sweep."""
-    added = commands.add_parser(name, help=text)
-    added.set_defaults(command=command)
-    added.lists_groups = True
-    added.add_argument("sweep", metavar=metavar.upper(), help=SWEEP if metavar == "sweep" else SWEEP_OR_RUN)
-    added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
-    return added
-
-
-def _add_training(commands: "Commands") -> None:
-    plan = _add_sweep(
+def _add_training(commands: Commands) -> None:
+    plan = add_sweep(
         commands,
         "plan",
         training.plan,
@@ -99,7 +54,7 @@ def _add_training(commands: "Commands") -> None:
     form = plan.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as one JSON object")
     form.add_argument("--csv", action="store_true", help="as CSV, one line per run")
-    show = _add_sweep(
+    show = add_sweep(
         commands,
         "show",
         training.show,
@@ -117,7 +72,7 @@ def _add_training(commands: "Commands") -> None:
         diff.add_argument(side, metavar="RUN", help=RUN)
     _add_within(diff)
     diff.add_argument("--json", action="store_true", help="as one JSON object")
-    launch = _add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+    launch = add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
     launch.add_argument(
         "--replace",
         action="store_true",
@@ -136,8 +91,8 @@ def _add_within(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_searching(commands: "Commands") -> None:
-    tune = _add_sweep(
+def _add_searching(commands: Commands) -> None:
+    tune = add_sweep(
         commands, "tune", searching.tune, "search for the best constants (Optuna); the same command goes on"
     )
     tune.add_argument(
@@ -150,8 +105,8 @@ def _add_searching(commands: "Commands") -> None:
     tune.add_argument("--trials", type=int, metavar="N", help="trials in all, in place of the file's number")
 
 
-def _add_reporting(commands: "Commands") -> None:
-    report = _add_sweep(commands, "report", reporting.report, "write the tables, curves and page of a sweep")
+def _add_reporting(commands: Commands) -> None:
+    report = add_sweep(commands, "report", reporting.report, "write the tables, curves and page of a sweep")
     report.add_argument(
         "--out", type=Path, metavar="DIR", help="where to write (default: reports/build/SWEEP)"
     )
@@ -176,7 +131,7 @@ def _add_reporting(commands: "Commands") -> None:
     load.set_defaults(command=reporting.reference_import)
 
 
-def _add_theory(commands: "Commands") -> None:
+def _add_theory(commands: Commands) -> None:
     bounds = commands.add_parser("bounds", help="the constants of CPPO's bounds beside DPPO's")
     # Read as text: argparse would answer a misspelt number with its usage as well.
     bounds.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
@@ -193,7 +148,7 @@ def _add_theory(commands: "Commands") -> None:
     vectors.set_defaults(command=theory.check_vectors)
 
 
-def _add_data(commands: "Commands") -> None:
+def _add_data(commands: Commands) -> None:
     data = commands.add_parser("data", help="training and validation sets of the verl core")
     actions = data.add_subparsers(metavar="ACTION", required=True)
     prepare = actions.add_parser(
@@ -216,7 +171,7 @@ def _add_data(commands: "Commands") -> None:
     check.set_defaults(command=environment.data_check)
 
 
-def _add_doctor(commands: "Commands") -> None:
+def _add_doctor(commands: Commands) -> None:
     doctor = commands.add_parser(
         "doctor", help="say what this machine has and lacks for a run, and what to do about it"
     )

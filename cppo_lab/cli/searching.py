@@ -17,7 +17,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab import schema, store
     from cppo_lab.cli.training import require_machine
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.launch import RUNS
+    from cppo_lab.sweep.places import RUNS
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import redacted, storage_url

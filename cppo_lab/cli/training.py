@@ -4,14 +4,16 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from cppo_lab.cli.terminal import width
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from cppo_lab.sweep.compose import Composed
     from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.find import Found
+    from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Plan
 
 
@@ -38,12 +40,13 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.launch import plan_states
     from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.states import parse_states
     from cppo_lab.sweep.table import cost_summary, table
 
     declared = load_sweep(options.sweep)
     if isinstance(declared, Search):
         return plan_search(declared, options)
-    only = listing.parse_states(options.state) if options.state else frozenset[str]()
+    only = parse_states(options.state) if options.state else frozenset[str]()
     found, uri = planned(options)
     states, costs = plan_states(found, uri), past_costs(found.runs, uri)
     rows = listing.make_listing(found, states, costs, only)
@@ -54,20 +57,13 @@ def plan(options: argparse.Namespace) -> int:
     else:
         shown = {row.run_id for row in rows.rows}
         print(f"{found.name}: {found.title}. {found.question}\n")
-        print(table([run for run in found.runs if run.run_id in shown], states, costs, _terminal_width()))
+        print(table([run for run in found.runs if run.run_id in shown], states, costs, width()))
         print("\n" + listing.totals_line(rows))
         if only:
             print(listing.shown_line(rows, sorted(only)))
         if cost := cost_summary(found.runs, costs, rows.costs):
             print(cost)
     return 0
-
-
-def _terminal_width() -> int | None:
-    """Columns of the terminal; None where standard output is none: what reads it wants whole lines."""
-    import shutil
-
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def show(options: argparse.Namespace) -> int:
@@ -120,7 +116,7 @@ def diff(options: argparse.Namespace) -> int:
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
     from cppo_lab import store
     from cppo_lab.sweep.find import find_run
-    from cppo_lab.sweep.launch import RUNS
+    from cppo_lab.sweep.places import RUNS
 
     return find_run(beginning, store.tracking_uri(), RUNS.resolve(), options.within)
 
@@ -128,7 +124,7 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
 def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
     """verl's own complete configuration of a run, as plain values."""
     from cppo_lab.cores.verl.config import plain_config
-    from cppo_lab.sweep.launch import RUNS
+    from cppo_lab.sweep.places import RUNS
 
     return plain_config(run.spec, run.layout, found.paths, RUNS.resolve())
 
@@ -160,7 +156,7 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
     if kinds[0].run.core != "verl" or kinds[0].launcher.name == "slurm":
         return  # Slurm's nodes are other machines than this one
     from cppo_lab.doctor import MISSING, examine
-    from cppo_lab.sweep.launch import RUNS
+    from cppo_lab.sweep.places import RUNS
 
     missing = []
     for composed in kinds:
@@ -174,8 +170,15 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     """Train the runs of a sweep that are not done."""
+    found, uri = planned(options)
+    return train(found, uri, options)
+
+
+def train(
+    found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]" = frozenset()
+) -> int:
+    """Train the runs of a plan, failed ones only if `retry` names them, and say what came of it."""
     import signal
-    from collections import Counter
 
     from cppo_lab import schema
     from cppo_lab.sweep.cost import past_costs
@@ -183,22 +186,46 @@ def launch(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.table import table
     from cppo_lab.tracking.client import where_to_look
 
-    found, uri = planned(options)
     _require_machine(found, uri)
     # An orderly end on SIGTERM as on Ctrl-C: the runs are ended and recorded.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    done = launch(found, uri, options.replace)
-    states = done.states
-    print(table(found.runs, states, past_costs(found.runs, uri), _terminal_width()))
+    done = launch(found, uri, getattr(options, "replace", False), retry)
+    print(table(found.runs, done.states, past_costs(found.runs, uri), width()))
     for run_id, old in done.replaced.items():
         for mlflow_id in old:
             print(f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}")
     print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
-    counts = Counter(state.state for state in states.values() if state.state not in schema.FINISHED)
+    return _what_is_left(found, done, options)
+
+
+def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) -> int:
+    """Say how to go on; 0 if that needs nothing but time."""
+    import shlex
+    from collections import Counter
+
+    from cppo_lab import schema
+
+    sweep = shlex.join([options.sweep, *options.overrides])
+    if done.left:
+        one = len(done.left) == 1
+        print(
+            f"cppo: {len(done.left)} run{' that' if one else 's that'} failed by {'an error' if one else 'errors'} of "
+            f"{'its' if one else 'their'} own {'is' if one else 'are'} left: see `cppo status {sweep}`, then "
+            f"`cppo retry {sweep} --failed`",
+            file=sys.stderr,
+        )
+    counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
+    if found.launcher.name == "slurm" and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
+        print(f"Slurm has them: cppo watch {sweep}; cppo status {sweep}")
+        return 0
     if counts:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        failed = counts[schema.FAILED]
+        how = f"cppo retry {sweep} --failed trains the failed ones again" if failed else ""
+        if counts.total() > failed:
+            how = "the same command goes on" + (f", and {how}" if failed else "")
         print(
-            f"cppo: {counts.total()} of {len(states)} runs are not done ({kinds}): the same command goes on",
+            f"cppo: {counts.total()} of {len(done.states)} runs are not done ({kinds}): {how}",
             file=sys.stderr,
         )
     return 1 if counts else 0

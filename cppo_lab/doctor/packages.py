@@ -54,8 +54,8 @@ def check_packages(run: RunSpec, layout: LayoutSpec, launcher: str) -> Iterator[
         yield Check("Python", MISSING, f"{python} is outside {versions}", remedy)
     for requirement in _verl(run, layout) if run.core == "verl" else _MINI:
         yield requirement.check()
-    local = "launcher=local" if launcher == "local" else ""
-    yield Requirement("submitit", ">=1.5.2,<2", local, install="cppo-lab[train]").check()
+    needed = f"launcher={launcher}" if launcher in ("local", "slurm") else ""
+    yield Requirement("submitit", ">=1.5.2,<2", needed, install="cppo-lab[train]").check()
 
 
 _MINI = (

@@ -56,7 +56,7 @@ J = TypeVar("J", bound=Job)
 
 @dataclass(frozen=True)
 class Event(Generic[J]):
-    """Something a launcher saw: `kind` is `submitted`, `started`, `progress`, `ended`."""
+    """Something a launcher saw: `kind` is `submitted`, `started`, `progress`, `ended`, or `cancelled` (not begun)."""
 
     kind: str
     job: J

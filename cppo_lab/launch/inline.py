@@ -1,34 +1,43 @@
 """One job after the other in this process; those that need it each in a fresh one."""
 
 import multiprocessing
+import time
 from collections.abc import Callable, Sequence
 
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
-from cppo_lab.run import AlreadyRunning, describe
+from cppo_lab.run import AlreadyRunning, Interrupted, describe
+from cppo_lab.tracking.run_folder import is_cancelled
 
 
 def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
     """Run the jobs here; a failure is said and the next one starts."""
+    began = time.time()
     for job in jobs:
+        if is_cancelled(job.folder, began):
+            report(Event("cancelled", job))
+            continue
         report(Event("started", job))
         if job.fresh_process:
             _in_a_process(job)
         else:
-            _run(job)
+            _run(job, began)
         report(Event("ended", job))
 
 
-def _run(job: Job) -> None:
+def _run(job: Job, began: float) -> None:
     try:
         job.run()
     except AlreadyRunning as error:
         print(error)
+    except Interrupted:
+        if not is_cancelled(job.folder, began):  # then the signal was for the launcher
+            raise
     except Exception as error:  # noqa: BLE001 - a run has recorded it; the others go on
         print(f"{job.name} failed: {describe(error)}")
 
 
 def _in_a_process(job: Job) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(job,))
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
     process.start()
     try:
         process.join()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from submitit import LocalExecutor, LocalJob
 
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.tracking.run_folder import is_cancelled
 
 POLL_SECONDS = 0.5
 UNLIMITED_HOURS = 10_000.0  # submitit wants a number
@@ -17,13 +18,18 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     workers = spec.workers or default_workers(jobs)
     queue = list(jobs)
     running: list[tuple[J, LocalJob[None]]] = []
+    began = time.time()
     try:
         while queue or running:
             while queue and len(running) < workers:
                 job = queue.pop(0)
+                if is_cancelled(job.folder, began):
+                    report(Event("cancelled", job))
+                    continue
                 running.append((job, _submit(job)))
                 report(Event("started", job))
-            time.sleep(POLL_SECONDS)
+            if running:
+                time.sleep(POLL_SECONDS)
             for job, process in list(running):
                 ended = process.done()
                 report(Event("ended" if ended else "progress", job))

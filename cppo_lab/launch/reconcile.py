@@ -9,12 +9,14 @@ from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
 from cppo_lab.run import is_held
-from cppo_lab.tracking.client import Attempt, attempts, folder_tag, mark_interrupted, open_client
-from cppo_lab.tracking.recorder import read_status
+from cppo_lab.tracking.client import Attempt, attempts, attempts_at, folder_tag, mark_interrupted, open_client
 from cppo_lab.tracking.replace import retire
+from cppo_lab.tracking.run_folder import is_cancelled, read_status
 
 MISSING = schema.MISSING
+FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
 DIED = "its process ended without a word (killed, out of memory, or the machine went down)"
+CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Look:
             return State(
                 schema.QUEUED, f"Slurm job {job.job}: {job.state.lower()}{why}", version, step, t_stop
             )
-        if run_id in self.queued:
+        if run_id in self.queued and not is_cancelled(self.runs / run_id):
             return State(schema.QUEUED)
         if newest is None:
             return State(schema.MISSING)
@@ -96,6 +98,8 @@ class Look:
         return State(schema.PARTIAL, reason, version, step, t_stop)
 
     def _died(self, run_id: str, attempt: Attempt) -> str:
+        if is_cancelled(self.runs / run_id):
+            return CANCELLED
         ours = attempt.folder == folder_tag(self.runs / run_id)
         return DIED if ours else f"{DIED}, or it goes on from another folder than {self.runs}"
 
@@ -114,12 +118,18 @@ def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
     # Locks first: a run that ends between the looks is then seen as running, not as dead.
     held = {run_id: is_held(runs / run_id) for run_id in run_ids}
     waiting, in_slurm = queued(runs), peek(runs)
+    return Look(runs, past_attempts(run_ids, core, uri), held, waiting, in_slurm)
+
+
+def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[Attempt]]:
+    """All attempts that the store at `uri` knows, newest first. Writes nothing."""
     database = store.sqlite_file(uri)
     if database is not None and not database.is_file():
-        past: dict[str, list[Attempt]] = {run_id: [] for run_id in run_ids}
-    else:
-        past = attempts(open_client(uri), schema.experiment_name(core), run_ids)
-    return Look(runs, past, held, waiting, in_slurm)
+        return {run_id: [] for run_id in run_ids}
+    client, experiment = open_client(uri), schema.experiment_name(core)
+    if len(run_ids) <= FEW:
+        return {run_id: attempts_at(client, experiment, run_id) for run_id in run_ids}
+    return attempts(client, experiment, run_ids)
 
 
 def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, State]:
@@ -158,6 +168,7 @@ def _mend(look: Look, uri: str) -> list[str]:
             if client.get_run(one.mlflow_id).info.status == "RUNNING":
                 step, _ = _progress(read_status(folder), one)
                 at = "" if step is None else f" at step {step}"
-                mark_interrupted(client, one.mlflow_id, f"interrupted: {DIED}{at}", step)
+                why = CANCELLED if is_cancelled(folder) else DIED
+                mark_interrupted(client, one.mlflow_id, f"interrupted: {why}{at}", step)
                 mended.append(run_id)
     return mended

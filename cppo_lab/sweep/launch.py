@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
@@ -13,20 +12,24 @@ from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
 from cppo_lab.run import Attempt, Interrupted
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.places import RUNS
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
-
-RUNS = Path("runs")  # below the working folder, beside mlflow.db
+from cppo_lab.tracking.run_folder import forget_cancelled
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch came to: the state of every run, and the MLflow ids of the results that were replaced, by run."""
+    """What a launch came to: the state of every run, and the MLflow ids of the results that were replaced, by run.
+
+    `left` are the runs that failed by errors of their own before and were not trained again.
+    """
 
     states: dict[str, State]
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
 
 
 def plan_states(plan: Plan, uri: str) -> dict[str, State]:
@@ -34,10 +37,11 @@ def plan_states(plan: Plan, uri: str) -> dict[str, State]:
     return run_states([run.run_id for run in plan.runs], plan.core, uri, RUNS.resolve())
 
 
-def launch(plan: Plan, uri: str, replace: bool = False) -> Launched:
-    """Train the runs of `plan` that are neither done nor running.
+def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] = ()) -> Launched:
+    """Train the runs of `plan` that are neither done nor running, and have not failed by an error of their own.
 
     `replace`: those too that other code has finished. Their results stay until the new ones are there.
+    `retry`: ids of failed runs that are to be trained again nevertheless.
     """
     runs, run_ids = RUNS.resolve(), [run.run_id for run in plan.runs]
     if runs.exists() and not runs.is_dir():
@@ -54,19 +58,26 @@ def launch(plan: Plan, uri: str, replace: bool = False) -> Launched:
     going = outdated if replace else {}
     ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
     states = look.states(ignoring)
-    todo = [run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}]
+    open_runs = [
+        run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}
+    ]
+    failed = [run.run_id for run in open_runs if states[run.run_id].state == schema.FAILED]
+    left = tuple(run_id for run_id in failed if run_id not in {*retry, *going})
+    todo = [run for run in open_runs if run.run_id not in left]
     _require_one_machine(todo, plan.launcher)
-    progress = Progress(plan, states)
+    progress = Progress(plan, states, len(todo))
     if not todo:
-        return Launched(states)
+        return Launched(states, left=left)
+    for run in todo:
+        forget_cancelled(runs / run.run_id)
     work = _attempts(plan, todo, uri, version, going)
     try:
         _train(plan, work, progress.see)
     finally:  # after an interrupt too: a run may have been ended before it could record its own end
         look = look_repaired(run_ids, plan.core, uri, runs)
-    left = {one.mlflow_id for past in look.past.values() for one in past}
-    gone = {run_id: tuple(one for one in ids if one not in left) for run_id, ids in going.items()}
-    return Launched(look.states(ignoring), {run_id: ids for run_id, ids in gone.items() if ids})
+    there = {one.mlflow_id for past in look.past.values() for one in past}
+    gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
+    return Launched(look.states(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
 
 
 def _attempts(
@@ -94,7 +105,7 @@ def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt]], 
     with Queue(RUNS.resolve(), [attempt.spec.run_id for attempt in work]) as queue:
 
         def report(event: Event[Attempt]) -> None:
-            if event.kind == "ended":
+            if event.kind in ("ended", "cancelled"):
                 queue.ended(event.job.spec.run_id)
             see(event)
 

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.errors import unknown
 from cppo_lab.launch.reconcile import State
 from cppo_lab.sweep.cost import Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -60,18 +59,6 @@ def make_listing(
         places=plan.places,
         costs=tuple(sum_costs(costs, lambda run_id: states[run_id].state in schema.FINISHED)),
     )
-
-
-def parse_states(text: str) -> frozenset[str]:
-    """The states of a comma list.
-
-    Raises UserError for one that does not exist.
-    """
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in schema.STATES:
-            raise unknown("state", name, schema.STATES)
-    return frozenset(names)
 
 
 def _row(run: PlannedRun, state: State, cost: Cost | None) -> Row:

@@ -10,7 +10,7 @@ from cppo_lab.launch.base import Event
 from cppo_lab.launch.reconcile import State
 from cppo_lab.run import Attempt, is_held
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.recorder import read_status
+from cppo_lab.tracking.run_folder import read_status
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Progress:
 
     plan: Plan
     states: dict[str, State]
+    todo: int  # runs that the launcher is to train
     every: float = 10.0
     running: list[Attempt] = field(default_factory=list)
     ended: int = 0
@@ -28,7 +29,6 @@ class Progress:
     def __post_init__(self) -> None:
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
         counts = Counter(state.state for state in self.states.values())
-        self.todo = sum(n for state, n in counts.items() if state not in schema.FINISHED | {schema.RUNNING})
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         self.say(f"{self.plan.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
         self.started = time.monotonic()
@@ -43,6 +43,9 @@ class Progress:
         elif event.kind == "started":
             self.running.append(event.job)
             self.say(f"{name}: started")
+        elif event.kind == "cancelled":
+            self.ended += 1
+            self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
         elif event.kind == "ended":
             self.running.remove(event.job)
             self.ended += 1

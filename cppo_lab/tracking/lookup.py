@@ -1,7 +1,6 @@
 """The resolved configuration of a run that the tracking store knows."""
 
 import ast
-import json
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,9 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.tracking.client import newest_runs, open_client
-
-CONFIG = "config.json"  # artifact of every run, and file of its folder
-LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
+from cppo_lab.tracking.run_folder import CONFIG, read_config
 
 
 def stored_configs(
@@ -36,17 +33,6 @@ def stored_configs(
         if run_id not in found and run_id not in without:
             found[run_id] = _config(client, run)
     return found
-
-
-def read_config(path: Path) -> dict[str, Any] | None:
-    """The configuration in a file that the recorder wrote; None if it holds none."""
-    try:
-        if path.stat().st_size > LARGEST:
-            return None
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _config(client: MlflowClient, run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Training does not die of a store that is away: points wait in memory (each try c
 import contextlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from cppo_lab.tracking.client import (
     mark_interrupted,
     open_client,
 )
+from cppo_lab.tracking.run_folder import read_status, seconds_trained, write_status
 from cppo_lab.tracking.spool import Row, Spool
 
 SHIP_SECONDS = 2.0  # how often points go to the store
@@ -38,13 +40,22 @@ _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 class Recorder:
     """One attempt at one run. Create it, `begin`, `log` every step, then `finish`, `fail` or `interrupt`.
 
-    `continues` is the MLflow run of an earlier attempt from the same folder: this one goes on in it.
+    `continues` is the MLflow run of an earlier attempt from the same folder: this one goes on in it. `gpus` is how
+    many it takes on all its machines.
     """
 
     def __init__(
-        self, spec: RunSpec, tags: Mapping[str, str], uri: str, folder: Path, continues: str | None = None
+        self,
+        spec: RunSpec,
+        tags: Mapping[str, str],
+        uri: str,
+        folder: Path,
+        continues: str | None = None,
+        gpus: int = 0,
     ) -> None:
         self.spec, self.folder = spec, folder
+        self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
+        self._first: tuple[int, float] | None = None  # step that this attempt logged first, and when
         self.client = open_client(uri)
         self._experiment = ensure_experiment(self.client, uri, schema.experiment_name(spec.core))
         self._tags = {**run_tags(spec), schema.TAG_FOLDER: ensure_folder_tag(folder), **tags}
@@ -109,6 +120,7 @@ class Recorder:
         for name in metrics:
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
+        self._first = self._first or (step, time.time())
         if step not in self._steps:
             row = Row(step, int(time.time() * 1000), dict(metrics))
             self._spool.add(row)
@@ -137,6 +149,8 @@ class Recorder:
 
         Raises UserError if the store stayed away; the points are in the run's folder then.
         """
+        with contextlib.suppress(OSError):  # from here to the end the store knows more than the folder
+            self._status(schema.RUNNING, outcome.step, finishing=True)
         self._drain()
         self._spool.close()
         for path in self._artifacts:
@@ -211,8 +225,13 @@ class Recorder:
                 )
             time.sleep(1.0)
 
-    def _status(self, status: str, step: int | None, reason: str = "") -> None:
-        """What the launcher shows of this run; replaced as a whole, so that a reader never sees half of it."""
+    def _status(self, status: str, step: int | None, reason: str = "", finishing: bool = False) -> None:
+        """What launchers and `cppo status` show of this run, written as a whole: a reader never sees half of it.
+
+        `seconds` are those of all attempts, `started` and `first_step` speak of this one.
+        """
+        now = time.time()
+        first_step, first_time = self._first or (None, None)
         write_status(
             self.folder,
             {
@@ -221,10 +240,30 @@ class Recorder:
                 "t_stop": self.spec.training.t_stop,
                 "score": self._score,
                 "reason": reason,
+                "core": self.spec.core,
+                "rule": self.spec.rule.name,
+                "model": self.spec.model.name,
+                "seed": self.spec.seed,
+                "host": socket.gethostname(),
                 "pid": os.getpid(),
+                "job": _slurm_job(),
+                "gpus": self._gpus,
+                "started": self._started,
+                "updated": now,
+                "seconds": self._before + now - self._started,
+                "first_step": first_step,
+                "first_time": first_time,
+                "finishing": finishing,
+                "replaces": bool(self._tags.get(schema.TAG_REPLACES)),
                 "mlflow_id": self.mlflow_id,
             },
         )
+
+
+def _slurm_job() -> str:
+    """The job that this process runs in, as Slurm's commands write it; empty outside Slurm."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def _points(row: Row) -> list[Metric]:
@@ -254,19 +293,3 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif value is not None:
             flat[prefix + key] = str(value)
     return flat
-
-
-def write_status(folder: Path, values: Mapping[str, Any]) -> None:
-    """Replace `status.json` in a run's folder."""
-    partial = folder / "status.json.partial"
-    partial.write_text(json.dumps(values), encoding="utf-8")
-    partial.replace(folder / "status.json")
-
-
-def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder; empty if it has none."""
-    try:
-        values = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return values if isinstance(values, dict) else {}

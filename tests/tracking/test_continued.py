@@ -11,7 +11,8 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.client import attempts, folder_tag, open_client
-from cppo_lab.tracking.recorder import Recorder, read_status
+from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.run_folder import read_status
 from cppo_lab.tracking.spool import Spool
 from tests.conftest import FINISHED
 

@@ -13,7 +13,8 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
-from cppo_lab.tracking.recorder import Recorder, flatten, read_status
+from cppo_lab.tracking.recorder import Recorder, flatten
+from cppo_lab.tracking.run_folder import read_status
 from tests.conftest import FINISHED
 
 

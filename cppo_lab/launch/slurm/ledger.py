@@ -139,6 +139,13 @@ class Ledger:
         """Every place in the queue that a job has had, newest first."""
         return self._tasks("WHERE task.name = ?", name)
 
+    def newest_tasks(self) -> dict[str, Task]:
+        """The last place in the queue of every job that ever had one, by name."""
+        found: dict[str, Task] = {}
+        for task in self._tasks(""):
+            found.setdefault(task.name, task)
+        return found
+
     def folder_of(self, token: str) -> Path:
         """Where a submission keeps its batch script, functions and output."""
         return self.path.parent / FOLDER / token

@@ -89,7 +89,7 @@ class SearchStudy:
 
     def abandoned(self) -> list[FrozenTrial]:
         """Trials that are said to be running here, but that no process works on."""
-        ours, found = folder_tag(self.folder), []
+        ours, found = ensure_folder_tag(self.folder), []
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             with contextlib.ExitStack() as stack:
                 if trial.user_attrs.get(OWNER) == ours and self._held(trial.number, stack):

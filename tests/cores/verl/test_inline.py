@@ -13,7 +13,7 @@ from cppo_lab.spec import VerlRun
 from cppo_lab.store import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.client import attempts
-from cppo_lab.tracking.recorder import read_status
+from cppo_lab.tracking.run_folder import read_status
 
 pytestmark = pytest.mark.verl
 

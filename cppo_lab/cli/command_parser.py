@@ -1,0 +1,54 @@
+"""The parser of one subcommand, and what several of them take."""
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["CommandParser"]
+else:
+    Commands = object  # what argparse returns has no public name
+
+OVERRIDES = (
+    "configuration overrides, as in Hydra: rule.delta=0.1 training.t_stop=20 launcher=inline. "
+    "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
+)
+SWEEP = "name of a shipped sweep or study, or path to such a file"
+RUN = "id of a run or its beginning (4 digits or more), of a run that was launched or that a shipped sweep declares"
+SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A subcommand's parser. Where it takes overrides, its help lists the configuration groups."""
+
+    lists_groups = False
+
+    def format_help(self) -> str:
+        """The help text; conf/ is read only now."""
+        text = super().format_help()
+        if not self.lists_groups:
+            return text
+        from cppo_lab.sweep.groups import groups
+
+        lines = [
+            textwrap.fill(", ".join(options), 100, initial_indent=f"  {name}=", subsequent_indent="      ")
+            for name, options in groups().items()
+        ]
+        return "\n".join([text, "configuration groups, chosen as GROUP=OPTION:", *lines, ""])
+
+
+def add_sweep(
+    commands: "Commands",
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    text: str,
+    metavar: str = "sweep",
+) -> CommandParser:
+    """A subcommand on the runs of a sweep."""
+    added = commands.add_parser(name, help=text)
+    added.set_defaults(command=command)
+    added.lists_groups = True
+    added.add_argument("sweep", metavar=metavar.upper(), help=SWEEP if metavar == "sweep" else SWEEP_OR_RUN)
+    added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    return added

@@ -1,0 +1,181 @@
+"""`cppo status`, `cppo watch`, `cppo logs`, `cppo cancel`, `cppo retry`: many runs, whoever launched them."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cppo_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.plan import Plan
+    from cppo_lab.sweep.status import Label, RunStatus
+
+
+def status(options: argparse.Namespace) -> int:
+    """Say how the runs of a sweep, or all known runs, stand."""
+    from cppo_lab.cli.terminal import width
+    from cppo_lab.sweep import status_table
+    from cppo_lab.sweep.states import parse_states
+
+    states = parse_states(options.state) if options.state else frozenset[str]()
+    look, uri = _asked(options)
+    if options.repair:
+        from cppo_lab.sweep.repair import repair
+
+        for line in repair(_runs(), uri, look()):
+            print(line, file=sys.stderr)
+    everything = look()
+    shown = status_table.only(everything, states)
+    if options.json:
+        print(status_table.to_json(shown, everything))
+    elif options.csv:
+        print(status_table.to_csv(shown), end="")
+    elif not everything:
+        print(f"no runs are known in {_runs()}: `cppo launch SWEEP` trains some")
+    else:
+        print(status_table.table(shown, width()) if shown else f"no run is {' or '.join(sorted(states))}")
+        print(f"\n{status_table.totals(everything)}")
+    return 0
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Show the runs until all have ended; 0 only if all are done."""
+    from cppo_lab import schema
+    from cppo_lab.sweep import watch
+
+    if not 0.2 <= options.every <= 86_400:
+        raise UserError(f"--every {options.every:g}: seconds between two looks, 0.2 to 86400")
+    command = watch.parse_command(options.notify) if options.notify is not None else None
+    look, _ = _asked(options)
+    found = watch.watch(look, options.every, sys.stdout)
+    if command is not None:
+        watch.notify(command, Path(options.sweep).stem if options.sweep else "", found)
+    return 0 if all(one.state in schema.FINISHED for one in found) else 1
+
+
+def logs(options: argparse.Namespace) -> int:
+    """Print what a run has printed."""
+    from cppo_lab.sweep import logs
+
+    runs = _runs()
+    run_id = logs.run_by_beginning(runs, options.run)
+    if not options.follow:
+        logs.show(runs, run_id, options.all, sys.stdout)
+        return 0
+    if options.all:
+        raise UserError("--all with -f: only the newest attempt grows; leave one of them out")
+    logs.follow(runs, run_id, lambda: _lives(run_id), sys.stdout)
+    return 0
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """End runs, and take those that wait off their lists."""
+    from cppo_lab.sweep.cancel import cancel, candidates
+
+    if bool(options.sweep) == bool(options.run):
+        raise UserError("cppo cancel: name a sweep, or runs with --run ID, and not both")
+    runs = _runs()
+    found = _asked(options)[0]() if options.sweep else _these(options.run)
+    chosen = candidates(found, options.queued)
+    names = {one.run_id: f"{one.run_id} {_name(one)}" for one in found}
+    if options.dry_run:
+        for one in chosen:
+            print(f"{names[one.run_id]}: {one.state}{f', {one.job}' if one.job else ''}: would be cancelled")
+        return 0
+    done = cancel(runs, chosen, options.queued) if chosen else []
+    for line in done:
+        print(f"{names[line.run_id]}: {line.text}")
+    print(
+        f"{sum(line.done for line in done)} of {len(found)} runs cancelled" if done else "nothing to cancel"
+    )
+    return 0 if all(line.done for line in done) else 1
+
+
+def retry(options: argparse.Namespace) -> int:
+    """Train failed runs of a sweep again."""
+    from dataclasses import replace
+
+    from cppo_lab import schema
+    from cppo_lab.cli.training import planned, train
+    from cppo_lab.sweep.launch import plan_states
+
+    if options.failed == bool(options.run):
+        raise UserError("cppo retry: say which runs: --failed, or --run ID once or more, and not both")
+    plan, uri = planned(options)
+    states = plan_states(plan, uri)
+    if options.failed:
+        chosen = {run_id for run_id, state in states.items() if state.state == schema.FAILED}
+    else:
+        chosen = {_one_of(plan, beginning) for beginning in options.run}
+        for run_id in sorted(chosen):
+            if (state := states[run_id].state) in schema.FINISHED | {schema.RUNNING}:
+                raise UserError(
+                    f"--run {run_id} is {state}: only runs that are neither done nor running can be retried"
+                )
+    if not chosen:
+        print(f"no run of {plan.name} has failed")
+        return 0
+    runs = tuple(run for run in plan.runs if run.run_id in chosen)
+    return train(replace(plan, runs=runs), uri, options, retry=chosen)
+
+
+def _one_of(plan: "Plan", beginning: str) -> str:
+    found = [run.run_id for run in plan.runs if run.run_id.startswith(beginning)]
+    if len(found) != 1:
+        what = "is the beginning of" if found else "begins none of"
+        ids = ", ".join((found or [run.run_id for run in plan.runs])[:10])
+        raise UserError(f"--run {beginning!r} {what} the ids {ids}: give enough of one of them")
+    return found[0]
+
+
+def _runs() -> Path:
+    from cppo_lab.sweep.places import RUNS
+
+    return RUNS.resolve()
+
+
+def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]], str]":
+    """What looks at the runs that were asked for, those of a sweep or all known ones; and the store to use."""
+    from cppo_lab import store
+    from cppo_lab.sweep.status import look
+
+    runs = _runs()
+    if not options.sweep:
+        uri = store.tracking_uri()
+        return (lambda: look(runs, uri)), uri
+    from cppo_lab.cli.training import planned
+
+    plan, uri = planned(options)
+    labels = _labels(plan)
+    return (lambda: look(runs, uri, labels)), uri
+
+
+def _labels(plan: "Plan") -> "Mapping[str, Label]":
+    from cppo_lab.sweep.status import Label
+
+    return {
+        run.run_id: Label(run.spec.core, run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants)
+        for run in plan.runs
+    }
+
+
+def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
+    """The known runs whose ids begin so."""
+    from cppo_lab import store
+    from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.sweep.status import look
+
+    run_ids = {run_by_beginning(_runs(), beginning) for beginning in beginnings}
+    return [one for one in look(_runs(), store.tracking_uri()) if one.run_id in run_ids]
+
+
+def _lives(run_id: str) -> bool:
+    from cppo_lab.sweep.status import ALIVE
+
+    return any(one.state in ALIVE for one in _these([run_id]))
+
+
+def _name(one: "RunStatus") -> str:
+    return f"{one.label.name}/{one.label.model}/seed {one.label.seed}"

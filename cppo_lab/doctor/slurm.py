@@ -1,0 +1,101 @@
+"""What launcher=slurm needs of the machine that submits: commands, a controller, partitions, a shared folder."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
+
+COMMANDS = ("sbatch", "squeue", "scancel", "srun")
+PATIENCE = 15.0  # seconds for the controller to answer
+MOUNTS = Path("/proc/mounts")
+SHARED = (
+    "nfs",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "ceph",
+    "glusterfs",
+    "wekafs",
+    "panfs",
+    "afs",
+    "cifs",
+    "orangefs",
+    "9p",
+)
+
+
+def check_slurm(partition: str | None, runs: Path) -> Iterator[Check]:
+    """Slurm's side of a launch from here, its `partition` (None: the cluster's default) and the folder of all runs."""
+    lacking = [name for name in COMMANDS if shutil.which(name) is None]
+    if lacking:
+        remedy = "go to a login node of the cluster (`make slurm-dev` starts a Slurm to try things out)"
+        yield Check("Slurm's commands", MISSING, f"{', '.join(lacking)} not found", remedy)
+        return
+    yield Check("Slurm's commands", OK, str(Path(str(shutil.which("sbatch"))).parent))
+    said, problem = _ask("scontrol", "ping")
+    if problem:
+        yield Check(
+            "Slurm's controller", MISSING, problem, "see that it is up, and SLURM_CONF where it is set"
+        )
+        return
+    yield Check("Slurm's controller", OK, said)
+    yield _partition(partition)
+    yield _shared(runs)
+
+
+def _partition(wanted: str | None) -> Check:
+    said, problem = _ask("sinfo", "--noheader", "--format=%R|%a")
+    if problem:
+        return Check("partition", WARNING, f"partitions are not known: {problem}")
+    found = {name: state for line in said.splitlines() for name, _, state in [line.partition("|")]}
+    if wanted is None:
+        return Check("partition", OK, f"the cluster's default; there are {', '.join(sorted(found))}")
+    lacking = [name for name in wanted.split(",") if name not in found]
+    if lacking:
+        remedy = f"set resources.partition to one of {', '.join(sorted(found))}"
+        return Check("partition", MISSING, f"the cluster has no {', '.join(lacking)}", remedy)
+    down = [name for name in wanted.split(",") if found[name] != "up"]
+    if down:
+        return Check(
+            "partition", WARNING, f"{', '.join(down)} is {found[down[0]]}", "its jobs wait until it is up"
+        )
+    return Check("partition", OK, wanted)
+
+
+def _shared(runs: Path) -> Check:
+    """By the kind of file system: what only this machine has is seldom seen by others."""
+    kind = _file_system(runs)
+    if kind.startswith(SHARED) or kind.startswith("fuse."):
+        return Check("shared runs folder", OK, f"{runs} is on {kind}")
+    remedy = "work in a folder that all nodes see under the same path, and MLflow's file in one too"
+    return Check("shared runs folder", WARNING, f"{runs} is on {kind or 'an unknown file system'}", remedy)
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that holds `path`, as the kernel calls it; empty where that is not known."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    best = ("", "")
+    for line in lines:
+        _, place, kind, *_ = line.split()
+        place = place.replace("\\040", " ")
+        if path.resolve().is_relative_to(place) and len(place) >= len(best[0]):
+            best = (place, kind)
+    return best[1]
+
+
+def _ask(*command: str) -> tuple[str, str]:
+    """What a command prints, and what is wrong if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    except FileNotFoundError:
+        return "", f"{command[0]} not found"
+    except subprocess.TimeoutExpired:
+        return "", f"{command[0]} did not answer within {PATIENCE:.0f} s"
+    text = (done.stdout.strip() or done.stderr.strip()) if done.returncode else done.stdout.strip()
+    lines = text.splitlines() or [f"exit status {done.returncode}"]
+    return (text, "") if done.returncode == 0 else ("", f"{command[0]}: {lines[0]}")

@@ -1,0 +1,100 @@
+"""What Slurm and the ledger say of runs, to those who only look: one `squeue`, and `sacct` for what that forgot."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task
+from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, QueuedJob, ended_as, our_jobs
+from cppo_lab.launch.slurm.reconcile import LEFT
+
+ANSWER_SECONDS = 60.0  # within which sbatch has answered, or its launcher is dead
+PING_SECONDS = 10.0
+_UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
+
+
+@dataclass(frozen=True)
+class SlurmView:
+    """`tasks`: the newest of each run. `here`: what of them is in the queue, by run.
+
+    `ended`: Slurm's word for jobs that have left it lately, by job. `silent`: why the queue could not be asked.
+    """
+
+    tasks: Mapping[str, Task] = field(default_factory=dict)
+    here: Mapping[str, QueuedJob] = field(default_factory=dict)
+    ended: Mapping[str, str] = field(default_factory=dict)
+    silent: str = ""
+
+    def job_of(self, run_id: str) -> str:
+        """The newest job of a run, as Slurm's commands write it; empty if it had none."""
+        if run_id in self.here:
+            return self.here[run_id].job
+        return self.tasks[run_id].job if run_id in self.tasks else ""
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether its job has nodes."""
+        return run_id in self.here and self.here[run_id].state in ACTIVE
+
+    def waiting(self, run_id: str) -> str | None:
+        """Why its job has not started; None if it does not wait, as far as anybody can say now."""
+        if job := self.here.get(run_id):
+            if job.state in ACTIVE:
+                return None
+            return f"{job.state.lower()}, {job.reason}" if job.reason else job.state.lower()
+        task = self.tasks.get(run_id)
+        if task is None or task.ended is not None:
+            return None
+        if task.job_id is None:
+            return "is being submitted" if time.time() - task.created < ANSWER_SECONDS else None
+        return f"not known now: {self.silent}" if self.silent else None
+
+    def words(self, run_ids: Iterable[str]) -> dict[str, str]:
+        """How the jobs of runs ended, in Slurm's words, where that says anything: OUT_OF_MEMORY, TIMEOUT, ..."""
+        tasks = [self.tasks[run_id] for run_id in run_ids if run_id in self.tasks and run_id not in self.here]
+        unknown = [
+            task.job
+            for task in tasks
+            if task.ended in (None, LEFT) and task.job and task.job not in self.ended
+        ]
+        known = {**(ended_as(unknown) if not self.silent else {}), **self.ended}
+        found = {}
+        for task in tasks:
+            word = task.ended if task.ended not in (None, LEFT) else known.get(task.job, "")
+            if word not in _UNEVENTFUL:
+                found[task.name] = str(word)
+        return found
+
+
+def view(runs: Path) -> SlurmView:
+    """Look at what was ever submitted for the runs in folder `runs`. Writes nothing."""
+    if not (runs / NAME).is_file():
+        return SlurmView()
+    with Ledger(runs) as ledger:
+        tasks = ledger.newest_tasks()
+    if all(task.ended is not None for task in tasks.values()):
+        return SlurmView(tasks)
+    try:
+        _require_answer()
+        jobs = our_jobs()
+    except UserError as error:
+        return SlurmView(tasks, silent=str(error))
+    live = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
+    here = {task.name: live[task.job] for task in tasks.values() if task.ended is None and task.job in live}
+    return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
+
+
+def _require_answer() -> None:
+    """Raises UserError at once if the controller is down: `squeue` takes some ten seconds to notice."""
+    if shutil.which("scontrol") is None:
+        return
+    try:
+        done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=PING_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
+    if done.returncode:
+        said = (done.stdout.strip() or done.stderr.strip() or f"exit status {done.returncode}").splitlines()
+        raise UserError(f"Slurm's controller does not answer ({said[0]})")

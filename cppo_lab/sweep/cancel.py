@@ -1,0 +1,128 @@
+"""End runs in order, and take those that wait off their lists. Each can go on with the next launch.
+
+A run is marked in its folder first: whoever has it on a list then leaves it out, and the run itself says that it was
+cancelled. Then its job goes to `scancel`, or its process gets SIGTERM.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab import schema
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
+from cppo_lab.launch.slurm.queue import ACTIVE
+from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
+from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.run import holder, is_held
+from cppo_lab.sweep.status import ALIVE, RunStatus
+from cppo_lab.tracking import run_folder
+
+PATIENCE_SECONDS = 60.0  # for runs to write down how far they came
+POLL_SECONDS = 0.2
+WORD = "CANCELLED"  # Slurm's
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """What was done about a run: one line, and whether that ended it or keeps it from starting."""
+
+    run_id: str
+    text: str
+    done: bool
+
+
+def candidates(found: Sequence[RunStatus], queued_only: bool) -> list[RunStatus]:
+    """The runs that live, or only those of them that have not started."""
+    return [one for one in found if one.state in ({schema.QUEUED} if queued_only else ALIVE)]
+
+
+def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[Cancelled]:
+    """Cancel the runs; those that have started meanwhile are spared if `queued_only`. Waits for them to end.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    for one in chosen:
+        run_folder.cancel(runs / one.run_id)
+    jobs = _in_slurm(runs, [one.run_id for one in chosen], queued_only)
+    ended, running = [], []
+    for one in chosen:
+        folder = runs / one.run_id
+        if one.run_id in jobs:
+            active, job = jobs[one.run_id]
+            if active and queued_only:
+                run_folder.forget_cancelled(folder)
+                ended.append(
+                    Cancelled(one.run_id, f"Slurm job {job} has started meanwhile: left alone", False)
+                )
+            elif active:
+                running.append((one.run_id, f"Slurm job {job}"))
+            else:
+                ended.append(Cancelled(one.run_id, f"taken out of Slurm's queue (job {job})", True))
+        elif not is_held(folder):
+            ended.append(Cancelled(one.run_id, "will not be started", True))
+        elif queued_only:
+            run_folder.forget_cancelled(folder)
+            ended.append(Cancelled(one.run_id, "has started meanwhile: left alone", False))
+        elif problem := _end_process(folder):
+            ended.append(Cancelled(one.run_id, problem, False))
+        else:
+            running.append((one.run_id, "its process"))
+    return ended + _wait(runs, running)
+
+
+def _in_slurm(runs: Path, run_ids: Sequence[str], queued_only: bool) -> Mapping[str, tuple[bool, str]]:
+    """End the jobs of these runs; of those that had one in the queue, whether it had nodes, and its number."""
+    if not (runs / NAME).is_file():
+        return {}
+    with submitting(runs), Ledger(runs) as ledger:
+        here = refresh(ledger)
+        jobs = {run_id: here[run_id] for run_id in run_ids if run_id in here}
+        waiting = {run_id for run_id, job in jobs.items() if job.state not in ACTIVE}
+        cancel_jobs([job.job for run_id, job in jobs.items() if run_id in waiting or not queued_only])
+        # The others are on record as soon as they have left the queue.
+        ledger.end([task for task in ledger.open_tasks() if task.name in waiting], WORD)
+    return {run_id: (run_id not in waiting, job.job) for run_id, job in jobs.items()}
+
+
+def _end_process(folder: Path) -> str:
+    """Send SIGTERM to the process that trains a run; why that cannot be done, or nothing."""
+    where = holder(folder)
+    if where is None:
+        return "" if not is_held(folder) else "the process that trains it is not known: wait for it to end"
+    host, pid = where
+    if host != socket.gethostname():
+        return f"is trained on {host} (process {pid}): cancel it there"
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return ""
+    try:
+        if holder(folder) == where:  # still: the number has not gone to another process meanwhile
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        return f"process {pid} belongs to another user: ask them"
+    finally:
+        os.close(process)
+    return ""
+
+
+def _wait(runs: Path, running: Sequence[tuple[str, str]]) -> list[Cancelled]:
+    """Wait for runs to let go of their folders."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    left = dict(running)
+    while left and time.monotonic() < deadline:
+        left = {run_id: what for run_id, what in left.items() if is_held(runs / run_id)}
+        if left:
+            time.sleep(POLL_SECONDS)
+    return [
+        Cancelled(run_id, f"told {what} to end; it has not yet", True)
+        if run_id in left
+        else Cancelled(run_id, "ended, and can go on with the next launch", True)
+        for run_id, what in running
+    ]

@@ -1,0 +1,109 @@
+"""What runs have printed: where each launcher keeps it, and following it as it grows."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm.ledger import NAME, Ledger
+from cppo_lab.sweep.find import LENGTH
+from cppo_lab.sweep.status import known_runs, sight
+
+TRACEBACK = "traceback.txt"  # in a run's folder
+POLL_SECONDS = 0.5
+LOOK_SECONDS = 3.0  # between two looks at whether the run still lives
+PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The output of one attempt: standard output, and standard error where it is apart."""
+
+    began: float  # seconds since the epoch
+    files: tuple[Path, ...]
+
+
+def run_by_beginning(runs: Path, beginning: str) -> str:
+    """The known run whose id begins so.
+
+    Raises UserError if there is none or more than one.
+    """
+    found = [run_id for run_id in known_runs(sight(runs)) if run_id.startswith(beginning)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UserError(
+            f"run {beginning!r}: {runs} has no run whose id begins so: see `cppo status` (an id has {LENGTH} digits)"
+        )
+    raise UserError(
+        f"run {beginning!r} is the beginning of {len(found)} ids: {', '.join(found[:10])}: give more digits"
+    )
+
+
+def attempts(runs: Path, run_id: str) -> list[Printed]:
+    """What each attempt at a run has printed, the newest last. An attempt within the launcher itself prints there."""
+    found = []
+    for path in (runs / run_id / "attempts").glob("*_log.out"):
+        both = (path, path.with_name(path.name.removesuffix("out") + "err"))
+        found.append(Printed(path.stat().st_mtime, tuple(one for one in both if one.is_file())))
+    if (runs / NAME).is_file():
+        with Ledger(runs) as ledger:
+            for task in ledger.tasks_of(run_id):
+                if task.job:
+                    files = sorted(ledger.folder_of(task.token).glob(f"{task.job}_*_log.*"))
+                    files = [path for path in files if path.suffix in (".out", ".err")]
+                    found.append(Printed(task.created, tuple(files)))
+    return sorted((one for one in found if one.files), key=lambda one: one.began)
+
+
+def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
+    """Print the newest attempt's output, or every one's; the traceback where nothing was printed to a file.
+
+    Raises UserError if there is neither.
+    """
+    found = attempts(runs, run_id)
+    files = [path for one in (found if every else found[-1:]) for path in one.files]
+    files = [path for path in files if path.stat().st_size] or files
+    trace = runs / run_id / TRACEBACK
+    if not files and trace.is_file():
+        files = [trace]
+    if not files:
+        raise UserError(
+            f"run {run_id}: nothing is written of what it printed: it has not started, or ran within its launcher "
+            "(launcher=inline), which printed it"
+        )
+    for path in files:
+        if len(files) > 1:
+            out.write(f"==> {path} <==\n")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            while piece := file.read(PIECE):
+                out.write(piece)
+    out.flush()
+
+
+def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
+    """Print the newest attempt's output as it comes, and that of attempts that follow, until the run has ended."""
+    read: dict[Path, int] = {}
+    looked, lives = time.monotonic(), alive()
+    while True:
+        for text in _news(attempts(runs, run_id)[-1:], read):
+            out.write(text)
+        out.flush()
+        if not lives:
+            return
+        time.sleep(POLL_SECONDS)
+        if time.monotonic() - looked >= LOOK_SECONDS:
+            looked, lives = time.monotonic(), alive()  # what was written before it ended is read once more
+
+
+def _news(newest: Sequence[Printed], read: dict[Path, int]) -> Iterator[str]:
+    """What files hold beyond what was read of them; `read` is brought up to date."""
+    for one in newest:
+        for path in one.files:
+            with path.open("rb") as file:
+                file.seek(read.setdefault(path, 0))
+                while piece := file.read(PIECE):
+                    read[path] += len(piece)
+                    yield piece.decode("utf-8", errors="replace")

@@ -1,0 +1,63 @@
+"""Finish what kills have left: runs that nobody trains any more end in the store, in their folders and in the record
+of Slurm jobs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cppo_lab import schema, store
+from cppo_lab.launch import reconcile
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
+from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.run import AlreadyRunning, held
+from cppo_lab.sweep.status import RunStatus
+from cppo_lab.tracking.run_folder import read_status, write_status
+
+
+def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
+    """Mend what is known of these runs; one line on each thing that was mended.
+
+    Raises UserError if the store or Slurm's controller does not answer.
+    """
+    lines = _slurm(runs)
+    database = store.sqlite_file(uri)
+    for core in schema.CORES:
+        run_ids = [one.run_id for one in found if one.label.core in (core, "")]
+        if run_ids and (database is None or database.is_file()):
+            mended = dict.fromkeys(reconcile.repair(run_ids, core, uri, runs))
+            lines += [f"{run_id}: its record in MLflow is mended" for run_id in mended]
+            states = reconcile.run_states(run_ids, core, uri, runs)
+            stale = [run_id for run_id in run_ids if _end_folder(runs / run_id, states[run_id])]
+            lines += [f"{run_id}: its folder says now that it is {states[run_id].state}" for run_id in stale]
+    return lines or ["nothing to repair"]
+
+
+def _slurm(runs: Path) -> list[str]:
+    """Write down which jobs have left the queue, and adopt or cancel those of killed launchers."""
+    if not (runs / NAME).is_file():
+        return []
+    with submitting(runs), Ledger(runs) as ledger:
+        before = {(task.name, task.token): task for task in ledger.open_tasks()}
+        refresh(ledger)
+        after = {(task.name, task.token) for task in ledger.open_tasks()}
+    return [f"{task.name}: Slurm job {task.job} is over" for key, task in before.items() if key not in after]
+
+
+def _end_folder(folder: Path, state: reconcile.State) -> bool:
+    """Let a folder that says a run goes on say how it ended."""
+    if read_status(folder).get("status") != schema.RUNNING or state.state not in schema.FINISHED | {
+        schema.PARTIAL
+    }:
+        return False
+    try:
+        with held(folder):
+            told = read_status(folder)
+            if told.get("status") != schema.RUNNING:
+                return False
+            known = {} if state.step is None else {"step": state.step}
+            reason = state.reason
+            write_status(
+                folder, {**told, **known, "status": state.state, "reason": reason, "finishing": False}
+            )
+    except AlreadyRunning:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""What a run's folder says of it, read without the tracking store: status, configuration, cancellation."""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+STATUS = "status.json"
+CONFIG = "config.json"  # artifact of every run as well
+LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
+CANCELLED = "cancelled"  # holds when, in seconds since the epoch
+
+
+def write_status(folder: Path, values: Mapping[str, Any]) -> None:
+    """Replace `status.json` in a run's folder."""
+    partial = folder / f"{STATUS}.partial"
+    partial.write_text(json.dumps(values), encoding="utf-8")
+    partial.replace(folder / STATUS)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The last status of a run's folder; empty if it has none."""
+    try:
+        values = json.loads((folder / STATUS).read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in a file that the recorder wrote; None if it holds none."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def begin_status(folder: Path) -> None:
+    """Forget how the previous attempt ended; how long the run has been trained in all stays."""
+    if before := read_status(folder):
+        write_status(folder, {"status": "", "step": None, "seconds": seconds_trained(before)})
+
+
+def seconds_trained(status: Mapping[str, Any]) -> float:
+    """Wall seconds of all attempts at a run together, up to its last status; 0 where that does not say."""
+    seconds = status.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+
+def cancel(folder: Path) -> None:
+    """Mark that the run is not to be started, or to be ended, by whoever has it now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CANCELLED).write_text(f"{time.time()}\n", encoding="utf-8")
+
+
+def is_cancelled(folder: Path, since: float = 0.0) -> bool:
+    """Whether the run was cancelled after the moment `since` (seconds since the epoch)."""
+    try:
+        return float((folder / CANCELLED).read_text(encoding="utf-8")) >= since
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+
+
+def forget_cancelled(folder: Path) -> None:
+    """The run is wanted again."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        (folder / CANCELLED).unlink()

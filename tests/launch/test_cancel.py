@@ -1,0 +1,139 @@
+"""`cppo cancel` and `cppo retry` on real runs of the local and the inline launcher."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.run import Attempt, Interrupted, execute
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking import run_folder
+from tests.launch.test_launch import LONG, SWEEP, cppo, mlflow_runs, wait_for_step
+
+TWO = [text for text in LONG if not text.startswith("variant=")] + ["variant=grpo,cppo"]
+
+
+def states(capsys: pytest.CaptureFixture[str], *sweep: str) -> dict[str, tuple[str, str]]:
+    """State and reason by variant."""
+    capsys.readouterr()
+    assert main(["status", *sweep, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    return {row["variants"]["quickstart"]: (row["state"], row["reason"]) for row in rows}
+
+
+def test_a_queued_run_is_not_started_and_a_running_one_ends_in_order(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = cppo("launch", *TWO, "launcher.workers=1")
+    wait_for_step(workspace / "runs", 2)
+    [running] = [path.parent.name for path in (workspace / "runs").glob("*/status.json")]
+    assert main(["cancel", *TWO, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("would be cancelled") == 2
+    assert sorted(state for state, _ in states(capsys, *TWO).values()) == ["queued", "running"]
+
+    assert main(["cancel", *TWO, "--queued"]) == 0
+    assert "will not be started\n1 of 2 runs cancelled" in capsys.readouterr().out
+    assert sorted(state for state, _ in states(capsys, *TWO).values()) == ["missing", "running"]
+    assert main(["cancel", "--run", running[:6]]) == 0
+    assert "ended, and can go on with the next launch" in capsys.readouterr().out
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 1, output
+    assert "cancelled  [2/2]" in output
+
+    [run] = mlflow_runs()  # the other one was never started
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
+    assert run.data.tags[schema.TAG_REASON].startswith("interrupted: cancelled at step ")
+    found = dict(sorted(states(capsys, *TWO).items(), key=lambda one: one[1]))
+    [(one, _), (other, reason)] = found.values()
+    assert (one, other) == ("missing", "partial")
+    assert reason.startswith("interrupted: cancelled at step ")
+    assert main(["cancel", *TWO]) == 0
+    assert "nothing to cancel" in capsys.readouterr().out
+    assert main(["cancel"]) == 2
+    assert "name a sweep, or runs with --run ID" in capsys.readouterr().err
+
+    again = cppo("launch", *TWO, "launcher.workers=2")  # both are wanted again, and go on
+    wait_for_step(workspace / "runs", 3)
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert "terminated by SIGINT" in str(states(capsys, *TWO))
+
+
+def test_what_was_cancelled_before_this_attempt_does_not_concern_it(
+    workspace: Path, tiny_spec: RunSpec
+) -> None:
+    attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
+    run_folder.cancel(attempt.folder)
+    with pytest.raises(Interrupted, match="cancelled before it began"):
+        execute(attempt)
+    execute(Attempt(tiny_spec, workspace / "runs", tracking_uri()))
+    assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
+    assert not (attempt.folder / run_folder.CANCELLED).exists()
+
+
+def test_no_process_is_ended_that_is_not_known_to_train(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine's process has a number that means another process here."""
+    import fcntl
+
+    folder = workspace / "runs" / "0123456789ab"
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for text, message in (
+            (f"other-{socket.gethostname()}:{os.getpid()}\n", "cancel it there"),
+            ("", "the process that trains it is not known"),
+        ):
+            lock.seek(0)
+            lock.truncate()
+            lock.write(text)
+            lock.flush()
+            assert main(["cancel", "--run", "0123"]) == 1
+            assert message in capsys.readouterr().out
+
+
+def test_failed_runs_are_left_until_they_are_retried(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline = [*SWEEP, "launcher=inline"]
+    real = Trainer.collect
+
+    def broken(self: Trainer) -> dict[str, float]:
+        if self.spec.rule.name == "cppo":
+            raise RuntimeError("no memory left")
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "collect", broken)
+        assert main(["launch", *inline]) == 1
+    assert "1 of 2 runs are not done (1 failed): cppo retry quickstart" in capsys.readouterr().err
+    assert states(capsys, *inline)["cppo"] == ("failed", "RuntimeError: no memory left")
+    assert main(["launch", *inline]) == 1
+    said = capsys.readouterr().err
+    assert "0 to train" in said
+    assert "1 run that failed by an error of its own is left: see `cppo status quickstart" in said
+    assert [run.info.status for run in mlflow_runs()] == ["FINISHED", "FAILED"]
+
+    for wrong, message in (
+        ([], "say which runs"),
+        (["--failed", "--run", "ab"], "say which runs"),
+        (["--run", "zz"], "begins none of the ids"),
+    ):
+        assert main(["retry", *inline, *wrong]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["retry", *inline, "--failed"]) == 0
+    assert "1 to train" in capsys.readouterr().err
+    assert [state for state, _ in states(capsys, *inline).values()] == ["done", "done"]
+    assert main(["retry", *inline, "--failed"]) == 0
+    assert "no run of quickstart has failed" in capsys.readouterr().out
+    done = mlflow_runs()[0].data.tags[schema.TAG_RUN_ID]
+    assert main(["retry", *inline, "--run", done]) == 2
+    assert f"--run {done} is done" in capsys.readouterr().err

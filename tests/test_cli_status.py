@@ -1,0 +1,274 @@
+"""`cppo status`: every state, from made folders, lists, records of Slurm jobs, and a stand-in for Slurm's commands."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.launch.queue import Queue
+from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.run import held
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking import run_folder
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.run_folder import read_status, write_status
+from tests.conftest import TINY
+from tests.launch.test_launch import mlflow_runs
+
+ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "launcher=inline"]
+
+
+def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["status", *arguments, "--json"]) == 0
+    return {row["run_id"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
+
+
+def told(status: str, **more: Any) -> dict[str, Any]:
+    names = {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 3, "t_stop": 40, "reason": ""}
+    return {**names, "status": status, "step": 20, "score": 0.25, "seconds": 1800.0, "gpus": 8, **more}
+
+
+def run_id(number: int) -> str:
+    return f"{number:012x}"
+
+
+@pytest.fixture
+def runs(workspace: Path) -> Path:
+    path = workspace / "runs"
+    path.mkdir()
+    return path
+
+
+def made(runs: Path, number: int, **values: Any) -> Path:
+    folder = runs / run_id(number)
+    folder.mkdir()
+    write_status(folder, values)
+    return folder
+
+
+@pytest.fixture
+def slurm_says(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for Slurm's commands: `squeue` prints this file and counts its calls; `scontrol ping` fails at will."""
+    folder = workspace / "bin"
+    folder.mkdir()
+    scripts = {
+        "squeue": f'echo asked >> "{folder}/calls"; cat "{folder}/squeue.txt"',
+        "scontrol": f'[ ! -e "{folder}/down" ] || {{ echo "Slurmctld(primary) at x is DOWN"; exit 1; }}',
+        "sacct": f'cat "{folder}/sacct.txt"',
+    }
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    for name in ("squeue.txt", "sacct.txt"):
+        (folder / name).write_text("")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def test_what_folders_locks_and_lists_say(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now = time.time()
+    made(runs, 1, **told("done", step=40))
+    made(runs, 2, **told("collapsed", reason="score fell\nat step 20"))
+    made(runs, 3, **told("failed", reason="RuntimeError: no memory left"))
+    going = told("running", started=now - 500, updated=now - 10, first_step=10, first_time=now - 110)
+    running = made(runs, 4, **going)
+    made(runs, 5, **going)  # of a process that is gone
+    run_folder.cancel(made(runs, 6, **going))
+    old = made(runs, 7, status="partial", step=1, t_stop=4, reason="interrupted: by SIGTERM", pid=1)
+    (old / "config.json").write_text(compose(ONE[1:-2]).run.model_dump_json())
+    (runs / "warm_starts").mkdir()
+    with held(running), Queue(runs, [run_id(8)]):
+        found = rows(capsys)
+        assert main(["status", "--state", "running,failed"]) == 0
+        text = capsys.readouterr().out
+    states = {
+        number: (found[run_id(number)]["state"], found[run_id(number)]["reason"]) for number in range(1, 9)
+    }
+    assert states == {
+        1: ("done", ""),
+        2: ("collapsed", "score fell at step 20"),
+        3: ("failed", "RuntimeError: no memory left"),
+        4: ("running", ""),
+        5: ("partial", "interrupted: its process ended without a word"),
+        6: ("partial", "interrupted: cancelled"),
+        7: ("partial", "interrupted: by SIGTERM"),
+        8: ("queued", ""),
+    }
+    assert len(found) == 8
+    lives = found[run_id(4)]
+    # 10 steps in the 100 s up to the last word, 20 to go, 10 s since.
+    assert lives["eta_seconds"] == pytest.approx(190, abs=5)
+    assert lives["gpu_hours"] == pytest.approx(8 * 1810 / 3600, rel=0.01)
+    assert lives["job"].endswith(f":{os.getpid()}")
+    assert found[run_id(1)]["hours"] == 0.5
+    assert (found[run_id(7)]["rule"], found[run_id(7)]["seed"], found[run_id(7)]["hours"]) == (
+        "cppo",
+        0,
+        None,
+    )
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == [run_id(3), run_id(4)]
+    assert lines[0].split()[3:] == [
+        "model",
+        "seed",
+        "state",
+        "step",
+        "score",
+        "ETA",
+        "GPU-hours",
+        "job",
+        "reason",
+    ]
+    assert lines[1].split()[4:7] == ["failed", "20/40", "25.0"]
+    assert lines[-1].startswith("8 runs: 1 done, 1 collapsed, 1 running, 1 queued, 1 failed, 3 partial; 24.0")
+
+
+def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(runs, 1, **told("running"))
+    made(runs, 2, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
+    names = [run_id(number) for number in range(6)]
+    with Ledger(runs) as ledger:
+        token = ledger.claim(names)
+        ledger.submitted(token, 70)
+        ledger.end([task for task in ledger.open_tasks() if task.position == 2], "TIMEOUT")
+        ledger.claim([run_id(9)])
+    lines = [
+        f"70_0|PENDING|Resources|0:00||{token}",
+        f"70_1|OUT_OF_MEMORY|OutOfMemory|1:00|n1|{token}",
+        f"70_3|RUNNING|None|1:00|n1|{token}",
+        "99|RUNNING|None|1:00|n1|of somebody's",
+    ]
+    (slurm_says / "squeue.txt").write_text("\n".join(lines) + "\n")
+    (slurm_says / "sacct.txt").write_text("70_4|NODE_FAIL\n70_5|CANCELLED by 1000\n")
+    found = rows(capsys)
+    told_of = {row["run_id"]: (row["state"], row["reason"], row["job"]) for row in found.values()}
+    assert told_of == {
+        run_id(0): ("queued", "pending, Resources", "70_0"),
+        run_id(1): ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
+        run_id(2): (
+            "partial",
+            "interrupted: terminated by SIGTERM at step 20",
+            "70_2",
+        ),  # it spoke for itself
+        run_id(3): ("running", "starting", "70_3"),
+        run_id(4): ("missing", "Slurm job 70_4: NODE_FAIL", "70_4"),
+        run_id(5): ("missing", "Slurm job 70_5: CANCELLED", "70_5"),
+        run_id(9): ("queued", "is being submitted", ""),
+    }
+    assert (slurm_says / "calls").read_text() == "asked\n"
+
+    (slurm_says / "down").touch()
+    found = rows(capsys)
+    assert found[run_id(0)]["state"] == "queued"  # as far as anybody can say
+    assert "Slurmctld(primary) at x is DOWN" in found[run_id(0)]["reason"]
+    assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
+
+
+def test_the_store_is_asked_only_where_a_folder_cannot_say(runs: Path) -> None:
+    made(runs, 1, **told("done"))
+    made(runs, 2, **told("running"))
+    open_client(tracking_uri())
+    code = "import sys\nfrom cppo_lab.cli import main\nmain(['status'])\nassert 'mlflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_killed_while_it_recorded_its_end(
+    runs: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the store's last word and the folder's: the store knows, and `--repair` tells the folder."""
+    folder = runs / tiny_spec.run_id
+    folder.mkdir()
+    recorder = Recorder(tiny_spec, {}, tracking_uri(), folder, gpus=2)
+    recorder.log(4, {"train/reward": 0.5})
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "_recorded", property(lambda self: False, _raise), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            recorder.finish(Outcome(schema.COLLAPSED, 4, "score fell"))
+    assert read_status(folder)["status"] == "running"
+    for arguments in ([], ONE[:-2]):
+        found = rows(capsys, *arguments)[tiny_spec.run_id]
+        assert (found["state"], found["reason"]) == ("collapsed", "score fell")
+        assert found["gpu_hours"] is not None
+    assert main(["status", "--repair"]) == 0
+    assert f"{tiny_spec.run_id}: its folder says now that it is collapsed" in capsys.readouterr().err
+    assert read_status(folder)["status"] == "collapsed"
+
+
+def _raise(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_repair_ends_what_nobody_trains(
+    runs: Path, slurm_says: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = runs / tiny_spec.run_id
+    folder.mkdir()
+    Recorder(tiny_spec, {}, tracking_uri(), folder)._status(schema.RUNNING, 2)
+    with Ledger(runs) as ledger:
+        ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
+    (slurm_says / "squeue.txt").write_text("5|TIMEOUT|TimeLimit|1:00|n1|x\n")
+    assert rows(capsys)[tiny_spec.run_id]["reason"] == "Slurm job 5: TIMEOUT"
+    assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # looking writes nothing
+    assert main(["status", *ONE[:-2], "--repair"]) == 0
+    said = capsys.readouterr()
+    assert f"{tiny_spec.run_id}: Slurm job 5 is over" in said.err
+    assert "its record in MLflow is mended" in said.err
+    assert [run.info.status for run in mlflow_runs()] == ["KILLED"]
+    with Ledger(runs) as ledger:
+        assert [task.ended for task in ledger.tasks_of(tiny_spec.run_id)] == ["TIMEOUT"]
+    assert read_status(folder)["status"] == "partial"
+    assert main(["status", "--repair"]) == 0
+    assert "nothing to repair" in capsys.readouterr().err
+
+
+def test_a_run_from_another_folder_and_runs_that_are_missing(
+    workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status"]) == 0
+    assert "no runs are known" in capsys.readouterr().out
+    assert list(workspace.iterdir()) == []
+    folder = workspace / "elsewhere" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    Recorder(tiny_spec, {}, tracking_uri(), folder).finish(Outcome(schema.DONE, 4))
+    both = rows(capsys, *ONE[:-2], "variant=cppo,grpo")
+    assert both[tiny_spec.run_id]["state"] == "done"
+    assert sorted(row["state"] for row in both.values()) == ["done", "missing"]
+    assert both[tiny_spec.run_id]["variants"] == {"quickstart": "cppo"}
+    assert not (workspace / "runs").exists()
+
+
+def test_csv_and_a_misspelt_state(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(runs, 1, **told("failed", reason='said "no", and left'))
+    assert main(["status", "--csv"]) == 0
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (row["run_id"], row["reason"], row["gpu_hours"]) == (run_id(1), 'said "no", and left', "4.0")
+    assert main(["status", "--state", "fialed"]) == 2
+    assert "unknown state 'fialed': did you mean 'failed'?" in capsys.readouterr().err
+
+
+def test_time_is_counted_over_all_attempts(
+    runs: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = runs / tiny_spec.run_id
+    folder.mkdir()
+    write_status(folder, {"status": "partial", "seconds": 1000.0, "reason": "interrupted"})
+    run_folder.begin_status(folder)
+    assert read_status(folder) == {"status": "", "step": None, "seconds": 1000.0}
+    recorder = Recorder(tiny_spec, {}, tracking_uri(), folder)
+    recorder._started -= 500
+    recorder.interrupt("terminated by SIGTERM")
+    assert read_status(folder)["seconds"] == pytest.approx(1500, abs=30)

@@ -1,0 +1,148 @@
+"""`cppo watch` and `cppo logs`."""
+
+import io
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cli import main
+from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.run import held, holder
+from cppo_lab.sweep import logs
+from cppo_lab.sweep.status import Label, RunStatus
+from cppo_lab.sweep.watch import watch
+from cppo_lab.tracking.run_folder import write_status
+from tests.test_cli_status import run_id, told
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+LABEL = Label("mini", "cppo", "mini_base", 0)
+
+
+def stages(*looks: Sequence[str]) -> list[list[RunStatus]]:
+    return [[RunStatus(run_id(i), LABEL, state) for i, state in enumerate(look)] for look in looks]
+
+
+def test_one_line_for_each_change_until_nothing_runs_or_waits() -> None:
+    looks = iter(
+        stages(["queued", "running"], ["running", "running"], ["running", "running"], ["done", "failed"])
+    )
+    out = io.StringIO()
+    found = watch(lambda: next(looks), 0.01, out)
+    assert [one.state for one in found] == ["done", "failed"]
+    assert out.getvalue().splitlines() == [
+        "2 runs: 1 running, 1 queued",
+        f"{run_id(0)} cppo/mini_base/seed 0: running",
+        f"{run_id(0)} cppo/mini_base/seed 0: done",
+        f"{run_id(1)} cppo/mini_base/seed 0: failed",
+    ]
+
+
+def test_a_terminal_is_drawn_anew_and_shows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((40, 8)))
+    looks = iter(stages(["done"] * 20 + ["running"], ["done"] * 21))
+    out = Terminal()
+    watch(lambda: next(looks), 0.01, out)
+    first, second = out.getvalue().split("\x1b[H")[1:]
+    assert "21 runs: 20 done, 1 running" in first
+    assert run_id(20) in first.splitlines()[3]  # the one that runs is on top
+    assert first.splitlines()[-2].startswith("and 18 more")
+    assert len(first.splitlines()) <= 8
+    assert "21 runs: 21 done" in second
+
+
+def test_the_end_is_told_to_a_command_without_a_shell(
+    workspace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, state in enumerate(["done", "collapsed", "failed", "partial"]):
+        folder = workspace / "runs" / run_id(number)
+        folder.mkdir(parents=True)
+        write_status(folder, told(state))
+    script = workspace / "tell"
+    script.write_text('#!/bin/sh\necho "$1|$CPPO_SWEEP|$CPPO_DONE|$CPPO_FAILED|$CPPO_LEFT"\nexit 3\n')
+    script.chmod(0o755)
+    assert main(["watch", "--notify", f"{script} 'a b; $(id)'"]) == 1
+    said = capfd.readouterr()
+    assert "a b; $(id)||2|1|1" in said.out
+    assert "the command of --notify ended with status 3" in said.err
+    for wrong, message in (("'", "No closing quotation"), ("no_such_program", "there is no such program")):
+        assert main(["watch", "--notify", wrong]) == 2
+        assert message in capfd.readouterr().err
+    assert main(["watch", "--every", "0"]) == 2
+    for name in ("2", "3"):
+        write_status(workspace / "runs" / run_id(int(name)), told("done"))
+    assert main(["watch"]) == 0
+
+
+def test_logs_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = workspace / "runs"
+    first = runs / run_id(0xABCD) / "attempts"
+    first.mkdir(parents=True)
+    (first / "11_0_log.out").write_text("local\n")
+    (first / "11_0_log.err").write_text("a warning\n")
+    os.utime(first / "11_0_log.out", (1, 1))
+    with Ledger(runs) as ledger:
+        token = ledger.claim([run_id(0xABCE), run_id(0xABCD)])
+        ledger.submitted(token, 70)
+        folder = ledger.folder_of(token)
+    folder.mkdir(parents=True)
+    (folder / "70_1_0_log.out").write_text("in Slurm\n")
+    assert main(["logs", run_id(0xABCD)]) == 0
+    assert capsys.readouterr().out == "in Slurm\n"
+    assert main(["logs", run_id(0xABCD), "--all"]) == 0
+    text = capsys.readouterr().out
+    assert text.index("local") < text.index("a warning") < text.index("in Slurm")
+
+    assert main(["logs", run_id(0xABCE)]) == 2  # its job has not started
+    assert "nothing is written of what it printed" in capsys.readouterr().err
+    (runs / run_id(0xABCE)).mkdir()
+    (runs / run_id(0xABCE) / "traceback.txt").write_text("Traceback: here\n")
+    assert main(["logs", run_id(0xABCE)]) == 0
+    assert capsys.readouterr().out == "Traceback: here\n"
+    assert main(["logs", "00000000"]) == 2
+    assert "is the beginning of 2 ids" in capsys.readouterr().err
+    assert main(["logs", "ffff"]) == 2
+    assert "no run whose id begins so" in capsys.readouterr().err
+
+
+def test_following_ends_with_the_run_and_misses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.2)
+    folder = tmp_path / run_id(1)
+    log = folder / "attempts" / "1_0_log.out"
+    log.parent.mkdir(parents=True)
+    out = io.StringIO()
+    alive = threading.Event()
+    alive.set()
+    follower = threading.Thread(target=logs.follow, args=(tmp_path, run_id(1), alive.is_set, out))
+    follower.start()
+    time.sleep(0.3)
+    with log.open("w") as file:
+        for word in ("one\n", "two\n"):
+            file.write(word)
+            file.flush()
+            time.sleep(0.3)
+    alive.clear()
+    with log.open("a") as file:
+        file.write("last\n")
+    follower.join(10)
+    assert not follower.is_alive()
+    assert out.getvalue() == "one\ntwo\nlast\n"
+
+
+def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:
+    assert holder(tmp_path / "run") is None
+    with held(tmp_path / "run"):
+        where = holder(tmp_path / "run")
+        assert where is not None
+        assert where[1] == os.getpid()
+    assert holder(tmp_path / "run") is None
