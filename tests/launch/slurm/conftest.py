@@ -1,4 +1,4 @@
-"""A Slurm without accounting for these tests, as many clusters are: one for the session, started on demand."""
+"""A Slurm without accounting, as many clusters are, for the tests in this folder: one a session, started on demand."""
 
 import os
 import shutil
