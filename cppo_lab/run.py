@@ -13,7 +13,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT, Allocation, Resources, load_companion, load_core
+from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core
+from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 

@@ -107,7 +107,7 @@ def own_address(allocation: Allocation) -> str:
             raise UserError(
                 f"GLOO_SOCKET_IFNAME={interface}: {allocation.machine} has no such interface with an IPv4 address"
             )
-        address = addresses[0]
+        address: str = addresses[0]
     else:
         other = next(name for name in allocation.machines if name != allocation.machine)
         try:
