@@ -113,7 +113,7 @@ def own_address(allocation: Allocation) -> str:
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.connect((other, 9))  # sends nothing
-                address = sock.getsockname()[0]
+                address = str(sock.getsockname()[0])
         except OSError:
             address = socket.gethostbyname(socket.gethostname())
     # All of 127/8 is this machine; Ray would replace 127.0.0.1 by another address.
