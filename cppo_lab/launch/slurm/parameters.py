@@ -30,7 +30,9 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         # What Slurm itself may put back into the queue: a job that is preempted, or whose machine breaks down.
         "additional_parameters": {"requeue" if spec.requeues else "no-requeue": True, **spec.sbatch},
     }
-    if taken is not None:
+    if taken is None:
+        values["time"] = 0  # no limit, where submitit would set five minutes
+    else:
         values |= {
             "time": _minutes(taken.hours, spec.grace_seconds),
             "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,

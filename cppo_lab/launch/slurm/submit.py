@@ -117,8 +117,11 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
 
 def _refused(said: str) -> UserError:
     """What sbatch objects to, on one line."""
-    lines = [line.removeprefix("sbatch: error: ").strip() for line in said.splitlines() if "error" in line]
-    lines = lines or said.strip().splitlines()[-1:]
+    lines = [
+        line.strip().removeprefix("sbatch: ").removeprefix("error: ")
+        for line in said.splitlines()
+        if line.strip() and not line.startswith('Try "sbatch --help"')
+    ]
     return UserError(
         f"Slurm does not take these jobs: {'; '.join(lines) or 'it gave no reason'}: see resources.*, layout.* and "
         "launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run asks for)"

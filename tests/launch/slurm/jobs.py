@@ -1,0 +1,120 @@
+"""Jobs that are cheaper than training, and write down what happens to them."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.run import Interrupted
+from cppo_lab.spec import ResourcesSpec
+
+
+def slurm_spec(**changes: object) -> SlurmSpec:
+    """Settings as `conf/launcher/slurm.yaml` has them, but for `changes`."""
+    values = {
+        "name": "slurm",
+        "workers": None,
+        "threads": 1,
+        "requeues": 10,
+        "grace_seconds": 120,
+        "python": None,
+        "setup": (),
+        "srun": (),
+        "sbatch": {},
+    }
+    return SlurmSpec.model_validate(values | changes)
+
+
+def takes(**values: object) -> ResourcesSpec:
+    """Resources that are the cluster's defaults but for `values`."""
+    nothing = dict.fromkeys(["cpus", "memory_gb", "partition", "account", "qos", "constraint"])
+    return ResourcesSpec.model_validate({"hours": 0.5, **nothing, **values})
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A job that notes its begin and end in `runs/log`, and takes so many seconds between them."""
+
+    runs: Path
+    name: str
+    seconds: float = 0.0
+    resources: ResourcesSpec | None = None
+    fresh_process: bool = False
+    nodes: int = 1
+    gpus: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Below the folder of all."""
+        return self.runs / self.name
+
+    def run(self) -> None:
+        """Take the time."""
+        self.note("begin")
+        time.sleep(self.seconds)
+        self.note("end")
+
+    def give_up(self, why: str) -> None:
+        """Note it."""
+        self.note("gave-up " + why)
+
+    def note(self, what: str) -> None:
+        """One line, whole, whoever else writes."""
+        job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
+        with (self.runs / "log").open("a") as log:
+            log.write(f"{self.name} {job} {time.time()} {what}\n")
+
+
+@dataclass(frozen=True)
+class Long(Noted):
+    """A job that lasts until it is interrupted, as a training run is; once that has happened `lives` times, it ends."""
+
+    lives: int = 1
+
+    def run(self) -> None:
+        """Wait for the signal."""
+
+        def stop(number: int, frame: object) -> None:
+            for other in (signal.SIGTERM, signal.SIGUSR2):
+                signal.signal(other, signal.SIG_IGN)
+            raise Interrupted(number)
+
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, stop)
+        self.note("begin")
+        if [what for _, what in notes(self.runs, self.name)].count("begin") > self.lives:
+            self.note("end")
+            return
+        try:
+            while True:
+                time.sleep(0.1)
+        except Interrupted as error:
+            self.note(f"interrupted {error.number}")
+            raise
+
+
+def notes(runs: Path, name: str | None = None) -> list[tuple[str, str]]:
+    """What jobs have noted, in order: the job's name, and what."""
+    log = runs / "log"
+    lines = [line.split(" ", 3) for line in log.read_text().splitlines()] if log.exists() else []
+    return [(line[0], line[3]) for line in lines if name in (None, line[0])]
+
+
+def times(runs: Path, what: str) -> dict[str, float]:
+    """When each job noted `what` for the last time."""
+    lines = [line.split(" ", 3) for line in (runs / "log").read_text().splitlines()]
+    return {line[0]: float(line[2]) for line in lines if line[3] == what}
+
+
+def begun(runs: Path) -> Counter[str]:
+    """How often each job has begun."""
+    return Counter(name for name, what in notes(runs) if what == "begin")
+
+
+def ended(runs: Path, jobs: Sequence[Noted]) -> bool:
+    """Whether all of them have noted their end."""
+    return {job.name for job in jobs} <= {name for name, what in notes(runs) if what == "end"}

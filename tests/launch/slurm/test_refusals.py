@@ -1,0 +1,128 @@
+"""What cannot work is refused in one line before anything is submitted, and no name reaches a shell."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from cppo_lab.cli import main
+from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.launch.slurm.settings import OURS
+from cppo_lab.launch.slurm.submit import launch_slurm
+from dev.slurm.cluster import Cluster
+from tests.conftest import TINY
+from tests.launch.slurm.jobs import Noted, slurm_spec, takes
+from tests.slurm.waiting import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("resources.partition=nowhere", "invalid partition specified: nowhere"),
+        ("resources.memory_gb=100000", "Requested node configuration is not available"),
+        (
+            "resources.cpus=4000",
+            "More processors requested than permitted|node configuration is not available",
+        ),
+        ("+launcher.sbatch.reservation=never", "reservation is invalid"),
+        ("+launcher.sbatch.licences=x", "unrecognized option"),
+        ("launcher.worker=2", "workers"),
+        ("launcher.requeue=2", "requeues"),
+        ("+launcher.sbatch.output=x", r"sbatch\.output='x' is not to be set here: see `cppo logs`"),
+        ("+launcher.sbatch.tim=5", "is not to be set here: set resources.hours"),
+        ("resources.hours=0.01", "resources.hours=0.01 is a limit of 1 min"),
+        ('resources.partition="debug\ntouch x"', r"partition='debug\\ntouch x': must match"),
+    ],
+)
+def test_a_parameter_is_refused(
+    override: str,
+    said: str,
+    bare_slurm: Cluster,
+    workspace: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*LAUNCH, override]) == 2
+    error = capsys.readouterr().err.strip()
+    errors = [line for line in error.splitlines() if not line.startswith("quickstart: ")]
+    assert len(errors) == 1
+    assert re.search(said, errors[0])
+    print(errors[0])
+    assert bare_slurm.call("squeue", "-h") == ""
+    runs = workspace / "runs"
+    if runs.exists():
+        with Ledger(runs) as ledger:
+            assert ledger.open_tasks() == []
+    assert not (workspace / "x").exists()
+
+
+@pytest.mark.parametrize("name", [*sorted(OURS), "part", "no-re"])
+def test_options_of_ours_cannot_be_set_twice(name: str) -> None:
+    with pytest.raises(ValidationError, match="is not to be set here"):
+        slurm_spec(sbatch={name: "x"})
+
+
+@pytest.mark.parametrize("name", ["gpus", "exclusive", "mem-per-cpu", "hold", "licenses", "export"])
+def test_other_options_can_be_set(name: str) -> None:
+    assert slurm_spec(sbatch={name: "x"}).sbatch == {name: "x"}
+
+
+@pytest.mark.parametrize("name", ["Exclusive", "a b", "x=1", "-x", "a\nb", ""])
+def test_options_are_names(name: str) -> None:
+    with pytest.raises(ValidationError):
+        slurm_spec(sbatch={name: "x"})
+
+
+def test_all_jobs_are_refused_when_one_is(bare_slurm: Cluster, tmp_path: Path) -> None:
+    good, bad = Noted(tmp_path, "good"), Noted(tmp_path, "bad", resources=takes(partition="nowhere"))
+    with pytest.raises(UserError, match="nowhere"):
+        launch_slurm([good, bad], slurm_spec(), lambda event: None)
+    assert bare_slurm.call("squeue", "-h") == ""
+
+
+def test_names_are_no_shell(bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "a b'c$(touch x)\"`touch x`;#&"
+    runs.mkdir()
+    monkeypatch.chdir(runs)
+    jobs = [Noted(runs, f"job $(touch x) '{number}") for number in range(2)]
+    spec = slurm_spec(
+        setup=("export SAID='it is $said'", 'echo "$SAID" > setup'),
+        sbatch={"begin": "now", "gres-flags": "disable-binding"},
+        srun=("--export=ALL,OF_SRUN=$(touch x)",),
+    )
+    # As in a job of Slurm's: what it is told there is not true of the new ones.
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"):
+        monkeypatch.setenv(name, "77")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "1")
+    launch_slurm(jobs[:1], spec, lambda event: None)
+    launch_slurm(jobs, spec, lambda event: None)
+    assert os.environ["SLURM_JOB_ID"] == "77"
+    until(
+        "both have ended",
+        lambda: (runs / "log").exists() and (runs / "log").read_text().count(" end\n") == 2,
+        60,
+    )
+    until("the queue is empty", lambda: not in_queue(runs), 60)
+    assert (runs / "setup").read_text() == "it is $said\n"
+    assert not list(tmp_path.rglob("x"))
+
+
+@pytest.mark.parametrize("name", ["new\nline", "100%a", "back\\slash"])
+def test_folders_that_slurm_would_read_differently(name: str, bare_slurm: Cluster, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="rename it, or work in another folder"):
+        launch_slurm([Noted(tmp_path / name, "job")], slurm_spec(), lambda event: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_is_no_slurm(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        UserError, match=r"sbatch, squeue, scancel, srun not found on this machine.*login node"
+    ):
+        launch_slurm([Noted(workspace, "job")], slurm_spec(), lambda event: None)

@@ -1,0 +1,207 @@
+"""Training runs on a real slurmctld: the numbers of a local launch, whatever happens to them on the way."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mlflow.entities import Run
+
+from cppo_lab.cli import main
+from cppo_lab.launch.reconcile import State
+from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.launch import plan_states
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.client import open_client
+from dev.slurm.cluster import Cluster
+from tests.conftest import TINY
+from tests.slurm.waiting import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+PATIENCE = 300  # s; a machine that others use as well takes its time
+SLURM = "launcher=slurm"
+
+
+def mlflow_runs() -> dict[str, list[Run]]:
+    """The MLflow runs of each run."""
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    found: dict[str, list[Run]] = {}
+    for run in client.search_runs([experiment.experiment_id]):
+        found.setdefault(run.data.tags["cppo.run_id"], []).append(run)
+    return found
+
+
+Points = dict[str, list[tuple[int, float]]]
+
+
+def histories(folder: Path) -> dict[str, Points]:
+    """Every metric of every finished run in the store of a working folder: its steps and values, as recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        client = open_client(tracking_uri())
+        return {
+            run_id: {
+                # Seconds and rates are the machine's.
+                name: sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, name))
+                for name in run.data.metrics
+                if not name.startswith("perf/")
+            }
+            for run_id, attempts in mlflow_runs().items()
+            for run in attempts
+            if run.info.status == "FINISHED"
+        }
+
+
+def states(sweep: list[str]) -> dict[str, State]:
+    """The states of the runs of a sweep of the working folder."""
+    return plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]), tracking_uri())
+
+
+def run_id(sweep: list[str]) -> str:
+    """The id of a sweep's only run."""
+    (run,) = make_plan(load_sweep(sweep[0]), sweep[1:]).runs
+    return run.run_id
+
+
+def test_the_quickstart_equals_the_local_one_with_two_launchers_at_once(
+    bare_slurm: Cluster, workspace: Path
+) -> None:
+    sweep = ["quickstart", *TINY]
+    local = workspace / "local"
+    local.mkdir()
+    command = [sys.executable, "-m", "cppo_lab.cli", "launch", *sweep, SLURM, "launcher.workers=2"]
+    launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(local)
+        assert main(["launch", *sweep, "launcher=inline"]) == 0
+    for launcher in launchers:
+        launcher.wait(PATIENCE)
+    until("all are done", lambda: {s.state for s in states(sweep).values()} == {"done"}, PATIENCE)
+    assert [len(attempts) for attempts in mlflow_runs().values()] == [1] * 6
+    expected = histories(local)
+    assert len(expected) == 6 and all(len(points) > 10 for points in expected.values())
+    assert histories(workspace) == expected
+
+
+T_STOP = 200  # four seconds, if the machine does nothing else
+LONG = ["quickstart", *TINY, "variant=cppo", f"training.t_stop={T_STOP}", "training.collapse_share=0"]
+GO_ON = ["warned", "requeued", "its node failed", "preempted"]
+FATES = {  # and where each run gets to meet it
+    "warned": ["+launcher.sbatch.nodelist=n1"],
+    "requeued": ["+launcher.sbatch.nodelist=n1"],
+    "its node failed": ["+launcher.sbatch.nodelist=n2"],
+    "preempted": ["+launcher.sbatch.nodelist=n3", "resources.partition=low_grace", "resources.cpus=2"],
+    "used up": ["+launcher.sbatch.nodelist=n4", "launcher.requeues=0"],
+    "cancelled": ["+launcher.sbatch.nodelist=n4"],
+    "failed": ["+launcher.sbatch.nodelist=n4"],
+}
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What came of the runs, by fate."""
+
+    workspace: Path
+    states: dict[str, State]
+    expected: dict[str, Points]
+
+
+def sweep_of(fate: str) -> list[str]:
+    """Each fate is met by another seed."""
+    return [*LONG, f"seed={list(FATES).index(fate)}"]
+
+
+@pytest.fixture(scope="module")
+def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
+    """Runs that meet with every fate, all at the same time."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder, local = tmp_path_factory.mktemp("slurm"), tmp_path_factory.mktemp("local")
+        patch.chdir(local)
+        seeds = ",".join(str(list(FATES).index(fate)) for fate in GO_ON)
+        assert main(["launch", *LONG, f"seed={seeds}", "launcher=inline"]) == 0
+        expected = histories(local)
+        patch.chdir(folder)
+        ids = {fate: run_id(sweep_of(fate)) for fate in FATES}
+        # What the trainer wants to make a folder is a file.
+        (folder / "runs" / ids["failed"]).mkdir(parents=True)
+        (folder / "runs" / ids["failed"] / "diagnostics").touch()
+        for fate, settings in FATES.items():
+            assert main(["launch", *sweep_of(fate), SLURM, *settings]) == 1
+        left = set(FATES) - {"failed"}
+
+        def strike_those_that_train() -> bool:
+            for fate in [fate for fate in left if trains(folder / "runs" / ids[fate])]:
+                strike(bare_slurm, fate, in_queue(folder / "runs")[ids[fate]].job)
+                left.remove(fate)
+            return not left
+
+        until("each has met its fate", strike_those_that_train, PATIENCE)
+        bare_slurm.resume_node("n2")
+        until("the queue is empty", lambda: not in_queue(folder / "runs"), PATIENCE)
+        assert (
+            main(["launch", *sweep_of("warned"), SLURM]) == 0
+        )  # nothing is left to do, and ends are recorded
+        found = {fate: states(sweep_of(fate))[ids[fate]] for fate in FATES}
+        yield Aftermath(folder, found, expected)
+
+
+def trains(folder: Path) -> bool:
+    """Whether a run is behind its first checkpoint."""
+    spool = folder / "metrics.jsonl"
+    return spool.exists() and len(spool.read_text().splitlines()) > 4
+
+
+def strike(slurm: Cluster, fate: str, job: str) -> None:
+    """Let it happen."""
+    if fate in ("warned", "used up"):
+        slurm.call("scancel", "--signal=USR2", job)  # as Slurm does before the time limit
+    elif fate == "requeued":
+        slurm.call("scontrol", "requeue", job)
+    elif fate == "its node failed":
+        slurm.fail_node("n2")
+    elif fate == "preempted":
+        slurm.call("sbatch", "-p", "high", "-w", "n3", "-c", "2", "-o", "/dev/null", "--wrap", "true")
+    elif fate == "cancelled":
+        slurm.call("scancel", job)
+
+
+@pytest.mark.parametrize("fate", GO_ON)
+def test_a_run_that_slurm_takes_away_ends_like_an_unbroken_one(
+    fate: str, aftermath: Aftermath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(aftermath.workspace)
+    run = run_id(sweep_of(fate))
+    assert aftermath.states[fate].state == "done"
+    assert len(mlflow_runs()[run]) == 1
+    assert histories(aftermath.workspace)[run] == aftermath.expected[run]
+
+
+def test_a_run_that_slurm_took_away_too_often_is_partial(aftermath: Aftermath) -> None:
+    state = aftermath.states["used up"]
+    assert state.state == "partial"
+    assert state.reason.startswith("interrupted: terminated by SIGUSR2 (time limit or preemption) at step")
+    assert "it went back into the queue 0 times, and may no more (launcher.requeues=0)" in state.reason
+
+
+def test_a_cancelled_run_is_partial(aftermath: Aftermath) -> None:
+    state = aftermath.states["cancelled"]
+    assert state.state == "partial"
+    assert state.reason.startswith("interrupted: terminated by SIGTERM at step")
+    assert state.step is not None and 0 < state.step < T_STOP
+
+
+def test_a_run_that_fails_says_why(aftermath: Aftermath, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(aftermath.workspace)
+    state = aftermath.states["failed"]
+    assert state.state == "failed"
+    assert state.reason.startswith("FileExistsError")
+    run = run_id(sweep_of("failed"))
+    assert len(mlflow_runs()[run]) == 1  # and is not tried again by itself
+    text = (aftermath.workspace / "runs" / run / "traceback.txt").read_text()
+    assert "Traceback" in text and "FileExistsError" in text
