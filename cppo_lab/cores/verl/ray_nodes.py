@@ -102,7 +102,7 @@ def own_address(allocation: Allocation) -> str:
     """
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         found = psutil.net_if_addrs().get(interface, [])
-        addresses = [one.address for one in found if one.family == socket.AF_INET]
+        addresses = [str(one.address) for one in found if one.family == socket.AF_INET]
         if not addresses:
             raise UserError(
                 f"GLOO_SOCKET_IFNAME={interface}: {allocation.machine} has no such interface with an IPv4 address"
