@@ -126,7 +126,7 @@ def _interface(address: str) -> str:
         return "lo"
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
-            return name
+            return str(name)
     raise UserError(f"no network interface of this machine has the address {address}: set GLOO_SOCKET_IFNAME")
 
 
