@@ -22,7 +22,7 @@ import psutil
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_folder import own_folder
 from cppo_lab.cores.verl.ray_keeper import kept
-from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, private_token
+from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, own_handlers, private_token
 from cppo_lab.errors import UserError
 from cppo_lab.spec import LayoutSpec
 
@@ -211,7 +211,9 @@ def _wait_for_all(
     import ray
 
     deadline = time.monotonic() + JOIN_SECONDS
+    restore = own_handlers()
     ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
+    restore()
     try:
         while True:
             joined = {node["NodeName"] for node in ray.nodes() if node["Alive"]}
