@@ -14,7 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT, Allocation, Resources, load_companion, load_core
+from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core
+from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.tracking.run_folder import begin_status, forget_cancelled, is_cancelled

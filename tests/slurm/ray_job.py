@@ -22,7 +22,10 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class RayJob:
-    """`kind` is what the first machine does once Ray is there: `once`, `fail`, or `hold` in its first life."""
+    """`kind` is what the first machine does once Ray is there: `once`, `fail`, or `hold` in its first life.
+
+    `alone`: the other machine does not join.
+    """
 
     name: str
     runs: Path
@@ -42,16 +45,20 @@ class RayJob:
         return self.layout.nodes
 
     def run(self) -> None:
+        from cppo_lab.cores.verl import ray_nodes
         from cppo_lab.cores.verl.core import own_ray
-        from cppo_lab.cores.verl.ray_nodes import accompany
 
         assert self.allocation is not None
         resources = Resources(
             self.runs, self.folder, layout=self.layout, memory_gb=1.0, allocation=self.allocation
         )
+        if self.kind == "alone":
+            ray_nodes.JOIN_SECONDS = 1.0
+            if self.allocation.rank:
+                return
         if self.allocation.rank:
             self._note("lent")
-            accompany(resources)
+            ray_nodes.accompany(resources)
             self._note("left")
             return
         self._note("training", pid=os.getpid())

@@ -169,9 +169,11 @@ def _signals_after_ray() -> Iterator[Any]:
     Slurm sends its warnings to every process of a job, and SIGUSR2 ends one that does not expect it. What Ray starts
     inherits the signals that are blocked.
     """
+    from cppo_lab.cores.verl.ray_local import own_handlers
     from cppo_lab.cores.verl.task_runner import TaskRunner
 
     def let_in() -> None:
+        restore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
     class Runner:
@@ -185,6 +187,7 @@ def _signals_after_ray() -> Iterator[Any]:
             let_in()
             return TaskRunner.options(**options)
 
+    restore = own_handlers()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
         yield Runner

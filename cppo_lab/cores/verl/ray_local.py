@@ -9,6 +9,9 @@ runs on several machines (`ray_nodes`).
 
 import os
 import secrets
+import signal
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,21 @@ def logical_cpus(layout: LayoutSpec) -> int:
 def object_store_bytes(memory_gb: float) -> int:
     """Bytes of Ray's object store on a machine where a run may take so many 2^30 bytes."""
     return max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
+
+
+def own_handlers() -> Callable[[], None]:
+    """Remember this process's signal handlers; the function returned puts them back.
+
+    `ray.init` lets SIGTERM abort the process, which then could not say how far its run came.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
+
+    def restore() -> None:
+        with suppress(ValueError):  # only the main thread may set handlers
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    return restore
 
 
 def plugin_environment(cpu: bool) -> dict[str, str]:

@@ -22,7 +22,7 @@ import psutil
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_folder import own_folder
 from cppo_lab.cores.verl.ray_keeper import kept
-from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, private_token
+from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, own_handlers, private_token
 from cppo_lab.errors import UserError
 from cppo_lab.spec import LayoutSpec
 
@@ -102,18 +102,18 @@ def own_address(allocation: Allocation) -> str:
     """
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         found = psutil.net_if_addrs().get(interface, [])
-        addresses = [one.address for one in found if one.family == socket.AF_INET]
+        addresses = [str(one.address) for one in found if one.family == socket.AF_INET]
         if not addresses:
             raise UserError(
                 f"GLOO_SOCKET_IFNAME={interface}: {allocation.machine} has no such interface with an IPv4 address"
             )
-        address = addresses[0]
+        address: str = addresses[0]
     else:
         other = next(name for name in allocation.machines if name != allocation.machine)
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.connect((other, 9))  # sends nothing
-                address = sock.getsockname()[0]
+                address = str(sock.getsockname()[0])
         except OSError:
             address = socket.gethostbyname(socket.gethostname())
     # All of 127/8 is this machine; Ray would replace 127.0.0.1 by another address.
@@ -126,7 +126,7 @@ def _interface(address: str) -> str:
         return "lo"
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
-            return name
+            return str(name)
     raise UserError(f"no network interface of this machine has the address {address}: set GLOO_SOCKET_IFNAME")
 
 
@@ -211,7 +211,9 @@ def _wait_for_all(
     import ray
 
     deadline = time.monotonic() + JOIN_SECONDS
+    restore = own_handlers()
     ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
+    restore()
     try:
         while True:
             joined = {node["NodeName"] for node in ray.nodes() if node["Alive"]}

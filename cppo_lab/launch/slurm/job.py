@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
@@ -115,5 +114,5 @@ def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
     known = {name: value for name, value in here.items() if hasattr(job, name)}
     if not known:
         return job
-    changed: Any = dataclasses.replace(job, **known)  # type: ignore[type-var]
+    changed: Job = dataclasses.replace(job, **known)  # type: ignore[type-var]
     return changed

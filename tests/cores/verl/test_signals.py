@@ -38,8 +38,47 @@ with own_ray(compose(["core=verl", "model=tiny_qwen3"]).layout) as ray_init, _si
     assert ray.get(worker.answer.remote()) == pid
     print("ended:", [process.name() for process in below if not process.is_running()], "heard:", len(heard))
 """
+CANCELLED = """
+import os, signal, sys, time
+import psutil
+from cppo_lab.cores.verl.core import _signals_after_ray, own_ray
+from cppo_lab.sweep.compose import compose
+
+def end(*_):
+    raise SystemExit("told to end")
+
+signal.signal(signal.SIGTERM, end)
+try:
+    with own_ray(compose(["core=verl", "model=tiny_qwen3"]).layout) as ray_init, _signals_after_ray() as runner:
+        import ray
+        ray.init(**ray_init)
+        try:
+            runner.options(no_such_option=1)
+        except ValueError:
+            pass
+
+        @ray.remote(num_cpus=1)
+        def long():
+            time.sleep(100)
+
+        waiting = long.remote()
+        time.sleep(3)
+        everything = [*psutil.Process().children(recursive=True), psutil.Process()]
+        began = time.time()
+        for process in everything:
+            process.send_signal(signal.SIGTERM)
+        ray.get(waiting)
+except SystemExit as error:
+    print("said:", error, "within", round(time.time() - began), "s", "soon:", time.time() - began < 20)
+"""
 
 
 def test_rays_processes_outlive_a_warning() -> None:
     done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=120)
     assert "ended: [] heard: 1" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_run_that_is_cancelled_with_its_ray_has_the_time_for_its_last_words() -> None:
+    """Slurm sends SIGTERM to every process of the job."""
+    done = subprocess.run([sys.executable, "-c", CANCELLED], capture_output=True, text=True, timeout=120)
+    assert "said: told to end" in done.stdout and "soon: True" in done.stdout, done.stdout + done.stderr
