@@ -118,7 +118,7 @@ def test_a_state_that_does_not_exist(
     assert (message or "") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["plan", "launch", "show", "report"])
+@pytest.mark.parametrize("command", ["plan", "launch", "show", "report", "status", "retry"])
 def test_help_lists_the_groups_and_loads_nothing_heavy(command: str) -> None:
     code = (
         f"import sys\nfrom cppo_lab.cli import main\ntry: main(['{command}', '--help'])\nexcept SystemExit: pass\n"
@@ -127,5 +127,5 @@ def test_help_lists_the_groups_and_loads_nothing_heavy(command: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "heavy: []" in done.stdout
-    assert "  launcher=inline, local\n" in done.stdout
+    assert "  launcher=inline, local, slurm\n" in done.stdout
     assert "topk_tv" in done.stdout

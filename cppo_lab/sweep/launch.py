@@ -17,7 +17,8 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
-from cppo_lab.tracking.run_folder import forget_cancelled
+from cppo_lab.tracking.recorder import names
+from cppo_lab.tracking.run_folder import announce, forget_cancelled
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     if not todo:
         return Launched(states, left=left)
     for run in todo:
+        announce(runs / run.run_id, names(run.spec))
         forget_cancelled(runs / run.run_id)
     work = _attempts(plan, todo, uri, version, going)
     try:

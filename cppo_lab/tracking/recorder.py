@@ -237,13 +237,9 @@ class Recorder:
             {
                 "status": status,
                 "step": step,
-                "t_stop": self.spec.training.t_stop,
                 "score": self._score,
                 "reason": reason,
-                "core": self.spec.core,
-                "rule": self.spec.rule.name,
-                "model": self.spec.model.name,
-                "seed": self.spec.seed,
+                **names(self.spec),
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "job": _slurm_job(),
@@ -269,6 +265,17 @@ def _slurm_job() -> str:
 def _points(row: Row) -> list[Metric]:
     """A row as MLflow has it."""
     return [Metric(name, value, row.time_ms, row.step) for name, value in row.metrics.items()]
+
+
+def names(spec: RunSpec) -> dict[str, Any]:
+    """What a run is, as its status says it."""
+    return {
+        "core": spec.core,
+        "rule": spec.rule.name,
+        "model": spec.model.name,
+        "seed": spec.seed,
+        "t_stop": spec.training.t_stop,
+    }
 
 
 def run_tags(spec: RunSpec) -> dict[str, str]:

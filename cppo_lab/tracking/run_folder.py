@@ -10,6 +10,7 @@ from typing import Any
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
+NAMES = ("core", "rule", "model", "seed", "t_stop")  # of a status: what the run is
 CANCELLED = "cancelled"  # holds when, in seconds since the epoch
 
 
@@ -40,10 +41,18 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return values if isinstance(values, dict) else None
 
 
+def announce(folder: Path, names: Mapping[str, Any]) -> None:
+    """Let a run that is to be trained have its names (NAMES) in its folder before it begins; once it has, they stay."""
+    if not (folder / STATUS).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_status(folder, {"status": "", "step": None, **names})
+
+
 def begin_status(folder: Path) -> None:
-    """Forget how the previous attempt ended; how long the run has been trained in all stays."""
+    """Forget how the previous attempt ended; the run's names, and how long it has been trained in all, stay."""
     if before := read_status(folder):
-        write_status(folder, {"status": "", "step": None, "seconds": seconds_trained(before)})
+        names = {key: before[key] for key in NAMES if key in before}
+        write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(before)})
 
 
 def seconds_trained(status: Mapping[str, Any]) -> float:
