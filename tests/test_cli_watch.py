@@ -11,10 +11,10 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.monitor import logs
+from cppo_lab.monitor.status import Label, RunStatus
+from cppo_lab.monitor.watch import watch
 from cppo_lab.run import held, holder
-from cppo_lab.sweep import logs
-from cppo_lab.sweep.status import Label, RunStatus
-from cppo_lab.sweep.watch import watch
 from cppo_lab.tracking.run_folder import write_status
 from tests.test_cli_status import run_id, told
 

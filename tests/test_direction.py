@@ -18,6 +18,7 @@ ALLOWED = {
     "launch": {"spec", "parse", "tracking", "run"},
     "estimate": {"spec"},
     "sweep": {"spec", "parse", "estimate", "tracking", "run", "launch"},
+    "monitor": {"spec", "tracking", "run", "launch", "sweep"},
     "analysis": set(),
     "reports": {"analysis"},
     "calculator": {"maths"},
@@ -26,7 +27,18 @@ ALLOWED = {
     "data": set(),
     "doctor": {"spec", "estimate", "sweep", "tracking", "data", "cores"},
     "cli": {
-        *("spec", "sweep", "tracking", "analysis", "reports", "calculator", "vectors", "data", "doctor"),
+        *(
+            "spec",
+            "sweep",
+            "monitor",
+            "tracking",
+            "analysis",
+            "reports",
+            "calculator",
+            "vectors",
+            "data",
+            "doctor",
+        ),
         "cores",  # verl's configuration of a run, for `cppo show --verl`
     },
 }

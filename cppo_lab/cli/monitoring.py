@@ -9,41 +9,41 @@ from typing import TYPE_CHECKING
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from cppo_lab.monitor.status import Label, RunStatus
     from cppo_lab.sweep.plan import Plan
-    from cppo_lab.sweep.status import Label, RunStatus
 
 
 def status(options: argparse.Namespace) -> int:
     """Say how the runs of a sweep, or all known runs, stand."""
     from cppo_lab.cli.terminal import width
-    from cppo_lab.sweep import status_table
+    from cppo_lab.monitor import table
     from cppo_lab.sweep.states import parse_states
 
     states = parse_states(options.state) if options.state else frozenset[str]()
     look, uri = _asked(options)
     if options.repair:
-        from cppo_lab.sweep.repair import repair
+        from cppo_lab.monitor.repair import repair
 
         for line in repair(_runs(), uri, look()):
             print(line, file=sys.stderr)
     everything = look()
-    shown = status_table.only(everything, states)
+    shown = table.only(everything, states)
     if options.json:
-        print(status_table.to_json(shown, everything))
+        print(table.to_json(shown, everything))
     elif options.csv:
-        print(status_table.to_csv(shown), end="")
+        print(table.to_csv(shown), end="")
     elif not everything:
         print(f"no runs are known in {_runs()}: `cppo launch SWEEP` trains some")
     else:
-        print(status_table.table(shown, width()) if shown else f"no run is {' or '.join(sorted(states))}")
-        print(f"\n{status_table.totals(everything)}")
+        print(table.table(shown, width()) if shown else f"no run is {' or '.join(sorted(states))}")
+        print(f"\n{table.totals(everything)}")
     return 0
 
 
 def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     from cppo_lab import schema
-    from cppo_lab.sweep import watch
+    from cppo_lab.monitor import watch
 
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two looks, 0.2 to 86400")
@@ -57,7 +57,7 @@ def watch(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     """Print what a run has printed."""
-    from cppo_lab.sweep import logs
+    from cppo_lab.monitor import logs
 
     runs = _runs()
     run_id = logs.run_by_beginning(runs, options.run)
@@ -72,7 +72,7 @@ def logs(options: argparse.Namespace) -> int:
 
 def cancel(options: argparse.Namespace) -> int:
     """End runs, and take those that wait off their lists."""
-    from cppo_lab.sweep.cancel import cancel, candidates
+    from cppo_lab.monitor.cancel import cancel, candidates
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name a sweep, or runs with --run ID, and not both")
@@ -139,7 +139,7 @@ def _runs() -> Path:
 def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]], str]":
     """What looks at the runs that were asked for, those of a sweep or all known ones; and the store to use."""
     from cppo_lab import store
-    from cppo_lab.sweep.status import look
+    from cppo_lab.monitor.status import look
 
     runs = _runs()
     if not options.sweep:
@@ -153,7 +153,7 @@ def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]],
 
 
 def _labels(plan: "Plan") -> "Mapping[str, Label]":
-    from cppo_lab.sweep.status import Label
+    from cppo_lab.monitor.status import Label
 
     return {
         run.run_id: Label(run.spec.core, run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants)
@@ -164,15 +164,15 @@ def _labels(plan: "Plan") -> "Mapping[str, Label]":
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     """The known runs whose ids begin so."""
     from cppo_lab import store
-    from cppo_lab.sweep.logs import run_by_beginning
-    from cppo_lab.sweep.status import look
+    from cppo_lab.monitor.logs import run_by_beginning
+    from cppo_lab.monitor.status import look
 
     run_ids = {run_by_beginning(_runs(), beginning) for beginning in beginnings}
     return [one for one in look(_runs(), store.tracking_uri()) if one.run_id in run_ids]
 
 
 def _lives(run_id: str) -> bool:
-    from cppo_lab.sweep.status import ALIVE
+    from cppo_lab.monitor.status import ALIVE
 
     return any(one.state in ALIVE for one in _these([run_id]))
 

@@ -12,8 +12,8 @@ from typing import TextIO
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.status import RunStatus
-from cppo_lab.sweep.status_table import all_ended, table, totals
+from cppo_lab.monitor.status import RunStatus
+from cppo_lab.monitor.table import all_ended, table, totals
 
 _URGENCY = (
     *(schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.QUEUED),

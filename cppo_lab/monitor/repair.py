@@ -8,8 +8,8 @@ from cppo_lab import schema, store
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.monitor.status import RunStatus
 from cppo_lab.run import AlreadyRunning, held
-from cppo_lab.sweep.status import RunStatus
 from cppo_lab.tracking.run_folder import read_status, write_status
 
 

@@ -8,8 +8,8 @@ from typing import TextIO
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
+from cppo_lab.monitor.status import known_runs, sight
 from cppo_lab.sweep.find import LENGTH
-from cppo_lab.sweep.status import known_runs, sight
 
 TRACEBACK = "traceback.txt"  # in a run's folder
 POLL_SECONDS = 0.5

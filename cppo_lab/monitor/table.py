@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.sweep.status import ALIVE, RunStatus
+from cppo_lab.monitor.status import ALIVE, RunStatus
 
 _RIGHT = frozenset({"seed", "step", "score", "ETA", "hours", "GPU-hours"})
 COLUMNS = (
