@@ -86,4 +86,6 @@ def _end(ledger: Ledger, gone: Sequence[Task], jobs: Sequence[QueuedJob]) -> Non
     unknown = [task.job for task in gone if task.job and task.job not in remembered]
     known = remembered | ended_as(unknown)
     for task in gone:
-        ledger.end([task], known.get(task.job) or LEFT)
+        ended = known.get(task.job, "")
+        # Accounts lag some seconds behind the queue: what they still call running has left it.
+        ledger.end([task], ended if ended and ended not in WAITING | ACTIVE else LEFT)

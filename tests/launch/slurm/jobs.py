@@ -15,7 +15,7 @@ from cppo_lab.spec import ResourcesSpec
 
 def slurm_spec(**changes: object) -> SlurmSpec:
     """Settings as `conf/launcher/slurm.yaml` has them, but for `changes`."""
-    values = {
+    values: dict[str, object] = {
         "name": "slurm",
         "workers": None,
         "threads": 1,

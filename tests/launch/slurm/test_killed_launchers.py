@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -73,6 +74,11 @@ def claims(runs: Path) -> int:
         return int(database.execute("SELECT COUNT(*) FROM submission").fetchone()[0])
 
 
+def submits(runs: Path, known: int) -> bool:
+    """Whether more submissions than the known ones have been begun."""
+    return claims(runs) > known
+
+
 def test_a_launcher_is_killed_twenty_times(bare_slurm: Cluster, tmp_path: Path) -> None:
     chance = random.Random(7)
     jobs = [Noted(tmp_path, f"job{number}") for number in range(24)]
@@ -84,7 +90,7 @@ def test_a_launcher_is_killed_twenty_times(bare_slurm: Cluster, tmp_path: Path) 
         known = claims(tmp_path)
         process = launcher(jobs[: 3 + number + number // 10])
         if number % 4 < 2:  # around sbatch
-            until("it submits", lambda known=known: claims(tmp_path) > known)
+            until("it submits", partial(submits, tmp_path, known))
             time.sleep(chance.uniform(0, usual / 2))
         else:
             time.sleep(chance.uniform(0, 1.5 * usual))

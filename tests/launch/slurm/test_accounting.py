@@ -1,0 +1,52 @@
+"""What Slurm's accounts add: why a job is gone that `squeue` has forgotten. Without them nothing else is different."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.launch.slurm import reconcile
+from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import QueuedJob
+from cppo_lab.launch.slurm.reconcile import LEFT, in_queue, refresh
+from cppo_lab.launch.slurm.submit import launch_slurm
+from dev.slurm.cluster import Cluster
+from tests.launch.slurm.conftest import ROOT
+from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.slurm.waiting import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def nothing() -> Sequence[QueuedJob]:
+    """The queue, a long time later."""
+    return []
+
+
+def ends(cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """Why two jobs are gone, one that has ended and one that was cancelled, when the queue has forgotten both."""
+    jobs = [Noted(runs, "ends"), Noted(runs, "cancelled", 600)]
+    launch_slurm(jobs, slurm_spec(), lambda event: None)
+    until("one has ended", lambda: set(in_queue(runs)) == {"cancelled"}, 60)
+    cluster.call("scancel", in_queue(runs)["cancelled"].job)
+    until("both are gone", lambda: not in_queue(runs), 60)
+    if cluster.settings().accounting:  # which lags behind the queue
+        until("it is on record", lambda: "CANCELLED" in cluster.call("sacct", "-n", "-X", "-o", "State"), 30)
+
+    def refreshed() -> dict[str, str | None]:
+        with Ledger(runs) as ledger:
+            refresh(ledger)
+            return {job.name: ledger.tasks_of(job.name)[0].ended for job in jobs}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reconcile, "our_jobs", nothing)
+        return refreshed()
+
+
+def test_with_accounting(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert ends(slurm, tmp_path, monkeypatch) == {"ends": "COMPLETED", "cancelled": "CANCELLED"}
+
+
+def test_without_accounting(bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ends(bare_slurm, tmp_path, monkeypatch) == {"ends": LEFT, "cancelled": LEFT}
