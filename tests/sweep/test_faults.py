@@ -17,7 +17,10 @@ RULES = (
     "verl_sapo"
 )
 CPPO = "valid: rule.delta, rule.delta_b, rule.delta_b_mode, rule.name, rule.w_min"
-LAYOUTS = "cpu, four_nodes, four_nodes_megatron, one_node, one_node_megatron, two_nodes, two_nodes_megatron"
+LAYOUTS = (
+    "cpu, cpu_two_nodes, four_nodes, four_nodes_megatron, one_node, one_node_megatron, two_nodes, "
+    "two_nodes_megatron"
+)
 
 
 def sweep(

@@ -119,7 +119,12 @@ def _cluster(
     layout: LayoutSpec, memory_gb: float | None, allocation: Allocation | None
 ) -> Iterator[dict[str, Any]]:
     from cppo_lab.cores.verl.ray_folder import own_folder
-    from cppo_lab.cores.verl.ray_local import local_ray_settings, logical_cpus, object_store_bytes
+    from cppo_lab.cores.verl.ray_local import (
+        left_in_order,
+        local_ray_settings,
+        logical_cpus,
+        object_store_bytes,
+    )
 
     if allocation is not None:
         from cppo_lab.cores.verl.ray_nodes import head
@@ -134,12 +139,8 @@ def _cluster(
         os.environ.update(environment)
         if memory_gb is not None:
             ray_init["object_store_memory"] = object_store_bytes(memory_gb)
-        try:
+        with left_in_order():
             yield ray_init
-        finally:
-            import ray
-
-            ray.shutdown()
 
 
 def _run(config: Any) -> None:

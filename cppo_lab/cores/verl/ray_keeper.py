@@ -22,7 +22,7 @@ import psutil
 
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 LOOK_SECONDS = 0.2
-PATIENCE_SECONDS = 4.0  # from SIGTERM to SIGKILL: Slurm's KillWait is often 30 s, and may be 5
+PATIENCE_SECONDS = 2.0  # from SIGTERM to SIGKILL: Slurm's KillWait is often 30 s, and may be 5
 
 
 @contextmanager

@@ -10,8 +10,8 @@ runs on several machines (`ray_nodes`).
 import os
 import secrets
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,26 @@ def logical_cpus(layout: LayoutSpec) -> int:
 def object_store_bytes(memory_gb: float) -> int:
     """Bytes of Ray's object store on a machine where a run may take so many 2^30 bytes."""
     return max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
+
+
+@contextmanager
+def left_in_order() -> Iterator[None]:
+    """Leave Ray's cluster after the context.
+
+    Not if this process has been told to end: Slurm tells Ray's processes too, Ray looks for them for ten seconds, and
+    the run's last words come first. Ray then ends with the process.
+    """
+    told = False
+    try:
+        yield
+    except SystemExit:
+        told = True
+        raise
+    finally:
+        if not told:
+            import ray
+
+            ray.shutdown()
 
 
 def own_handlers() -> Callable[[], None]:

@@ -22,7 +22,13 @@ import psutil
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_folder import own_folder
 from cppo_lab.cores.verl.ray_keeper import kept
-from cppo_lab.cores.verl.ray_local import logical_cpus, object_store_bytes, own_handlers, private_token
+from cppo_lab.cores.verl.ray_local import (
+    left_in_order,
+    logical_cpus,
+    object_store_bytes,
+    own_handlers,
+    private_token,
+)
 from cppo_lab.errors import UserError
 from cppo_lab.spec import LayoutSpec
 
@@ -59,12 +65,8 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
             partial.replace(allocation.meeting / HEAD)
             ray_init = {"address": address, "_node_ip_address": host}
             _wait_for_all(ray_init, allocation, keeper)
-            try:
+            with left_in_order():
                 yield ray_init
-            finally:
-                import ray
-
-                ray.shutdown()
     finally:
         for name in (HEAD, TOKEN):
             (allocation.meeting / name).unlink(missing_ok=True)

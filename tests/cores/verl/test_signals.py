@@ -69,7 +69,7 @@ try:
             process.send_signal(signal.SIGTERM)
         ray.get(waiting)
 except SystemExit as error:
-    print("said:", error, "within", round(time.time() - began), "s", "soon:", time.time() - began < 20)
+    print("said:", error, "within", round(time.time() - began), "s", "soon:", time.time() - began < 5)
 """
 
 
