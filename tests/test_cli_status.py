@@ -187,6 +187,7 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
 def test_the_store_is_asked_only_where_a_folder_cannot_say(runs: Path) -> None:
     made(runs, 1, **told("done"))
     made(runs, 2, **told("running"))
+    run_folder.announce(runs / run_id(3), {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 0})
     open_client(tracking_uri())
     code = "import sys\nfrom cppo_lab.cli import main\nmain(['status'])\nassert 'mlflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

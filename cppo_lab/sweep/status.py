@@ -140,7 +140,9 @@ def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: Sight) -> 
         return replace(found, state=schema.QUEUED, reason=why), True
     if run_id in seen.waiting and not is_cancelled(folder):
         return replace(found, state=schema.QUEUED), True
-    sure = bool(said) and not told.get("finishing") and not told.get("replaces")
+    # Announced by a launcher that found nothing in the store, and never begun.
+    untouched = said == "" and "seconds" not in told
+    sure = untouched or (bool(said) and not told.get("finishing") and not told.get("replaces"))
     if said in (schema.FAILED, schema.PARTIAL):
         return replace(found, state=str(said), reason=_line(told.get("reason"))), sure
     if said == schema.RUNNING:
