@@ -140,7 +140,9 @@ def test_what_folders_locks_and_lists_say(runs: Path, capsys: pytest.CaptureFixt
 def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(runs, 1, **told("running"))
     made(runs, 2, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
-    names = [run_id(number) for number in range(6)]
+    made(runs, 6, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
+    run_folder.cancel(made(runs, 7, **told("partial", reason="interrupted: cancelled")))
+    names = [run_id(number) for number in range(8)]
     with Ledger(runs) as ledger:
         token = ledger.claim(names)
         ledger.submitted(token, 70)
@@ -150,6 +152,8 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
         f"70_0|PENDING|Resources|0:00||{token}",
         f"70_1|OUT_OF_MEMORY|OutOfMemory|1:00|n1|{token}",
         f"70_3|RUNNING|None|1:00|n1|{token}",
+        f"70_6|COMPLETING|None|1:00|n1|{token}",
+        f"70_7|COMPLETING|None|1:00|n1|{token}",
         "99|RUNNING|None|1:00|n1|of somebody's",
     ]
     (slurm_says / "squeue.txt").write_text("\n".join(lines) + "\n")
@@ -167,6 +171,8 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
         run_id(3): ("running", "starting", "70_3"),
         run_id(4): ("missing", "Slurm job 70_4: NODE_FAIL", "70_4"),
         run_id(5): ("missing", "Slurm job 70_5: CANCELLED", "70_5"),
+        run_id(6): ("running", "its job is ending; interrupted: by SIGTERM", "70_6"),
+        run_id(7): ("partial", "interrupted: cancelled", "70_7"),
         run_id(9): ("queued", "is being submitted", ""),
     }
     assert (slurm_says / "calls").read_text() == "asked\n"
@@ -181,6 +187,7 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
 def test_the_store_is_asked_only_where_a_folder_cannot_say(runs: Path) -> None:
     made(runs, 1, **told("done"))
     made(runs, 2, **told("running"))
+    run_folder.announce(runs / run_id(3), {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 0})
     open_client(tracking_uri())
     code = "import sys\nfrom cppo_lab.cli import main\nmain(['status'])\nassert 'mlflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

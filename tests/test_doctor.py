@@ -13,7 +13,7 @@ import torch
 
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
-from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready
+from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready, slurm
 from cppo_lab.doctor.packages import Requirement
 from cppo_lab.store import tracking_uri
 from cppo_lab.sweep.compose import compose
@@ -285,3 +285,35 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
     assert message in output.err
     assert output.err.count("\n") == 1
     assert output.out == ""
+
+
+def test_what_a_launch_through_slurm_needs(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stand-ins for Slurm's commands; the nodes, not this machine, have the GPUs."""
+    monkeypatch.setenv("PATH", str(workspace / "bin"))
+    run = [*PAPER, "launcher=slurm"]
+    assert found(run, workspace)["Slurm's commands"].status == "missing"
+    (workspace / "bin").mkdir()
+    answers = {"scontrol": "echo Slurmctld is UP", "sinfo": "echo 'debug|up'; echo 'old|down'"}
+    for name in ("sbatch", "squeue", "scancel", "srun", *answers):
+        (workspace / "bin" / name).write_text(f"#!/bin/sh\n{answers.get(name, '')}\n")
+        (workspace / "bin" / name).chmod(0o755)
+    checks = found(run, workspace)
+    assert checks["Slurm's controller"].found == "Slurmctld is UP"
+    assert (checks["partition"].status, checks["partition"].found) == (
+        "ok",
+        "the cluster's default; there are debug, old",
+    )
+    assert "GPUs" not in checks
+    assert found([*run, "resources.partition=old"], workspace)["partition"].status == "warning"
+    assert "set resources.partition to one of debug, old" in (
+        found([*run, "resources.partition=gpu"], workspace)["partition"].line
+    )
+    mounts = workspace / "mounts"
+    monkeypatch.setattr(slurm, "MOUNTS", mounts)
+    for kind, status in (("nfs4", "ok"), ("ext4", "warning")):
+        mounts.write_text(f"a / overlay rw 0 0\nb {workspace} {kind} rw 0 0\n")
+        assert found(run, workspace)["shared runs folder"].status == status
+    (workspace / "bin" / "scontrol").write_text("#!/bin/sh\necho Slurmctld is DOWN\nexit 1\n")
+    assert found(run, workspace)["Slurm's controller"].found == "scontrol: Slurmctld is DOWN"

@@ -15,7 +15,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.view import SlurmView, view
-from cppo_lab.run import is_held
+from cppo_lab.run import holder, is_held
 from cppo_lab.tracking.run_folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
@@ -132,13 +132,17 @@ def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: Sight) -> 
     found = _numbers(RunStatus(run_id, label, schema.MISSING, job=seen.slurm.job_of(run_id)), told)
     if said in schema.FINISHED:
         return replace(found, state=str(said), reason=_line(told.get("reason"))), True
-    if is_held(folder) or seen.slurm.is_active(run_id):
-        return _running(found, told, folder), True
+    # A job that is ending may be on its way back into the queue; one that was cancelled is not.
+    over = said in (schema.FAILED, schema.PARTIAL) and is_cancelled(folder)
+    if is_held(folder) or (seen.slurm.is_active(run_id) and not over):
+        return _running(found, told, folder, seen.slurm.is_ending(run_id)), True
     if (why := seen.slurm.waiting(run_id)) is not None:
         return replace(found, state=schema.QUEUED, reason=why), True
     if run_id in seen.waiting and not is_cancelled(folder):
         return replace(found, state=schema.QUEUED), True
-    sure = bool(said) and not told.get("finishing") and not told.get("replaces")
+    # Announced by a launcher that found nothing in the store, and never begun.
+    untouched = said == "" and "seconds" not in told
+    sure = untouched or (bool(said) and not told.get("finishing") and not told.get("replaces"))
     if said in (schema.FAILED, schema.PARTIAL):
         return replace(found, state=str(said), reason=_line(told.get("reason"))), sure
     if said == schema.RUNNING:
@@ -160,13 +164,16 @@ def _numbers(found: RunStatus, told: Mapping[str, Any]) -> RunStatus:
     )
 
 
-def _running(found: RunStatus, told: Mapping[str, Any], folder: Path) -> RunStatus:
+def _running(found: RunStatus, told: Mapping[str, Any], folder: Path, ending: bool) -> RunStatus:
     """With what goes on at this moment."""
-    from cppo_lab.run import holder
-
     place = found.job or _place(holder(folder))
     if told.get("status") != schema.RUNNING:
-        return replace(found, state=schema.RUNNING, reason="starting", job=place)
+        reason = (
+            "; ".join(filter(None, ["its job is ending", _line(told.get("reason"))]))
+            if ending
+            else "starting"
+        )
+        return replace(found, state=schema.RUNNING, reason=reason, job=place)
     now = time.time()
     since = max(0.0, now - float(told.get("updated") or now))
     first, began, step, last = (told.get(key) for key in ("first_step", "first_time", "step", "t_stop"))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
@@ -64,18 +63,19 @@ def test_a_run_that_fails_is_seen_left_and_retried(
     slurm: Cluster, workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = workspace / "runs" / compose([*TINY, "rule=cppo", "seed=0"]).run_id
-    (broken / CHECKPOINT).mkdir(parents=True)  # no file to continue from
+    broken.mkdir(parents=True)
+    (broken / "diagnostics").touch()  # where the run will want a folder
     assert main(["launch", *TWO]) == 0
     assert main(["watch", *TWO, "--every", "1"]) == 1
     said = capsys.readouterr().out
-    assert re.search(rf"^{broken.name} cppo/mini_base/seed 0: failed.*: IsADirectoryError: ", said, re.M)
+    assert re.search(rf"^{broken.name} cppo/mini_base/seed 0: failed.*: FileExistsError: ", said, re.M)
     assert rows(capsys, *TWO)["grpo"]["state"] == "done"
     assert main(["logs", broken.name]) == 0
     assert "Traceback (most recent call last)" in capsys.readouterr().out
 
     assert main(["launch", *TWO]) == 1
     assert "1 run that failed by an error of its own is left" in capsys.readouterr().err
-    (broken / CHECKPOINT).rmdir()
+    (broken / "diagnostics").unlink()
     assert main(["retry", *TWO, "--failed"]) == 0
     assert main(["watch", *TWO, "--every", "1"]) == 0
     assert {row["state"] for row in rows(capsys, *TWO).values()} == {"done"}

@@ -39,6 +39,10 @@ class SlurmView:
         """Whether its job has nodes."""
         return run_id in self.here and self.here[run_id].state in ACTIVE
 
+    def is_ending(self, run_id: str) -> bool:
+        """Whether Slurm is taking its nodes away."""
+        return run_id in self.here and self.here[run_id].state == "COMPLETING"
+
     def waiting(self, run_id: str) -> str | None:
         """Why its job has not started; None if it does not wait, as far as anybody can say now."""
         if job := self.here.get(run_id):
