@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ CANCELLED = "cancelled"  # holds when, in seconds since the epoch
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
-    """Replace `status.json` in a run's folder."""
+    """Replace `status.json` in a run's folder. The caller holds the folder's lock."""
     partial = folder / f"{STATUS}.partial"
     partial.write_text(json.dumps(values), encoding="utf-8")
     partial.replace(folder / STATUS)
@@ -43,9 +45,14 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 def announce(folder: Path, names: Mapping[str, Any]) -> None:
     """Let a run that is to be trained have its names (NAMES) in its folder before it begins; once it has, they stay."""
-    if not (folder / STATUS).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_status(folder, {"status": "", "step": None, **names})
+    if (folder / STATUS).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / f"{STATUS}.{secrets.token_hex(4)}"
+    own.write_text(json.dumps({"status": "", "step": None, **names}), encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another launcher, or the run itself, was first
+        os.link(own, folder / STATUS)
+    own.unlink()
 
 
 def begin_status(folder: Path) -> None:
