@@ -219,20 +219,6 @@ def ensure_folder_tag(folder: Path) -> str:
     return folder_tag(folder)
 
 
-def _identity(runs: Path) -> str:
-    """The name that a folder of runs was given when it was first used, kept in it."""
-    path = runs / "identity"
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text(encoding="utf-8").strip()
-    runs.mkdir(parents=True, exist_ok=True)
-    own = runs / f"identity.{secrets.token_hex(4)}"
-    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # another process was first
-        os.link(own, path)
-    own.unlink()
-    return path.read_text(encoding="utf-8").strip()
-
-
 def mark_failed(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
     """Record that an attempt ended by an error of its own behind `step`; `reason` is one line."""
     _mark(client, mlflow_id, schema.FAILED, "FAILED", reason, step)
