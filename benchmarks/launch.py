@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -159,6 +160,7 @@ def slurm() -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
+        shutil.rmtree(cluster.folder)
 
 
 def main() -> None:
