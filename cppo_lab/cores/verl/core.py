@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
 
+ENDING_SECONDS = 3.0  # from the end of Ray to a signal that explains it
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
 
 
@@ -161,6 +163,13 @@ def _run(config: Any) -> None:
         raise RuntimeError(
             f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[-1]}"
         ) from error
+    except SystemExit as error:
+        if type(error) is not SystemExit:  # a signal's
+            raise
+        # Ray's own: its processes on this machine have ended. Where Slurm ends the job, its signal to this process
+        # comes in the same moment, and tells that the run has not failed.
+        time.sleep(ENDING_SECONDS)
+        raise RuntimeError("Ray's processes on this machine have ended (out of memory?)") from error
 
 
 @contextmanager

@@ -1,9 +1,14 @@
 """Slurm warns every process of a job with SIGUSR2: the run's own process hears it, and Ray's live on."""
 
+import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from cppo_lab.cores.verl import core
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -82,3 +87,29 @@ def test_a_run_that_is_cancelled_with_its_ray_has_the_time_for_its_last_words() 
     """Slurm sends SIGTERM to every process of the job."""
     done = subprocess.run([sys.executable, "-c", CANCELLED], capture_output=True, text=True, timeout=120)
     assert "said: told to end" in done.stdout and "soon: True" in done.stdout, done.stdout + done.stderr
+
+
+class Told(SystemExit):
+    """What a handler of the run raises."""
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
+    signalled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: object) -> None:
+        raise Told
+
+    def ended(config: object, task_runner_class: object) -> None:
+        if signalled:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        sys.exit(1)  # as ray.get does when its raylet is gone
+
+    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", ended)
+    monkeypatch.setattr(core, "ENDING_SECONDS", 1.0)
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        with pytest.raises(Told if signalled else RuntimeError, match=None if signalled else "out of memory"):
+            core._run(None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
