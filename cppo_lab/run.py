@@ -88,11 +88,15 @@ LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run
 
 
 class Interrupted(SystemExit):
-    """Signal `number` asked this process to end."""
+    """This process was asked to end: by signal `number`, or, if that is None, by somebody who cancelled the run."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int | None) -> None:
         limit = " (time limit or preemption)" if number == signal.SIGUSR2 else ""
-        super().__init__(f"terminated by {signal.Signals(number).name}{limit}")
+        super().__init__(
+            "cancelled before it began"
+            if number is None
+            else f"terminated by {signal.Signals(number).name}{limit}"
+        )
         self.number = number
 
 
@@ -163,7 +167,7 @@ def execute(attempt: Attempt) -> None:
     spec = attempt.spec
     with held(attempt.folder):
         if is_cancelled(attempt.folder, attempt.created):
-            raise Interrupted("cancelled before it began")
+            raise Interrupted(None)
         forget_cancelled(attempt.folder)  # an earlier attempt was
         client = open_client(attempt.uri)
         past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cppo_lab.launch.slurm.queue import require_slurm
 from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.launch.slurm.settings import SlurmSpec
 
+SETTLING_SECONDS = 30.0  # a controller that has just started asks its nodes how they are
 LARGEST_ARRAY = 1000  # where the cluster does not say
 
 
@@ -103,16 +105,30 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     script = folder / "rehearsal.sh"
     text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
     script.write_text(text, encoding="utf-8")
+    deadline = time.monotonic() + SETTLING_SECONDS
     try:
-        done = subprocess.run(
-            ["sbatch", "--test-only", str(script)], capture_output=True, text=True, timeout=60
-        )
-    except subprocess.TimeoutExpired:
-        raise UserError("sbatch: Slurm's controller did not answer within 60 s: try again later") from None
+        done = _ask("sbatch", "--test-only", str(script))
+        # A controller that has just started knows no node yet, and refuses what needs one.
+        while (
+            done.returncode
+            and time.monotonic() < deadline
+            and "unknown" in _ask("sinfo", "-h", "-o%T").stdout
+        ):
+            time.sleep(1.0)
+            done = _ask("sbatch", "--test-only", str(script))
     finally:
         script.unlink()
     if done.returncode:
         raise _refused(done.stderr)
+
+
+def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"{command[0]}: Slurm's controller did not answer within 60 s: try again later"
+        ) from None
 
 
 def _refused(said: str) -> UserError:

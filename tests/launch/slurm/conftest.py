@@ -44,5 +44,6 @@ def bare_slurm(bare_cluster: Cluster, around_slurm: pytest.MonkeyPatch) -> Itera
     """The cluster as this module's Slurm. Afterwards it has no jobs, and all its nodes."""
     yield bare_cluster
     bare_cluster.call("scancel", "--user=root")
-    until("no job is left", lambda: not bare_cluster.call("squeue", "-h"), 60)
+    # A job that ends while the controller is away is asked about again a minute later.
+    until("no job is left", lambda: not bare_cluster.call("squeue", "-h"), 120)
     until("all nodes are idle", lambda: set(bare_cluster.node_states().values()) == {"idle"}, 60)
