@@ -48,7 +48,7 @@ def slurm_cluster(slurm_installed: None, request: pytest.FixtureRequest) -> Iter
     yield cluster
     cluster.stop()
     if not request.session.testsfailed:
-        shutil.rmtree(cluster.folder)  # else its logs stay
+        shutil.rmtree(cluster.folder, ignore_errors=True)  # else its logs stay
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def bare_cluster(slurm_installed: None, request: pytest.FixtureRequest) -> Itera
     yield cluster
     cluster.stop()
     if not request.session.testsfailed:
-        shutil.rmtree(cluster.folder)  # else its logs stay
+        shutil.rmtree(cluster.folder, ignore_errors=True)  # else its logs stay
 
 
 @pytest.fixture(scope="module")
