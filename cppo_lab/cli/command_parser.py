@@ -5,6 +5,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cppo_lab import schema
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
 else:
@@ -52,3 +54,13 @@ def add_sweep(
     added.add_argument("sweep", metavar=metavar.upper(), help=SWEEP if metavar == "sweep" else SWEEP_OR_RUN)
     added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
     return added
+
+
+def add_listing(command: argparse.ArgumentParser) -> None:
+    """Which runs a command lists, and in which form."""
+    command.add_argument(
+        "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
+    )
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="as one JSON object")
+    form.add_argument("--csv", action="store_true", help="as CSV, one line per run")

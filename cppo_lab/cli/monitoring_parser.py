@@ -3,9 +3,8 @@
 import argparse
 from collections.abc import Callable
 
-from cppo_lab import schema
 from cppo_lab.cli import monitoring
-from cppo_lab.cli.command_parser import OVERRIDES, SWEEP, CommandParser, Commands, add_sweep
+from cppo_lab.cli.command_parser import OVERRIDES, SWEEP, CommandParser, Commands, add_listing, add_sweep
 
 SOME_RUN = "id of a run or its beginning"
 
@@ -15,12 +14,7 @@ def add_monitoring(commands: Commands) -> None:
     status = _add_optional_sweep(
         commands, "status", monitoring.status, "say how runs stand, whoever launched them"
     )
-    status.add_argument(
-        "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
-    )
-    form = status.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as one JSON object")
-    form.add_argument("--csv", action="store_true", help="as CSV, one line per run")
+    add_listing(status)
     status.add_argument(
         "--repair", action="store_true", help="first finish what kills have left, in MLflow too"
     )

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from cppo_lab import __version__, schema
+from cppo_lab import __version__
 from cppo_lab.cli import environment, reporting, searching, theory, training
-from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_sweep
+from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
 
 
@@ -48,12 +48,7 @@ def _add_training(commands: Commands) -> None:
         training.plan,
         "list the runs of a sweep, their ids, what is done, and what they cost",
     )
-    plan.add_argument(
-        "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
-    )
-    form = plan.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as one JSON object")
-    form.add_argument("--csv", action="store_true", help="as CSV, one line per run")
+    add_listing(plan)
     show = add_sweep(
         commands,
         "show",

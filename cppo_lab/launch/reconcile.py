@@ -13,7 +13,6 @@ from cppo_lab.tracking.client import Attempt, attempts, attempts_at, folder_tag,
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.run_folder import is_cancelled, read_status
 
-MISSING = schema.MISSING
 FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
 DIED = "its process ended without a word (killed, out of memory, or the machine went down)"
 CANCELLED = "cancelled"

@@ -174,16 +174,25 @@ def _running(found: RunStatus, told: Mapping[str, Any], folder: Path, ending: bo
             else "starting"
         )
         return replace(found, state=schema.RUNNING, reason=reason, job=place)
-    now = time.time()
-    since = max(0.0, now - float(told.get("updated") or now))
-    first, began, step, last = (told.get(key) for key in ("first_step", "first_time", "step", "t_stop"))
-    eta = None
-    if None not in (first, began, step, last) and step > first:  # type: ignore[operator]
-        pace = (float(told["updated"]) - float(began)) / (step - first)  # type: ignore[operator,arg-type]
-        eta = max(0.0, (last - step) * pace - since)  # type: ignore[operator]
+    updated = _number(told.get("updated"))
+    since = 0.0 if updated is None else max(0.0, time.time() - updated)
+    eta = _eta(found, told, since)
     hours = None if found.hours is None else found.hours + since / 3600
-    gpu_hours = None if found.gpu_hours is None else found.gpu_hours + since / 3600 * told["gpus"]
+    gpu_hours = (
+        None if found.gpu_hours is None else found.gpu_hours + since / 3600 * (_number(told.get("gpus")) or 0)
+    )
     return replace(found, state=schema.RUNNING, eta_seconds=eta, hours=hours, gpu_hours=gpu_hours, job=place)
+
+
+def _eta(found: RunStatus, told: Mapping[str, Any], since: float) -> float | None:
+    """Seconds to the last step, `since` seconds after the folder's last word, at the pace of this attempt."""
+    first, began, updated = (_number(told.get(key)) for key in ("first_step", "first_time", "updated"))
+    if found.step is None or found.t_stop is None or first is None or began is None or updated is None:
+        return None
+    if found.step <= first:
+        return None
+    pace = (updated - began) / (found.step - first)
+    return max(0.0, (found.t_stop - found.step) * pace - since)
 
 
 def _place(where: tuple[str, int] | None) -> str:
@@ -192,6 +201,10 @@ def _place(where: tuple[str, int] | None) -> str:
 
 def _of(kind: type, value: object) -> Any:
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _line(text: object) -> str:

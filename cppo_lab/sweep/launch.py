@@ -12,7 +12,7 @@ from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
 from cppo_lab.run import Attempt, Interrupted
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.places import RUNS
+from cppo_lab.sweep.places import RUNS, require_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
@@ -45,10 +45,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     `retry`: ids of failed runs that are to be trained again nevertheless.
     """
     runs, run_ids = RUNS.resolve(), [run.run_id for run in plan.runs]
-    if runs.exists() and not runs.is_dir():
-        raise UserError(
-            f"{runs} is a file, but runs keep their folders there: move it away, or work in another folder"
-        )
+    require_folder(runs)
     # The launcher makes the tables and the experiment: several runs doing so at once would collide.
     client = open_client(uri)
     ensure_experiment(client, uri, schema.experiment_name(plan.core))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cppo_lab.errors import UserError
 
 PATIENCE_SECONDS = 60.0
+PING_SECONDS = 10.0
 SACCT_JOBS = 500  # per request
 _FIELDS = {"job": "%i", "state": "%T", "reason": "%r", "seconds": "%M", "node": "%N", "comment": "%k"}
 
@@ -45,10 +46,24 @@ def our_jobs() -> list[QueuedJob]:
 
     Raises UserError if the controller does not answer.
     """
+    _require_answer()
     text = _ask(
         "squeue", "--me", "--noheader", "--array", "--states=all", f"--format={'|'.join(_FIELDS.values())}"
     )
     return [_parse(line) for line in text.splitlines() if line]
+
+
+def _require_answer() -> None:
+    """Raises UserError at once if the controller is down: `squeue` takes some ten seconds to notice."""
+    if shutil.which("scontrol") is None:
+        return
+    try:
+        done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=PING_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
+    if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
+        said = (done.stdout.strip() or done.stderr.strip() or f"exit status {done.returncode}").splitlines()
+        raise UserError(f"Slurm's controller does not answer ({said[0]})")
 
 
 def ended_as(jobs: Iterable[str]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """What Slurm and the ledger say of runs, to those who only look: one `squeue`, and `sacct` for what that forgot."""
 
-import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +11,6 @@ from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, QueuedJob, ended_as, ou
 from cppo_lab.launch.slurm.reconcile import LEFT
 
 ANSWER_SECONDS = 60.0  # within which sbatch has answered, or its launcher is dead
-PING_SECONDS = 10.0
 _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
 
@@ -82,23 +79,9 @@ def view(runs: Path) -> SlurmView:
     if all(task.ended is not None for task in tasks.values()):
         return SlurmView(tasks)
     try:
-        _require_answer()
         jobs = our_jobs()
     except UserError as error:
         return SlurmView(tasks, silent=str(error))
     live = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
     here = {task.name: live[task.job] for task in tasks.values() if task.ended is None and task.job in live}
     return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
-
-
-def _require_answer() -> None:
-    """Raises UserError at once if the controller is down: `squeue` takes some ten seconds to notice."""
-    if shutil.which("scontrol") is None:
-        return
-    try:
-        done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=PING_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
-    if done.returncode:
-        said = (done.stdout.strip() or done.stderr.strip() or f"exit status {done.returncode}").splitlines()
-        raise UserError(f"Slurm's controller does not answer ({said[0]})")

@@ -15,6 +15,7 @@ from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.sweep.places import require_folder
 from cppo_lab.sweep.search.progress import Watch, counted, table
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
@@ -41,10 +42,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
 
     Raises UserError if the study has another definition, or a store cannot be used.
     """
-    if runs.exists() and not runs.is_dir():
-        raise UserError(
-            f"{runs} is a file, but runs keep their folders there: move it away, or work in another folder"
-        )
+    require_folder(runs)
     launcher = tuning.base.launcher
     # Made here, once: workers that start together would all want to make the tables, the study and the experiment.
     study = SearchStudy(tuning, url, runs)
