@@ -100,10 +100,41 @@ TAG_LAYOUT = "cppo.layout"  # of the verl core: name and fingerprint of the layo
 TAG_REPLACES = "cppo.replaces"  # MLflow ids of the results that are to go once this run is one
 TAG_REPLACED = "cppo.replaced"  # those that went
 TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
+TAG_FIGURE = "cppo.figure"  # the paper's tables and figures that it feeds: "Table 1, Figure 4"
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a trial belongs to its search, a training run to its trial
+
+# Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.
+TAG_ENV_PREFIX = "cppo.env."
+TAG_HOST = "cppo.env.host"
+TAG_PYTHON = "cppo.env.python"
+TAG_PLATFORM = "cppo.env.platform"
+TAG_PACKAGE_PREFIX = "cppo.env.package."  # + name of the package; the value is its version
+TAG_CPU = "cppo.env.cpu"  # model of the machine's processors
+TAG_CORES = "cppo.env.cores"  # hardware threads that the process may use
+TAG_MEMORY = "cppo.env.memory_gib"  # of the machine
+TAG_GPU = "cppo.env.gpu"  # models of the machine's GPUs
+TAG_GPUS = "cppo.env.gpus"  # how many it has
+TAG_VISIBLE_DEVICES = "cppo.env.visible_devices"  # CUDA_VISIBLE_DEVICES
+TAG_DRIVER = "cppo.env.driver"
+TAG_CUDA = "cppo.env.cuda"  # the newest CUDA that the driver knows
+TAG_JOB = "cppo.env.slurm_job"
+TAG_ARRAY_TASK = "cppo.env.slurm_array_task"  # as Slurm's commands write it: <array job>_<task>
+TAG_JOB_NAME = "cppo.env.slurm_name"
+TAG_PARTITION = "cppo.env.slurm_partition"
+TAG_NODES = "cppo.env.slurm_nodes"  # Slurm's list of them
+TAG_RESTARTS = "cppo.env.slurm_restarts"  # how often Slurm has put the job back into its queue
+TAG_COMMIT = "cppo.env.commit"
+TAG_DIRTY = "cppo.env.dirty"  # whether files differed from the commit: true or false
+TAG_CHANGES = "cppo.env.changes"  # fingerprint of what differed
+LISTED = frozenset({TAG_HOST, TAG_JOB, TAG_ARRAY_TASK, TAG_NODES, TAG_COMMIT, TAG_CHANGES})
+# MLflow's own, which its pages show as columns.
+TAG_MLFLOW_COMMIT = "mlflow.source.git.commit"
+TAG_MLFLOW_SOURCE = "mlflow.source.name"
+TAG_MLFLOW_SOURCE_TYPE = "mlflow.source.type"
+TAG_MLFLOW_USER = "mlflow.user"
 
 # Values of TAG_STATUS.
 RUNNING = "running"  # MLflow: RUNNING

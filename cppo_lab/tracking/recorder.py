@@ -28,6 +28,7 @@ from cppo_lab.tracking.client import (
     mark_interrupted,
     open_client,
 )
+from cppo_lab.tracking.naming import flatten, names, run_tags
 from cppo_lab.tracking.run_folder import read_status, seconds_trained, write_status
 from cppo_lab.tracking.spool import Row, Spool
 
@@ -265,38 +266,3 @@ def _slurm_job() -> str:
 def _points(row: Row) -> list[Metric]:
     """A row as MLflow has it."""
     return [Metric(name, value, row.time_ms, row.step) for name, value in row.metrics.items()]
-
-
-def names(spec: RunSpec) -> dict[str, Any]:
-    """What a run is, as its status says it."""
-    return {
-        "core": spec.core,
-        "rule": spec.rule.name,
-        "model": spec.model.name,
-        "seed": spec.seed,
-        "t_stop": spec.training.t_stop,
-    }
-
-
-def run_tags(spec: RunSpec) -> dict[str, str]:
-    """The tags that follow from the configuration."""
-    return {
-        schema.TAG_RUN_ID: spec.run_id,
-        schema.TAG_RULE: spec.rule.name,
-        schema.TAG_MODEL: spec.model.name,
-        schema.TAG_CORE: spec.core,
-        schema.TAG_SEED: str(spec.seed),
-        schema.TAG_T_STOP: str(spec.training.t_stop),
-        schema.TAG_STATUS: schema.RUNNING,
-    }
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as dotted keys; what does not apply (None) is left out."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif value is not None:
-            flat[prefix + key] = str(value)
-    return flat

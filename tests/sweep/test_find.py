@@ -18,7 +18,8 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.difference import differences, to_text
 from cppo_lab.sweep.find import Found, find_run, is_run_id
 from cppo_lab.tracking.lookup import nested
-from cppo_lab.tracking.recorder import Recorder, flatten
+from cppo_lab.tracking.naming import flatten
+from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.run_folder import read_config
 from tests.conftest import FINISHED, TINY
 

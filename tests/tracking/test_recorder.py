@@ -13,7 +13,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
-from cppo_lab.tracking.recorder import Recorder, flatten
+from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.run_folder import read_status
 from tests.conftest import FINISHED
 
@@ -142,10 +142,6 @@ def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: p
 def test_half_written_status_reads_as_none(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{"status": "runn')
     assert read_status(tmp_path) == {}
-
-
-def test_flatten_leaves_out_what_does_not_apply() -> None:
-    assert flatten({"a": {"b": 1, "c": None}, "d": [1, 2]}) == {"a.b": "1", "d": "[1, 2]"}
 
 
 def test_deleted_experiment_is_named(workspace: Path) -> None:
