@@ -51,10 +51,27 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
     MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
     MetricInfo("search/stability", "fraction", "1 - deepest fall below the best so far, averaged over seeds"),
+    # Under MLflow's own names where it has one: its page shows `system/` apart. Means since the step before.
+    MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
+    MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),
+    MetricInfo("system/system_memory_usage_percentage", "%", "of the machine"),
+    MetricInfo("system/disk_usage_percentage", "%", "of the disk that the run's folder is on"),
+    MetricInfo("system/disk_usage_megabytes", "MB", "of the disk that the run's folder is on"),
+    MetricInfo("system/disk_available_megabytes", "MB", "left on the disk that the run's folder is on"),
+    MetricInfo("system/network_receive_megabytes", "MB", "received by the machine since the attempt began"),
+    MetricInfo("system/network_transmit_megabytes", "MB", "sent by the machine since the attempt began"),
+    MetricInfo("system/process_cpu_percentage", "%", "process and descendants; 100 is one hardware thread"),
+    MetricInfo("system/process_memory_megabytes", "MB", "resident; what descendants share counts in each"),
+    MetricInfo("system/process_memory_peak_megabytes", "MB", "highest sample of it"),
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
+# {gpu}_memory_peak_megabytes is the highest sample; the rest is MLflow's.
+_GPU = re.compile(
+    r"system/gpu_\d+_(?:memory_usage_megabytes|memory_usage_percentage|memory_peak_megabytes"
+    r"|utilization_percentage|power_usage_watts|power_usage_percentage)"
+)
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
@@ -81,6 +98,7 @@ def is_known_metric(name: str) -> bool:
         name in METRIC_BY_NAME
         or parse_validation_metric(name) is not None
         or _ANSWER_RULE.fullmatch(name) is not None
+        or _GPU.fullmatch(name) is not None
     )
 
 
