@@ -5,6 +5,7 @@ Shares and accuracies are fractions in [0, 1]; only tables and axes turn them in
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -177,6 +178,22 @@ class Outcome:
     status: str
     step: int
     reason: str = ""
+
+
+TRAINING, VALIDATION = "training", "validation"  # what a run uses a dataset for
+CODE, LOCAL = "code", "local"  # where a dataset comes from: it is drawn by code, or is a file
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Problems that a run reads. Two of the same `name` and `digest` (at most 36 characters) are the same problems."""
+
+    name: str
+    digest: str
+    source: str  # the code's name, or the file's
+    source_type: str  # CODE or LOCAL
+    context: str  # TRAINING or VALIDATION
+    profile: Mapping[str, int | str]  # what else is known, such as how many problems there are
 
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
