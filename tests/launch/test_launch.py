@@ -285,6 +285,7 @@ def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
     mine = workspace / "mine.yaml"
     mine.write_text(
         "title: t\nquestion: q\nmodels: [mini_base]\nvariants: {ours: {rule: cppo}}\naxes: {seed: [0]}\n"
+        "feeds: [Figure 6]\n"
     )
     assert main(["launch", "mine.yaml", *TINY, "launcher=inline"]) == 0
     runs = mlflow_runs()
@@ -292,6 +293,12 @@ def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
     [shared] = [run for run in runs if run.data.tags[schema.TAG_RULE] == "cppo"]
     assert shared.data.tags[schema.sweep_tag("mine")] == "ours"
     assert shared.data.tags[schema.sweep_tag("quickstart")] == "cppo"
+    assert shared.data.tags[schema.TAG_FIGURE] == "Figure 6"
+    other = mine.with_name("other.yaml")
+    other.write_text(mine.read_text().replace("[Figure 6]", "[Figure 5, Table 1]"))
+    assert main(["launch", "other.yaml", *TINY, "launcher=inline"]) == 0
+    [shared] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RULE] == "cppo"]
+    assert shared.data.tags[schema.TAG_FIGURE] == "Table 1, Figure 5, Figure 6"
 
 
 def test_a_study_trains_shared_runs_once_and_reports_them(

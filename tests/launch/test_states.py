@@ -170,7 +170,7 @@ def write_runs(uri: str, experiment: str, specs: list[RunSpec]) -> None:
     """Runs as the recorder leaves them, done and interrupted by turns, written past MLflow for speed."""
     import sqlite3
 
-    from cppo_lab.tracking.recorder import flatten, run_tags
+    from cppo_lab.tracking.naming import flatten, run_tags
 
     path = sqlite_file(uri)
     assert path is not None

@@ -282,7 +282,7 @@ def test_only_files_of_the_run_are_uploaded(folder: Path, tiny_spec: RunSpec, na
     recorder.finish(FINISHED)
     run = mlflow_run(folder)
     found = {one.path for one in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
-    assert found == {"config.json", history.HISTORY}
+    assert found == {"config.json", "requirements.txt", history.HISTORY}
 
 
 def test_a_record_with_a_strange_name_is_refused(folder: Path, tiny_spec: RunSpec) -> None:
@@ -329,9 +329,8 @@ def test_nobody_waits_for_a_store_that_is_away(
     monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
     monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
     store = Away(monkeypatch)
-    with Shipper(folder, tracking_uri()) as shipper:
-        recorder = Recorder(tiny_spec, {}, folder)
-        shipper.recorder = recorder
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
         recorder.begin(None)
         log(recorder, 0, 1, 2)
         while store.asked < 3:
@@ -355,9 +354,8 @@ def test_it_comes_back(
     folder.mkdir(parents=True)
     monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
     store = Away(monkeypatch)
-    with Shipper(folder, tracking_uri()) as shipper:
-        recorder = Recorder(tiny_spec, {}, folder)
-        shipper.recorder = recorder
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
         log(recorder, 0, 1)
         while store.asked < 2:
             pass
@@ -373,9 +371,8 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    with Shipper(folder, tracking_uri()) as shipper:
-        recorder = Recorder(tiny_spec, {}, folder)
-        shipper.recorder = recorder
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
         log(recorder, 0)
 
         def full(*_: object) -> int:
