@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.store import absolute_uri
 from cppo_lab.tracking.client import open_client
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
@@ -39,7 +40,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def new_database(postgres: Postgres) -> Callable[[], str]:
     """Makes a database with MLflow's tables, which take seconds to make but can be copied; its URL."""
-    open_client(postgres.make_database(TEMPLATE))
+    open_client(absolute_uri(postgres.make_database(TEMPLATE)))
     # A database that somebody is connected to can't be copied, and MLflow keeps its connections.
     postgres.sql(f"ALTER DATABASE {TEMPLATE} ALLOW_CONNECTIONS false")
     postgres.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{TEMPLATE}'")

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
 from cppo_lab.errors import UserError
+from cppo_lab.store import redacted
 
 VARIABLE = (
     "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
@@ -38,17 +39,11 @@ def storage_url(given: str | None = None) -> str:
     if url.endswith(".journal") and "://" not in url:
         return str(Path(url).resolve())
     if re.match(r"postgresql(\+\w+)?://", url):
-        return url
+        return store.absolute_uri(url)
     raise UserError(
         f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a file "
         "system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
     )
-
-
-def redacted(url: str) -> str:
-    """The URL without its password, for people to read."""
-    hidden = re.sub(r"(://[^/@]*?):.*@", r"\1:***@", url)
-    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
 
 
 def file_of(url: str) -> Path | None:
@@ -85,8 +80,8 @@ def open_storage(url: str) -> BaseStorage:
                 return _open(url)
         except ImportError:
             raise UserError(
-                f"storage {redacted(url)}: no driver for it is installed: pip install psycopg2-binary, or "
-                "pip install 'psycopg[binary]' and a URL that begins with postgresql+psycopg://"
+                f"storage {redacted(url)}: its driver is not installed: pip install psycopg2-binary and a URL that "
+                "begins with postgresql:// will do"
             ) from None
         except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
             if not left:
