@@ -49,7 +49,7 @@ def absolute_uri(uri: str) -> str:
 
 def redacted(text: str) -> str:
     """A URI, or a text with one URI in it, without passwords, for people to read."""
-    hidden = re.sub(r"(://[^/@\s]*?):[^\s]*@", r"\1:***@", text)
+    hidden = re.sub(r"(://[^/@\s]*?):\S*@", r"\1:***@", text)
     return re.sub(r"(password=)[^&\s]*", r"\1***", hidden)
 
 
