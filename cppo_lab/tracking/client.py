@@ -64,9 +64,13 @@ def open_client(uri: str) -> MlflowClient:
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"tracking store {store.redacted(uri)} cannot be used: {first_line}") from None
+        raise UserError(f"tracking store {store.redacted(uri)} cannot be used: {fault_line(error)}") from None
     return client
+
+
+def fault_line(error: Exception) -> str:
+    """What is said of a store's fault: one line, not too long, without passwords."""
+    return store.redacted(" ".join(str(error).split()))[:300] or type(error).__name__
 
 
 def _connect(uri: str) -> None:
@@ -143,10 +147,8 @@ def known_attempts(uri: str, experiment: str, run_id: str) -> list[Attempt] | No
     try:
         return attempts_at(open_client(uri), experiment, run_id)
     except (*STORE_FAULTS, UserError) as error:
-        line = " ".join(str(error).split())[:300]
-        print(
-            f"tracking store does not answer, the run's folder decides: {line}", file=sys.stderr, flush=True
-        )
+        said = f"tracking store does not answer, the run's folder decides: {fault_line(error)}"
+        print(said, file=sys.stderr, flush=True)
         return None
 
 

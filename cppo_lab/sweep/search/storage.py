@@ -79,8 +79,8 @@ def open_storage(url: str) -> BaseStorage:
                 return _open(url)
         except ImportError:
             raise UserError(
-                f"storage {store.redacted(url)}: its driver is not installed: pip install psycopg2-binary and a URL that "
-                "begins with postgresql:// will do"
+                f"storage {store.redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
+                "the URL with postgresql://"
             ) from None
         except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
             if not left:
