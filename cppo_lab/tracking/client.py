@@ -70,7 +70,7 @@ def open_client(uri: str) -> MlflowClient:
 
 def fault_line(error: Exception) -> str:
     """What is said of a store's fault: one line, not too long, without passwords."""
-    return store.redacted(" ".join(str(error).split()))[:300] or type(error).__name__
+    return store.redacted(" ".join(str(error).split()))[:500] or type(error).__name__
 
 
 def _connect(uri: str) -> None:
