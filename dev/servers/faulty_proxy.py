@@ -10,6 +10,7 @@ from typing import Any
 
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "te", "upgrade"})
 UPSTREAM_SECONDS = 60.0
+PAGE = b"<html><body>Not the server that you are looking for</body></html>"  # as gateways answer
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.delay:
             time.sleep(fault.delay)
         if fault is not None and fault.status:
-            self._reply(fault.status, [], b'{"error_code": "INTERNAL_ERROR", "message": "made to fail"}')
+            self._reply(fault.status, [("Content-Type", "text/html")], PAGE)
             return
         upstream = http.client.HTTPConnection(
             "127.0.0.1", self.server.proxy.upstream, timeout=UPSTREAM_SECONDS

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.spool import read_rows
 from dev.servers.faulty_proxy import Fault, FaultyProxy
+from dev.servers.group import free_port
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
 from tests.servers.records import assert_whole, compare, expected, runs_of, stored
@@ -32,13 +34,13 @@ from tests.servers.trainer import Settings, Trainer
 LAST = 240  # step
 KILLS = 20
 LONGEST_WAIT = 0.5  # seconds that a step may spend in `log`; other people's work on the machine is in it
-PAUSE = float(os.environ.get("CPPO_PAUSE_SECONDS", "8"))  # issue: 60
+PAUSE = float(os.environ.get("CPPO_PAUSE_SECONDS", "5"))  # more than the trainer's patience with a request
 
 
 @pytest.fixture
 def spec(request: pytest.FixtureRequest) -> RunSpec:
     """A run of this test alone: several share a server."""
-    seed = int.from_bytes(request.node.nodeid.encode()[-3:], "big")
+    seed = zlib.crc32(request.node.nodeid.encode()) % 10**6
     return compose([*TINY, f"training.t_stop={LAST}", f"seed={seed}"]).run
 
 
@@ -51,7 +53,7 @@ def trainer(spec: RunSpec, workspace: Path) -> Iterator[Make]:
     made: list[Trainer] = []
 
     def make(uri: str, **options: object) -> Trainer:
-        patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5"} | dict(options.pop("environment", {}))  # type: ignore[call-overload]
+        patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2"} | dict(options.pop("environment", {}))  # type: ignore[call-overload]
         options = {"spec": spec, "runs": workspace / "runs", "log": workspace / "log.txt"} | options
         made.append(Trainer(Settings(uri=uri, environment=patience, **options)))  # type: ignore[arg-type]
         return made[-1]
@@ -115,20 +117,30 @@ def test_the_server_hangs_in_mid_run(
     assert_never_waited(going)
 
 
-@pytest.mark.parametrize("when", ["before", "after a death"])
-def test_the_server_is_away_when_an_attempt_begins(
-    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path, when: str
+def test_both_die_and_the_server_is_away_when_the_next_attempt_begins(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    if when == "after a death":
-        trainer(server.uri).start().reach(60).kill()
+    going = trainer(server.uri).start().reach(40)
     server.kill()
     try:
-        going = trainer(server.uri).start().reach(140)
-        going.signal(signal.SIGTERM)
+        going.reach(80).kill()
+        going.start().reach(120).signal(signal.SIGTERM)
         going.end()
         assert "`cppo sync` sends it" in going.log()
     finally:
         server.start()
+    assert going.start().end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_the_server_was_never_there_and_the_store_moves(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    nowhere = trainer(f"http://127.0.0.1:{free_port()}").start().reach(120)
+    nowhere.signal(signal.SIGTERM)
+    nowhere.end()
+    assert "`cppo sync` sends it" in nowhere.log()
     going = trainer(server.uri).start()
     assert going.end() == 0
     assert_whole(server.uri, spec, workspace / "a")
@@ -166,7 +178,7 @@ def test_a_page_in_place_of_an_answer(
 def test_a_slow_server(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    proxy.answer(Fault(delay=1.0))
+    proxy.answer(Fault(delay=0.5))
     going = trainer(proxy.uri).start().reach(LAST)
     proxy.answer(None)
     assert going.end() == 0
@@ -176,7 +188,7 @@ def test_a_slow_server(
 
 @pytest.mark.parametrize(
     ("path", "times"),
-    [("runs/create", 3), ("runs/log-batch", 5), ("runs/update", 3), ("experiments/create", 2), ("", 25)],
+    [("runs/create", 2), ("runs/log-batch", 5), ("", 25)],
 )
 def test_answers_are_lost_after_the_work_was_done(
     proxy: FaultyProxy,
@@ -189,10 +201,9 @@ def test_answers_are_lost_after_the_work_was_done(
 ) -> None:
     lost = Fault(cut=True, path=path, times=times)
     proxy.answer(lost)
-    going = trainer(proxy.uri, step_seconds=0.01).start()
+    going = trainer(proxy.uri).start()
     assert going.end() == 0
-    if path != "experiments/create":  # which an earlier test may have made
-        assert proxy.faults[lost] == times
+    assert proxy.faults[lost] == times
     assert_whole(server.uri, spec, workspace / "a")
 
 
@@ -231,22 +242,11 @@ def test_the_trainer_is_killed_at_its_end(
     assert_whole(server.uri, spec, workspace / "a")
 
 
-def test_both_die(server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path) -> None:
-    going = trainer(server.uri).start().reach(60)
-    server.kill()
-    try:
-        going.reach(100).kill()
-    finally:
-        server.start()
-    assert going.start().end() == 0
-    assert_whole(server.uri, spec, workspace / "a")
-
-
 def test_several_runs_write_into_one_sqlite_file(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     uri = copy_of(sqlite_tables, workspace)
-    specs = [compose([*TINY, f"training.t_stop={LAST}", f"seed={seed}"]).run for seed in range(5)]
+    specs = [compose([*TINY, f"training.t_stop={LAST}", f"seed={seed}"]).run for seed in range(4)]
     going = [
         trainer(
             uri, spec=one, runs=workspace / f"runs{one.seed}", ship_seconds=0.1, step_seconds=0.005
@@ -270,28 +270,43 @@ def test_sync_sends_what_a_dead_run_has_left(
     rows = read_rows(going.settings.folder)
     assert rows[-1].step >= 100
     compare(stored(open_client(server.uri), run), expected(rows[-1].step))
-    first = list(open_client(server.uri).get_metric_history(run.info.run_id, "train/reward"))
-    sync(server.uri)
-    assert open_client(server.uri).get_metric_history(run.info.run_id, "train/reward") == first
+    assert "nothing" in sync(server.uri)
     assert going.start().end() == 0
     assert assert_whole(server.uri, spec, workspace / "a").info.run_id == run.info.run_id
 
 
-def test_a_store_whose_folder_is_gone_at_the_start(
+def test_a_file_that_cannot_be_reached_at_the_start(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    """A file system that is not mounted; it comes back after the run."""
     away = workspace / "mount"
-    going = trainer(f"sqlite:///{away}/mlflow.db", step_seconds=0.002).start().reach(LAST)
-    going.signal(signal.SIGTERM)
-    away.mkdir()
-    going.end()
+    away.touch()  # no folder can be made here
     uri = f"sqlite:///{away}/mlflow.db"
-    if not (away / "mlflow.db").exists():
-        copy_of(sqlite_tables, away)
-    sync(uri)
+    going = trainer(uri).start().reach(120)
+    going.signal(signal.SIGTERM)
+    going.end()
+    assert "`cppo sync` sends it" in going.log()
+    away.unlink()
+    away.mkdir()
+    copy_of(sqlite_tables, away)
     assert going.start().end() == 0
     assert_whole(uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_the_file_is_deleted_between_two_attempts(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    uri = copy_of(sqlite_tables, workspace)
+    going = trainer(uri).start().reach(120)
+    going.kill()
+    assert len(runs_of(uri, spec)) == 1
+    for path in workspace.glob("mlflow.db*"):
+        path.unlink()
+    elsewhere = workspace / "b"  # MLflow remembers files by their names: this process must not have seen it
+    elsewhere.mkdir()
+    assert going.start().end() == 0
+    (workspace / "mlflow.db").rename(elsewhere / "mlflow.db")
+    assert_whole(f"sqlite:///{elsewhere}/mlflow.db", spec, workspace / "a")
 
 
 def test_the_run_is_deleted_in_the_store_while_it_trains(

@@ -99,7 +99,7 @@ class Settings:
     uri: str
     log: Path
     environment: Mapping[str, str]
-    step_seconds: float = 0.02
+    step_seconds: float = 0.015
     ship_seconds: float = 0.3
     stub: bool = True
 
