@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from cppo_lab import schema, store
-from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core
+from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
@@ -164,8 +164,10 @@ def execute(attempt: Attempt) -> None:
     """
     _prepare_process(attempt)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
+    from cppo_lab.tracking.naming import resolved_yaml
     from cppo_lab.tracking.recorder import Recorder
     from cppo_lab.tracking.shipper import Shipper, record_unstarted
+    from cppo_lab.tracking.system import SystemSampler
 
     spec, folder = attempt.spec, attempt.folder
     with held(folder):
@@ -176,15 +178,24 @@ def execute(attempt: Attempt) -> None:
             _remove_checkpoint(folder / CHECKPOINT)  # killed before it could do so itself
             return
         continues, tags = _continues(attempt), _tags(attempt)
-        with Shipper(folder, attempt.uri) as shipper:
+        resources = _resources(attempt)
+        try:
+            recorder = Recorder(
+                spec,
+                tags,
+                folder,
+                continues,
+                gpus=attempt.gpus * attempt.nodes,
+                datasets=load_datasets(spec.core)(spec, resources),
+                yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
+            )
+        except OSError as error:
+            record_unstarted(spec, tags, folder, attempt.uri, describe(error))
+            raise
+        with SystemSampler(folder) as sampler, Shipper(folder, attempt.uri, recorder) as shipper:
+            recorder.sampled = sampler.drain
             try:
-                recorder = Recorder(spec, tags, folder, continues, attempt.gpus * attempt.nodes)
-            except OSError as error:
-                record_unstarted(spec, tags, folder, attempt.uri, describe(error))
-                raise
-            shipper.recorder = recorder
-            try:
-                recorder.finish(load_core(spec.core)(spec, recorder, _resources(attempt)))
+                recorder.finish(load_core(spec.core)(spec, recorder, resources))
             except (KeyboardInterrupt, Interrupted) as error:
                 shipper.hurry = True
                 cause = str(error) or f"terminated by {signal.SIGINT.name}"

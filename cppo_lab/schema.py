@@ -5,6 +5,7 @@ Shares and accuracies are fractions in [0, 1]; only tables and axes turn them in
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -51,10 +52,27 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
     MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
     MetricInfo("search/stability", "fraction", "1 - deepest fall below the best so far, averaged over seeds"),
+    # Under MLflow's own names where it has one: its page shows `system/` apart. Means since the step before.
+    MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
+    MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),
+    MetricInfo("system/system_memory_usage_percentage", "%", "of the machine"),
+    MetricInfo("system/disk_usage_percentage", "%", "of the disk that the run's folder is on"),
+    MetricInfo("system/disk_usage_megabytes", "MB", "of the disk that the run's folder is on"),
+    MetricInfo("system/disk_available_megabytes", "MB", "left on the disk that the run's folder is on"),
+    MetricInfo("system/network_receive_megabytes", "MB", "received by the machine since the attempt began"),
+    MetricInfo("system/network_transmit_megabytes", "MB", "sent by the machine since the attempt began"),
+    MetricInfo("system/process_cpu_percentage", "%", "process and descendants; 100 is one hardware thread"),
+    MetricInfo("system/process_memory_megabytes", "MB", "resident; what descendants share counts in each"),
+    MetricInfo("system/process_memory_peak_megabytes", "MB", "highest sample of it"),
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
+# {gpu}_memory_peak_megabytes is the highest sample; the rest is MLflow's.
+_GPU = re.compile(
+    r"system/gpu_\d+_(?:memory_usage_megabytes|memory_usage_percentage|memory_peak_megabytes"
+    r"|utilization_percentage|power_usage_watts|power_usage_percentage)"
+)
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
@@ -81,6 +99,7 @@ def is_known_metric(name: str) -> bool:
         name in METRIC_BY_NAME
         or parse_validation_metric(name) is not None
         or _ANSWER_RULE.fullmatch(name) is not None
+        or _GPU.fullmatch(name) is not None
     )
 
 
@@ -101,10 +120,41 @@ TAG_LAYOUT = "cppo.layout"  # of the verl core: name and fingerprint of the layo
 TAG_REPLACES = "cppo.replaces"  # MLflow ids of the results that are to go once this run is one
 TAG_REPLACED = "cppo.replaced"  # those that went
 TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
+TAG_FIGURE = "cppo.figure"  # the paper's tables and figures that it feeds: "Table 1, Figure 4"
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a trial belongs to its search, a training run to its trial
+
+# Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.
+TAG_ENV_PREFIX = "cppo.env."
+TAG_HOST = "cppo.env.host"
+TAG_PYTHON = "cppo.env.python"
+TAG_PLATFORM = "cppo.env.platform"
+TAG_PACKAGE_PREFIX = "cppo.env.package."  # + name of the package; the value is its version
+TAG_CPU = "cppo.env.cpu"  # model of the machine's processors
+TAG_CORES = "cppo.env.cores"  # hardware threads that the process may use
+TAG_MEMORY = "cppo.env.memory_gib"  # of the machine
+TAG_GPU = "cppo.env.gpu"  # models of the machine's GPUs
+TAG_GPUS = "cppo.env.gpus"  # how many it has
+TAG_VISIBLE_DEVICES = "cppo.env.visible_devices"  # CUDA_VISIBLE_DEVICES
+TAG_DRIVER = "cppo.env.driver"
+TAG_CUDA = "cppo.env.cuda"  # the newest CUDA that the driver knows
+TAG_JOB = "cppo.env.slurm_job"
+TAG_ARRAY_TASK = "cppo.env.slurm_array_task"  # as Slurm's commands write it: <array job>_<task>
+TAG_JOB_NAME = "cppo.env.slurm_name"
+TAG_PARTITION = "cppo.env.slurm_partition"
+TAG_NODES = "cppo.env.slurm_nodes"  # Slurm's list of them
+TAG_RESTARTS = "cppo.env.slurm_restarts"  # how often Slurm has put the job back into its queue
+TAG_COMMIT = "cppo.env.commit"
+TAG_DIRTY = "cppo.env.dirty"  # whether files differed from the commit: true or false
+TAG_CHANGES = "cppo.env.changes"  # fingerprint of what differed
+LISTED = frozenset({TAG_HOST, TAG_JOB, TAG_ARRAY_TASK, TAG_NODES, TAG_COMMIT, TAG_CHANGES})
+# MLflow's own, which its pages show as columns.
+TAG_MLFLOW_COMMIT = "mlflow.source.git.commit"
+TAG_MLFLOW_SOURCE = "mlflow.source.name"
+TAG_MLFLOW_SOURCE_TYPE = "mlflow.source.type"
+TAG_MLFLOW_USER = "mlflow.user"
 
 # Values of TAG_STATUS.
 RUNNING = "running"  # MLflow: RUNNING
@@ -129,6 +179,22 @@ class Outcome:
     status: str
     step: int
     reason: str = ""
+
+
+TRAINING, VALIDATION = "training", "validation"  # what a run uses a dataset for
+CODE, LOCAL = "code", "local"  # where a dataset comes from: it is drawn by code, or is a file
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Problems that a run reads. Two of the same `name` and `digest` (at most 36 characters) are the same problems."""
+
+    name: str
+    digest: str
+    source: str  # the code's name, or the file's
+    source_type: str  # CODE or LOCAL
+    context: str  # TRAINING or VALIDATION
+    profile: Mapping[str, int | str]  # what else is known, such as how many problems there are
 
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.

@@ -15,6 +15,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
+from tests.recorded import sent
 
 SWEEP = ["quickstart", *TINY]
 
@@ -166,13 +167,14 @@ def test_a_running_run_is_not_reported_as_a_result(
     spec = compose([*TINY, "rule=grpo", "seed=0"]).run
     attempt = Attempt(spec, workspace / "runs", uri, {schema.sweep_tag("quickstart"): "grpo"})
     attempt.folder.mkdir(parents=True)
-    recorder = Recorder(spec, attempt.tags, uri, attempt.folder)
+    recorder = Recorder(spec, attempt.tags, attempt.folder)
     for step in (0, 2, 4):
         recorder.log(
             step, {schema.validation_metric(name): 0.5 for name in (*spec.data.benchmarks, schema.MEAN)}
         )
-    recorder._drain()
+    sent(attempt.folder)
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 2
     assert "grpo" in capsys.readouterr().err
     recorder.finish(FINISHED)
+    sent(attempt.folder)
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 0

@@ -18,6 +18,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.listing import Row
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
+from tests.recorded import sent
 
 SWEEP = ["quickstart", *TINY]
 
@@ -30,7 +31,7 @@ def some_states(workspace: Path) -> dict[str, str]:
         spec = compose([*TINY, f"rule={rule}", "seed=0"]).run
         attempt = Attempt(spec, workspace / "runs", tracking_uri())
         attempt.folder.mkdir(parents=True)
-        recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, tracking_uri(), attempt.folder)
+        recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, attempt.folder)
         for step in (1, 2, 3):
             recorder.log(step, {"perf/step_seconds": 3600.0})
         if state == schema.DONE:
@@ -39,6 +40,7 @@ def some_states(workspace: Path) -> dict[str, str]:
             recorder.fail("ValueError: " + "a long reason " * 20, "")
         else:
             recorder.interrupt("terminated by SIGTERM")
+        sent(attempt.folder)
         found[spec.run_id] = state
     return found
 

@@ -200,7 +200,7 @@ def test_killed_while_it_recorded_its_end(
     """Between the store's last word and the folder's: the store knows, and `--repair` tells the folder."""
     folder = runs / tiny_spec.run_id
     folder.mkdir()
-    recorder = Recorder(tiny_spec, {}, tracking_uri(), folder, gpus=2)
+    recorder = Recorder(tiny_spec, {}, folder, gpus=2)
     recorder.log(4, {"train/reward": 0.5})
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "_recorded", property(lambda self: False, _raise), raising=False)
@@ -225,7 +225,7 @@ def test_repair_ends_what_nobody_trains(
 ) -> None:
     folder = runs / tiny_spec.run_id
     folder.mkdir()
-    Recorder(tiny_spec, {}, tracking_uri(), folder)._status(schema.RUNNING, 2)
+    Recorder(tiny_spec, {}, folder)._status(schema.RUNNING, 2)
     with Ledger(runs) as ledger:
         ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
     (slurm_says / "squeue.txt").write_text("5|TIMEOUT|TimeLimit|1:00|n1|x\n")
@@ -251,7 +251,7 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
     assert list(workspace.iterdir()) == []
     folder = workspace / "elsewhere" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    Recorder(tiny_spec, {}, tracking_uri(), folder).finish(Outcome(schema.DONE, 4))
+    Recorder(tiny_spec, {}, folder).finish(Outcome(schema.DONE, 4))
     both = rows(capsys, *ONE[:-2], "variant=cppo,grpo")
     assert both[tiny_spec.run_id]["state"] == "done"
     assert sorted(row["state"] for row in both.values()) == ["done", "missing"]
@@ -276,7 +276,7 @@ def test_time_is_counted_over_all_attempts(
     write_status(folder, {"status": "partial", "seconds": 1000.0, "reason": "interrupted"})
     run_folder.begin_status(folder)
     assert read_status(folder) == {"status": "", "step": None, "seconds": 1000.0}
-    recorder = Recorder(tiny_spec, {}, tracking_uri(), folder)
+    recorder = Recorder(tiny_spec, {}, folder)
     recorder._started -= 500
     recorder.interrupt("terminated by SIGTERM")
     assert read_status(folder)["seconds"] == pytest.approx(1500, abs=30)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cppo_lab.errors import unknown
-from cppo_lab.schema import Outcome
+from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 
 
@@ -76,9 +76,19 @@ class Companion(Protocol):
     def __call__(self, resources: Resources) -> None: ...
 
 
+class Datasets(Protocol):
+    """What a run reads, to be told of it: quickly, and without an error where something is missing."""
+
+    def __call__(self, spec: RunSpec, resources: Resources) -> tuple[Dataset, ...]: ...
+
+
 CORES: dict[str, str] = {
     "mini": "cppo_lab.cores.mini.loop:train",
     "verl": "cppo_lab.cores.verl.core:train",
+}
+DATASETS: dict[str, str] = {
+    "mini": "cppo_lab.cores.mini.datasets:datasets",
+    "verl": "cppo_lab.cores.verl.datasets:datasets",
 }
 COMPANIONS: dict[str, str] = {"verl": "cppo_lab.cores.verl.ray_nodes:accompany"}
 
@@ -92,6 +102,17 @@ def load_core(name: str) -> Core:
         raise unknown("core", name, CORES)
     core: Core = _load(CORES[name])
     return core
+
+
+def load_datasets(name: str) -> Datasets:
+    """What tells the datasets of a run of the core called `name`; no trainer is imported.
+
+    Raises UserError for an unknown name.
+    """
+    if name not in DATASETS:
+        raise unknown("core", name, DATASETS)
+    found: Datasets = _load(DATASETS[name])
+    return found
 
 
 def load_companion(name: str) -> Companion:

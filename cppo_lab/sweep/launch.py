@@ -17,7 +17,7 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
-from cppo_lab.tracking.naming import names
+from cppo_lab.tracking.naming import figure_tag, merged, names
 from cppo_lab.tracking.run_folder import announce, forget_cancelled
 
 
@@ -91,7 +91,7 @@ def _attempts(
             resources=run.resources,
             runs=RUNS.resolve(),
             uri=uri,
-            tags=sweep_tags(run) | {schema.TAG_CODE_VERSION: version},
+            tags=sweep_tags(plan, run) | {schema.TAG_CODE_VERSION: version},
             threads=plan.launcher.threads,
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             replaces=replaces.get(run.run_id, ()),
@@ -143,16 +143,23 @@ def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> 
             )
 
 
-def sweep_tags(run: PlannedRun) -> dict[str, str]:
-    """One tag for each sweep that the run belongs to; the value is the name of its variant there."""
-    return {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
+def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
+    """One tag for each sweep that the run belongs to, its variant's name there; and what of the paper they feed."""
+    tags = {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
+    feeds = [feed for sweep in plan.sweeps if sweep.name in run.variants for feed in sweep.feeds]
+    return tags | figure_tag(feeds)
 
 
 def _claim_done(plan: Plan, look: Look, uri: str) -> None:
     """Give finished runs the tags of their sweeps: another sweep may have trained them."""
     client = open_client(uri)
     for run in plan.runs:
-        tags = sweep_tags(run)
+        tags = sweep_tags(plan, run)
+        wanted = {schema.sweep_tag(sweep) for sweep in run.variants}
         for one in look.results(run.run_id):
-            for tag in tags.keys() - one.sweeps:
-                client.set_tag(one.mlflow_id, tag, tags[tag])
+            if wanted <= one.sweeps:
+                continue
+            had = client.get_run(one.mlflow_id).data.tags
+            for key, value in (merged(had, tags) | {key: had[key] for key in wanted & had.keys()}).items():
+                if had.get(key) != value:
+                    client.set_tag(one.mlflow_id, key, value)

@@ -1,10 +1,31 @@
-"""What a run is called and described by: its names, tags and parameters, all by its configuration."""
+"""What a run is called: its name, its tags, its configuration as parameters and as YAML."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import yaml
+
 from cppo_lab import schema
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
+
+BETWEEN = " · "  # the parts of a run's name
+_NUMBERED = re.compile(r"(Table|Figure) (\d+)")
+
+
+def run_name(spec: RunSpec, variants: Mapping[str, str]) -> str:
+    """`<variant> · <model> · s<seed>`; `variants` has the name of the run's variant in each of its sweeps.
+
+    A variant's name has the values of the sweep's axes (`cppo w_min=0.6`), so two runs of a sweep never have the same.
+    """
+    variant = " / ".join(dict.fromkeys(variants.values())) or spec.rule.name
+    return BETWEEN.join((variant, spec.model.name, f"s{spec.seed}"))
+
+
+def variants_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """The name of a run's variant in each sweep, by its sweep tags."""
+    prefix = schema.TAG_SWEEP_PREFIX
+    return {key.removeprefix(prefix): value for key, value in tags.items() if key.startswith(prefix)}
 
 
 def names(spec: RunSpec) -> dict[str, Any]:
@@ -31,6 +52,35 @@ def run_tags(spec: RunSpec) -> dict[str, str]:
     }
 
 
+def figure_tag(feeds: Iterable[str]) -> dict[str, str]:
+    """TAG_FIGURE with tables and figures of the paper, each once, tables first; no tag where there are none."""
+    found = sorted(set(feeds), key=_place)
+    return {schema.TAG_FIGURE: ", ".join(found)} if found else {}
+
+
+def _place(feed: str) -> tuple[int, int, str]:
+    """Where a table or figure stands among the others."""
+    match = _NUMBERED.fullmatch(feed)
+    return (match[1] == "Figure", int(match[2]), feed) if match else (2, 0, feed)
+
+
+def merged(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """The `new` tags of a run that is gone on with, as they are to be set; `old` has all that it has.
+
+    Lists grow, each entry once: where the run has been (schema.LISTED) and what it feeds. Once dirty is dirty. Any
+    other tag is replaced.
+    """
+    tags = dict(new)
+    for key in schema.LISTED & new.keys():
+        tags[key] = " ".join(dict.fromkeys([*old.get(key, "").split(), *new[key].split()]))
+    if "true" in (old.get(schema.TAG_DIRTY), new.get(schema.TAG_DIRTY)):
+        tags[schema.TAG_DIRTY] = "true"
+    if schema.TAG_FIGURE in new:
+        both = (old.get(schema.TAG_FIGURE, ""), new[schema.TAG_FIGURE])
+        tags |= figure_tag(feed for text in both for feed in text.split(", ") if feed)
+    return tags
+
+
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values as dotted keys; what does not apply (None) is left out."""
     flat: dict[str, str] = {}
@@ -40,3 +90,23 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         elif value is not None:
             flat[prefix + key] = str(value)
     return flat
+
+
+def resolved_yaml(
+    spec: RunSpec,
+    layout: LayoutSpec | None = None,
+    resources: ResourcesSpec | None = None,
+    paths: PathsSpec | None = None,
+) -> str:
+    """Everything that was composed for a run as one YAML document, in the order of the configs.
+
+    `run` alone decides `run_id`; constants that do not apply are left out there.
+    """
+    sections: dict[str, Any] = {
+        "run_id": spec.run_id,
+        "run": spec.model_dump(mode="json", exclude_none=True),
+    }
+    others = {"layout": layout, "resources": resources, "paths": paths}
+    sections |= {name: one.model_dump(mode="json") for name, one in others.items() if one is not None}
+    text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    return text

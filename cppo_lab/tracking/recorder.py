@@ -8,13 +8,15 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.naming import flatten, names, run_tags
+from cppo_lab.tracking.environment import environment_tags, packages
+from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
+from cppo_lab.tracking.output import Printed, captured_output, own_output
 from cppo_lab.tracking.run_folder import (
     CONFIG,
     TRACEBACK,
@@ -24,7 +26,7 @@ from cppo_lab.tracking.run_folder import (
     seconds_trained,
     write_status,
 )
-from cppo_lab.tracking.spool import Artifact, Begin, End, Row, new_record, newest_record, open_spool
+from cppo_lab.tracking.spool import Artifact, Begin, End, Row, Spool, new_record, newest_record, open_spool
 
 STATUS_SECONDS = 2.0  # how often `status.json` is written anew while the run trains
 
@@ -33,17 +35,28 @@ class Recorder:
     """One attempt at one run. Create it, `begin`, `log` every step, then `finish`, `fail` or `interrupt`.
 
     If `continues`, it goes on in the record, and so in the MLflow run, of the last attempt from this folder, unless
-    there is none or it finished. `gpus` is how many it takes on all its machines.
+    there is none or it finished. `gpus` is how many it takes on all its machines, `datasets` what it reads, `yaml` its
+    resolved configuration for people.
     """
 
     def __init__(
-        self, spec: RunSpec, tags: Mapping[str, str], folder: Path, continues: bool = True, gpus: int = 0
+        self,
+        spec: RunSpec,
+        tags: Mapping[str, str],
+        folder: Path,
+        continues: bool = True,
+        *,
+        gpus: int = 0,
+        datasets: Sequence[schema.Dataset] = (),
+        yaml: str = "",
     ) -> None:
-        self.spec, self.folder = spec, folder
+        self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
+        self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
         self._first: tuple[int, float] | None = None  # step that this attempt logged first, and when
         ensure_folder_tag(folder)
-        self._tags = dict(tags)
+        self._tags = {**environment_tags(), **tags}
+        self._printed = own_output()
         self._ended = False  # nothing that happens after the end is recorded can change it
         past = newest_record(folder) if continues else None
         going_on = past is not None and (past.end is None or past.end.status not in schema.FINISHED)
@@ -56,9 +69,11 @@ class Recorder:
         self._score: float | None = None
         self._told_at = time.monotonic()
         self.spool = open_spool(self.folder)
-        self.spool.add(begin_line(self.spec, self._tags, self.folder, record))
-        (self.folder / CONFIG).write_text(self.spec.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        self.spool.add(Artifact(CONFIG))
+        self.spool.add(begin_line(self.spec, self._tags, self.folder, record, self._datasets))
+        self._keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
+        self._keep("requirements.txt", "\n".join(packages()) + "\n")
+        if self._yaml:
+            self._keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, max(self._steps, default=0))
 
     def begin(self, step: int | None) -> None:
@@ -81,7 +96,7 @@ class Recorder:
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
         self._first = self._first or (step, time.time())
         if step not in self._steps:
-            self.spool.add(Row(step, _now(), dict(metrics)))
+            self.spool.add(Row(step, _now(), {**self.sampled(), **metrics}))
             self._steps.add(step)
         self._score = metrics.get(
             schema.validation_metric(schema.MEAN, self.spec.validation.samples), self._score
@@ -93,9 +108,12 @@ class Recorder:
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` (a relative path) of the run; a later one of the name replaces it."""
+        self._keep(name, json.dumps(values))
+
+    def _keep(self, name: str, text: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(values), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         self.spool.add(Artifact(name))
 
     def finish(self, outcome: schema.Outcome) -> None:
@@ -117,13 +135,13 @@ class Recorder:
         if self._ended:
             return
         with contextlib.suppress(OSError):
-            (self.folder / TRACEBACK).write_text(traceback, encoding="utf-8")
-            self.spool.add(Artifact(TRACEBACK))
+            self._keep(TRACEBACK, traceback)
         self._end(schema.FAILED, self.step, reason)
 
     def _end(self, status: str, step: int | None, reason: str) -> None:
         if self._ended:
             return
+        _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True
         # What broke the run (a full disk) may break these too, and must not hide the reason.
@@ -163,15 +181,22 @@ class Recorder:
         )
 
 
-def begin_line(spec: RunSpec, tags: Mapping[str, str], folder: Path, record: str) -> Begin:
+def begin_line(
+    spec: RunSpec,
+    tags: Mapping[str, str],
+    folder: Path,
+    record: str,
+    datasets: Sequence[schema.Dataset] = (),
+) -> Begin:
     """The first line of an attempt's spool; `tags` go beside those that follow from the configuration."""
     return Begin(
         record=record,
         experiment=schema.experiment_name(spec.core),
-        name=f"{spec.rule.name} {spec.model.name} s{spec.seed}",
+        name=run_name(spec, variants_in(tags)),
         time_ms=_now(),
         tags={**run_tags(spec), schema.TAG_FOLDER: folder_tag(folder), **tags},
         params=flatten(spec.model_dump(mode="json")),
+        datasets=[{**vars(one), "profile": dict(one.profile)} for one in datasets],
     )
 
 
@@ -184,10 +209,21 @@ def close_dead(folder: Path, status: str, reason: str) -> bool:
     if record is None or (record.end is not None and record.end.status in schema.FINISHED):
         return False
     spool = open_spool(folder)
+    spool.add(record.begin)  # so that what was printed belongs to it
+    _keep_output(folder, spool, ())
     spool.add(End(record.begin.record, status, max(record.rows, default=None), _now(), reason))
     spool.sync()
     spool.close()
     return not spool.unwritten
+
+
+def _keep_output(folder: Path, spool: Spool, printed: Sequence[Printed]) -> None:
+    """Keep what the attempts have printed with the run; a disk that has no room for it takes nothing else away."""
+    with contextlib.suppress(OSError):
+        for name, content in captured_output(folder, printed):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+            spool.add(Artifact(name))
 
 
 def _now() -> int:

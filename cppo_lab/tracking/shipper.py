@@ -15,9 +15,9 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.recorder import Recorder, begin_line
+from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
 from cppo_lab.tracking.shipping import ship, unsent
-from cppo_lab.tracking.spool import End, new_record
+from cppo_lab.tracking.spool import End, Line, new_record
 
 EVERY_SECONDS = 2.0
 LONGEST_PAUSE_SECONDS = 60.0  # between two tries of a store that is away
@@ -30,10 +30,10 @@ _FAULTS = (*STORE_FAULTS, UserError)
 class Shipper:
     """Ships `folder` to the store at `uri` every EVERY_SECONDS from `start` until it is closed."""
 
-    def __init__(self, folder: Path, uri: str) -> None:
-        self.folder, self.uri = folder, uri
+    def __init__(self, folder: Path, uri: str, recorder: Recorder | None = None) -> None:
+        """What `recorder` could not write is sent at the end."""
+        self.folder, self.uri, self._recorder = folder, uri, recorder
         self.hurry = False  # the process is being ended
-        self.recorder: Recorder | None = None  # lines that it could not write are sent at the end
         self._client: MlflowClient | None = None
         self._stop = threading.Event()
         self._away_since: float | None = None
@@ -73,7 +73,7 @@ class Shipper:
 
     def _try(self, last: bool = False) -> bool:
         """Ship once; False if the store did not take it."""
-        unwritten = list(self.recorder.spool.unwritten) if last and self.recorder else []
+        unwritten = list(self._recorder.spool.unwritten) if last and self._recorder else []
         try:
             self._client = self._client or open_client(self.uri)
             ship(self.folder, self.uri, self._client, unwritten)
@@ -94,8 +94,15 @@ class Shipper:
 
 
 def record_unstarted(spec: RunSpec, tags: Mapping[str, str], folder: Path, uri: str, reason: str) -> None:
-    """Record a failure of a run that could write nothing into its folder, where else its record would be."""
-    begin = begin_line(spec, tags, folder, new_record())
-    end = End(begin.record, schema.FAILED, None, begin.time_ms, reason)
+    """Record a failure of a run that could not write what its record begins with."""
     with contextlib.suppress(*_FAULTS):
-        ship(folder, uri, open_client(uri), [begin, end])
+        client = open_client(uri)
+        lines: list[Line] = []
+        try:
+            there = close_dead(folder, schema.FAILED, reason)
+        except OSError:
+            there = False
+        if not there:
+            begin = begin_line(spec, tags, folder, new_record())
+            lines = [begin, End(begin.record, schema.FAILED, None, begin.time_ms, reason)]
+        ship(folder, uri, client, lines)

@@ -24,6 +24,8 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import history, schema
 from cppo_lab.tracking.client import alone, ensure_experiment
+from cppo_lab.tracking.datasets import log_datasets
+from cppo_lab.tracking.naming import merged
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.spool import FOLDER, Artifact, Begin, End, Line, Row, files, newest_record, read_lines
 
@@ -207,7 +209,8 @@ class _Shipment:
         params = [Param(key, value) for key, value in line.params.items()]
         for start in range(0, len(params), PARAMS):
             self._call(self.client.log_batch, mlflow_id, params=params[start : start + PARAMS])
-        self._tags({**line.tags, schema.TAG_STATUS: schema.RUNNING})
+        self._tags({**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING})
+        self._call(log_datasets, self.client, mlflow_id, [schema.Dataset(**one) for one in line.datasets])
 
     def _tags(self, tags: Mapping[str, str]) -> None:
         entities = [RunTag(key, value) for key, value in tags.items()]

@@ -33,7 +33,7 @@ def test_a_queued_run_is_not_started_and_a_running_one_ends_in_order(
 ) -> None:
     launcher = cppo("launch", *TWO, "launcher.workers=1")
     wait_for_step(workspace / "runs", 2)
-    [running] = [path.parent.name for path in (workspace / "runs").glob("*/metrics.jsonl")]
+    [running] = [path.parent.name for path in (workspace / "runs").glob("*/config.json")]
     assert main(["cancel", *TWO, "--dry-run"]) == 0
     assert capsys.readouterr().out.count("would be cancelled") == 2
     assert sorted(state for state, _ in states(capsys, *TWO).values()) == ["queued", "running"]

@@ -24,6 +24,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.spool import read_rows
 from tests.conftest import FINISHED, TINY
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
@@ -85,9 +86,9 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert set(history(cppo_run, "val/mean/avg_at_16")) == {0, 2, 4}
     assert set(history(cppo_run, "train/reward")) == {1, 2, 3, 4}
     artifacts = open_client(tracking_uri()).list_artifacts(cppo_run.info.run_id)
-    assert [artifact.path for artifact in artifacts] == ["config.json", "diagnostics"]
-    spool = workspace / "runs" / tags[schema.TAG_RUN_ID] / "metrics.jsonl"
-    assert [json.loads(line)["step"] for line in spool.read_text().splitlines()] == [0, 1, 2, 3, 4]
+    assert [artifact.path for artifact in artifacts] == ["config.json", "diagnostics", "history.npz"]
+    rows = read_rows(workspace / "runs" / tags[schema.TAG_RUN_ID])
+    assert [row.step for row in rows] == [0, 1, 2, 3, 4]
 
     capsys.readouterr()
     assert main(["launch", *SWEEP]) == 0
@@ -241,7 +242,7 @@ def test_repair_spares_a_run_that_ended_while_it_looked(
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    recorder = Recorder(tiny_spec, {}, tracking_uri(), folder)
+    recorder = Recorder(tiny_spec, {}, folder)
 
     def ends_now(path: Path) -> bool:
         recorder.finish(FINISHED)
@@ -284,6 +285,7 @@ def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
     mine = workspace / "mine.yaml"
     mine.write_text(
         "title: t\nquestion: q\nmodels: [mini_base]\nvariants: {ours: {rule: cppo}}\naxes: {seed: [0]}\n"
+        "feeds: [Figure 6]\n"
     )
     assert main(["launch", "mine.yaml", *TINY, "launcher=inline"]) == 0
     runs = mlflow_runs()
@@ -291,6 +293,12 @@ def test_a_run_that_two_sweeps_share_is_trained_once(workspace: Path) -> None:
     [shared] = [run for run in runs if run.data.tags[schema.TAG_RULE] == "cppo"]
     assert shared.data.tags[schema.sweep_tag("mine")] == "ours"
     assert shared.data.tags[schema.sweep_tag("quickstart")] == "cppo"
+    assert shared.data.tags[schema.TAG_FIGURE] == "Figure 6"
+    other = mine.with_name("other.yaml")
+    other.write_text(mine.read_text().replace("[Figure 6]", "[Figure 5, Table 1]"))
+    assert main(["launch", "other.yaml", *TINY, "launcher=inline"]) == 0
+    [shared] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RULE] == "cppo"]
+    assert shared.data.tags[schema.TAG_FIGURE] == "Table 1, Figure 5, Figure 6"
 
 
 def test_a_study_trains_shared_runs_once_and_reports_them(

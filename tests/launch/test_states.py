@@ -20,6 +20,7 @@ from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED
 from tests.launch.test_launch import LONG, MIDDLE, cppo, mlflow_runs, wait_for_step
+from tests.recorded import sent
 
 REWARD = "train/reward"
 
@@ -32,13 +33,14 @@ def folder(workspace: Path, tiny_spec: RunSpec) -> Path:
 
 
 def begun(spec: RunSpec, folder: Path, steps: int = 3) -> Recorder:
-    recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, tracking_uri(), folder)
+    recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, folder)
     for step in range(steps):
         recorder.log(step, {REWARD: 0.5})
     return recorder
 
 
 def state(spec: RunSpec) -> State:
+    sent(Path("runs") / spec.run_id)
     return run_states([spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[spec.run_id]
 
 
@@ -168,7 +170,7 @@ def write_runs(uri: str, experiment: str, specs: list[RunSpec]) -> None:
     """Runs as the recorder leaves them, done and interrupted by turns, written past MLflow for speed."""
     import sqlite3
 
-    from cppo_lab.tracking.recorder import flatten, run_tags
+    from cppo_lab.tracking.naming import flatten, run_tags
 
     path = sqlite_file(uri)
     assert path is not None

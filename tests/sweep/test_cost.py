@@ -18,6 +18,7 @@ from cppo_lab.sweep.table import cost_summary
 from cppo_lab.tracking.measured import METRIC, StepTimes
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
+from tests.recorded import sent
 
 LARGE = ["core=verl", "model=qwen3_8b_base"]
 
@@ -31,10 +32,11 @@ def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recor
     spec, uri = composed.run, tracking_uri()
     attempt = Attempt(spec, workspace / "runs", uri, layout=composed.layout)
     attempt.folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(spec, _tags(attempt), uri, attempt.folder)
+    recorder = Recorder(spec, _tags(attempt), attempt.folder)
     for step, value in enumerate(seconds, start=1):
         recorder.log(step, {METRIC: value})
     recorder.finish(FINISHED)
+    sent(attempt.folder)
     return recorder
 
 

@@ -18,9 +18,11 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.difference import differences, to_text
 from cppo_lab.sweep.find import Found, find_run, is_run_id
 from cppo_lab.tracking.lookup import nested
-from cppo_lab.tracking.recorder import Recorder, flatten
+from cppo_lab.tracking.naming import flatten
+from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.run_folder import read_config
 from tests.conftest import FINISHED, TINY
+from tests.recorded import sent
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,8 @@ def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 def recorded(spec: RunSpec, workspace: Path) -> Path:
     attempt = Attempt(spec, workspace / "runs", tracking_uri())
     attempt.folder.mkdir(parents=True)
-    Recorder(spec, {}, tracking_uri(), attempt.folder).finish(FINISHED)
+    Recorder(spec, {}, attempt.folder).finish(FINISHED)
+    sent(attempt.folder)
     return attempt.folder
 
 

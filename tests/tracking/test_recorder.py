@@ -1,79 +1,59 @@
-"""What a run logs arrives once and whole, whatever the store does meanwhile."""
+"""What a run logs is on file at once, whatever the disk does meanwhile; no store is asked."""
 
 import json
 from pathlib import Path
 
 import pytest
-from mlflow.exceptions import MlflowException
+from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.run import Attempt, execute
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
-from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
-from cppo_lab.tracking.recorder import Recorder, flatten
+from cppo_lab.tracking.naming import flatten
+from cppo_lab.tracking.recorder import Recorder, close_dead
 from cppo_lab.tracking.run_folder import read_status
+from cppo_lab.tracking.spool import newest_record, read_rows
 from tests.conftest import FINISHED
+from tests.recorded import mlflow_run, points
 
 
 @pytest.fixture
-def recorder(workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    monkeypatch.setattr(recorder_module, "SHIP_SECONDS", 0.0)
+def recorder(workspace: Path, tiny_spec: RunSpec) -> Recorder:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    return Recorder(tiny_spec, {}, tracking_uri(), folder)
+    return Recorder(tiny_spec, {}, folder)
 
 
-def logged(recorder: Recorder, metric: str) -> list[tuple[int, float]]:
-    return [(p.step, p.value) for p in recorder.client.get_metric_history(recorder.mlflow_id, metric)]
+def recorded(recorder: Recorder) -> Run:
+    return mlflow_run(recorder.folder)
 
 
-def test_points_wait_while_the_store_is_away(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = recorder.client.log_batch, []
-
-    def flaky(run_id: str, **kwargs: object) -> None:
-        calls.append(run_id)
-        if 2 <= len(calls) <= 5:
-            raise MlflowException("the server is away")
-        real(run_id, **kwargs)
-
-    monkeypatch.setattr(recorder.client, "log_batch", flaky)
-    for step in range(1, 7):
-        recorder.log(step, {"train/reward": step / 10})
-    recorder.finish(FINISHED)
-    assert logged(recorder, "train/reward") == [(step, step / 10) for step in range(1, 7)]
-    assert recorder.client.get_run(recorder.mlflow_id).info.status == "FINISHED"
-
-
-def test_store_that_never_returns_costs_no_point(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(run_id: str, **kwargs: object) -> None:
-        raise MlflowException("the server is away")
-
-    monkeypatch.setattr(recorder.client, "log_batch", away)
-    monkeypatch.setattr(recorder_module, "LAST_CHANCE_SECONDS", 0.0)
+def test_no_store_is_made_or_asked_for(recorder: Recorder, workspace: Path) -> None:
+    recorder.begin(None)
     recorder.log(1, {"train/reward": 0.5})
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        recorder.finish(FINISHED)
-    lines = (recorder.folder / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["metrics"] for line in lines] == [{"train/reward": 0.5}]
+    recorder.finish(FINISHED)
+    assert {path.name for path in workspace.iterdir()} == {"runs"}
+    assert [row.metrics for row in read_rows(recorder.folder)] == [{"train/reward": 0.5}]
 
 
-def test_more_points_than_one_request_takes(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder_module, "SHIP_SECONDS", 1e9)
+def test_more_points_than_one_request_takes(recorder: Recorder) -> None:
     names = [metric.name for metric in schema.METRICS]
     for step in range(120):
         recorder.log(step, dict.fromkeys(names, float(step)))
     recorder.finish(FINISHED)
+    recorded(recorder)
     for name in names:
-        assert logged(recorder, name) == [(step, float(step)) for step in range(120)]
+        assert [point[:2] for point in points(recorder.folder, name)] == [(n, float(n)) for n in range(120)]
 
 
 def test_a_collapse_is_a_result_with_its_reason(recorder: Recorder) -> None:
     recorder.log(3, {"train/reward": 0.0})
     recorder.finish(Outcome(schema.COLLAPSED, 3, "score fell"))
-    run = recorder.client.get_run(recorder.mlflow_id)
+    run = recorded(recorder)
     assert run.info.status == "FINISHED"
     assert run.data.tags[schema.TAG_STATUS] == schema.COLLAPSED
     assert run.data.tags[schema.TAG_REASON] == "score fell"
@@ -82,9 +62,11 @@ def test_a_collapse_is_a_result_with_its_reason(recorder: Recorder) -> None:
 
 def test_artifacts_reach_the_store(recorder: Recorder) -> None:
     recorder.artifact("diagnostics/positions.json", {"position": [1, 2]})
+    recorded(recorder)
     recorder.artifact("diagnostics/positions.json", {"position": [1, 2, 3]})
     recorder.finish(FINISHED)
-    path = recorder.client.download_artifacts(recorder.mlflow_id, "diagnostics/positions.json")
+    run = recorded(recorder)
+    path = open_client(tracking_uri()).download_artifacts(run.info.run_id, "diagnostics/positions.json")
     assert json.loads(Path(path).read_text()) == {"position": [1, 2, 3]}
 
 
@@ -92,25 +74,35 @@ def test_nothing_after_its_end_makes_a_finished_run_fail(recorder: Recorder) -> 
     """A signal or a fault between the end of a run and that of its process."""
     recorder.finish(FINISHED)
     recorder.fail("SystemExit: terminated by SIGTERM", "traceback")
-    run = recorder.client.get_run(recorder.mlflow_id)
+    recorder.interrupt("terminated by SIGTERM")
+    run = recorded(recorder)
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
     assert schema.TAG_REASON not in run.data.tags
     assert read_status(recorder.folder)["status"] == schema.DONE
 
 
-@pytest.mark.parametrize("broken", ["config.json", "metrics.jsonl", "status.json.partial"])
+@pytest.mark.parametrize("broken", ["config.json", "spool", "status.json.partial"])
 def test_a_run_that_cannot_write_at_its_start_says_why(
     workspace: Path, tiny_spec: RunSpec, broken: str
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
-    (folder / broken).mkdir(parents=True)  # a folder stands where the file should
+    folder.mkdir(parents=True)
+    if broken == "spool":
+        (folder / broken).write_text("a file stands where the folder should")
+    else:
+        (folder / broken).mkdir()  # a folder stands where the file should
+    attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
     with pytest.raises(OSError, match=broken):
-        Recorder(tiny_spec, {}, tracking_uri(), folder)
+        execute(attempt)
     experiment = open_client(tracking_uri()).get_experiment_by_name("cppo-mini")
     assert experiment is not None
-    [run] = open_client(tracking_uri()).search_runs([experiment.experiment_id])
-    assert run.info.status == "FAILED"
-    assert "IsADirectoryError" in run.data.tags[schema.TAG_REASON]
+    runs = open_client(tracking_uri()).search_runs([experiment.experiment_id])
+    failed = [run for run in runs if run.info.status == "FAILED"]
+    assert failed
+    assert any(
+        word in failed[0].data.tags[schema.TAG_REASON]
+        for word in ("IsADirectory", "NotADirectory", "FileExists")
+    )
 
 
 def test_unknown_metric_is_a_programming_error(recorder: Recorder) -> None:
@@ -121,22 +113,43 @@ def test_unknown_metric_is_a_programming_error(recorder: Recorder) -> None:
 def test_failure_leaves_status_reason_and_traceback(recorder: Recorder) -> None:
     recorder.log(1, {"train/reward": 0.5})
     recorder.fail("ValueError: bad", "Traceback ...")
-    run = recorder.client.get_run(recorder.mlflow_id)
+    run = recorded(recorder)
     assert run.info.status == "FAILED"
     assert run.data.tags[schema.TAG_REASON] == "ValueError: bad"
-    assert logged(recorder, "train/reward") == [(1, 0.5)]
+    assert run.data.tags[schema.TAG_STEP] == "1"
+    assert [point[:2] for point in points(recorder.folder, "train/reward")] == [(1, 0.5)]
     assert read_status(recorder.folder)["reason"] == "ValueError: bad"
+    path = open_client(tracking_uri()).download_artifacts(run.info.run_id, "traceback.txt")
+    assert Path(path).read_text() == "Traceback ..."
 
 
 def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
-    run = recorder.client.get_run(recorder.mlflow_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
+    run = recorded(recorder)
     assert run.info.status == "FAILED"
     assert "No space left" in run.data.tags[schema.TAG_REASON]
+
+
+def test_the_end_of_an_attempt_that_died_is_written_by_others(recorder: Recorder) -> None:
+    recorder.log(3, {"train/reward": 0.5})
+    assert close_dead(recorder.folder, schema.PARTIAL, "interrupted: killed")
+    run = recorded(recorder)
+    assert (run.info.status, run.data.tags[schema.TAG_STEP]) == ("KILLED", "3")
+    assert run.data.tags[schema.TAG_REASON] == "interrupted: killed"
+
+
+def test_a_result_is_never_made_an_interruption(recorder: Recorder) -> None:
+    recorder.finish(FINISHED)
+    assert not close_dead(recorder.folder, schema.PARTIAL, "interrupted: killed")
+    record = newest_record(recorder.folder)
+    assert record is not None
+    assert record.end is not None
+    assert record.end.status == schema.DONE
 
 
 def test_half_written_status_reads_as_none(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.cores.mini.warm_start import warm_start_file
+from cppo_lab.cores.verl.datasets import prepared_files
 from cppo_lab.errors import UserError
 from cppo_lab.spec import HubModel, MathData, PathsSpec, VerlRun
 
@@ -25,16 +26,13 @@ def planned_files(
     """Where the files of a run are, whether they are there or not. Nothing is read."""
     if isinstance(spec.model, HubModel):
         assert isinstance(spec.data, MathData)
-        data = Path(paths.data).resolve()
+        train, validation = prepared_files(spec.data, paths)
         model = (
             spec.model.repository
             if paths.models is None
             else str(Path(paths.models).resolve() / spec.model.repository)
         )
-        names = spec.data.benchmarks
-        return Files(
-            model, data / "train.parquet", tuple(data / f"{name}.parquet" for name in names), folder, resume
-        )
+        return Files(model, train, validation, folder, resume)
     # The weights do not depend on the context, but the model's own limit on it does.
     context = spec.data.prompt_length + spec.rollout.max_response_length
     model = str(shared / "made_models" / f"{warm_start_file(spec, shared).stem}-{context}")

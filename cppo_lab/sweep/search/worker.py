@@ -20,6 +20,7 @@ from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, Claim, SearchStudy, searches_folder
 from cppo_lab.sweep.search.training import Pruned, Run, TrainingFailed, train
 from cppo_lab.tracking import search_record
+from cppo_lab.tracking.naming import figure_tag
 from cppo_lab.tracking.search_record import Point, TrialRecord, score_metric
 
 
@@ -148,6 +149,7 @@ class _Work:
         wanted = {
             schema.sweep_tag(self.tuning.search.name): f"trial {self.number}",
             schema.TAG_PARENT: self.record.mlflow_id,
+            **figure_tag(self.tuning.search.feeds),
         }
         attempt = Attempt(
             spec=spec,

@@ -17,6 +17,7 @@ from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import plan_states
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.spool import read_rows
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.slurm.waiting import until
@@ -153,8 +154,7 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def trains(folder: Path) -> bool:
     """Whether a run is behind its first checkpoint."""
-    spool = folder / "metrics.jsonl"
-    return spool.exists() and len(spool.read_text().splitlines()) > 4
+    return len(read_rows(folder)) > 4
 
 
 def strike(slurm: Cluster, fate: str, job: str) -> None:

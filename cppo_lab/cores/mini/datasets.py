@@ -1,0 +1,64 @@
+"""The problems of an arithmetic task as datasets, known without drawing them."""
+
+import json
+from typing import Any
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Resources
+from cppo_lab.schema import Dataset
+from cppo_lab.spec import MiniRun, TaskData
+from cppo_lab.spec.base import digest
+
+SOURCE = "cppo_lab.cores.mini.tasks"  # the code that draws them
+
+
+def datasets(spec: MiniRun, resources: Resources) -> tuple[Dataset, ...]:
+    """The training problems that the run's seed draws, batch after batch, and the held-out sets."""
+    drawn = {"stream": "batches", "seed": spec.seed, "prompts": spec.batch.prompts}
+    return (
+        training_set(spec.data, drawn, spec.training.t_stop * spec.batch.prompts),
+        *held_out_sets(spec.data),
+    )
+
+
+def training_set(data: TaskData, drawn: dict[str, Any], problems: int) -> Dataset:
+    """The `problems` training problems of a run; `drawn` is what decides them besides the task."""
+    profile = {"problems": problems, "seed": drawn["seed"], **_parameters(data)}
+    name = digest(_text({"training": drawn, "task": _definition(data)}))
+    return Dataset(data.name, name, f"{SOURCE}.{data.task}", schema.CODE, schema.TRAINING, profile)
+
+
+def held_out_sets(data: TaskData) -> tuple[Dataset, ...]:
+    """The validation sets: the same for every run on `data`, whatever core trains it."""
+    profile = {"problems": data.validation_problems, "seed": data.validation_seed, **_parameters(data)}
+    return tuple(
+        Dataset(
+            benchmark,
+            # The sets are drawn one after the other, apart from each other: the place in the row decides the set.
+            digest(_text({"validation": i, "task": _definition(data)})),
+            f"{SOURCE}.{data.task}",
+            schema.CODE,
+            schema.VALIDATION,
+            profile,
+        )
+        for i, benchmark in enumerate(data.benchmarks)
+    )
+
+
+def _definition(data: TaskData) -> dict[str, Any]:
+    """All that decides the problems. What the sets are called does not, how many there are does."""
+    values = data.model_dump(mode="json", exclude={"name", "benchmarks"})
+    return values | {"benchmarks": len(data.benchmarks)}
+
+
+def _parameters(data: TaskData) -> dict[str, int | str]:
+    return {
+        "task": data.task,
+        "modulus": data.modulus,
+        "operations": data.operations,
+        "spellings": data.spellings,
+    }
+
+
+def _text(values: dict[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True)

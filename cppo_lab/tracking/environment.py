@@ -1,0 +1,130 @@
+"""Where, with what and by which code a run is trained, as tags: single facts by name, never the whole environment."""
+
+import os
+import platform
+import pwd
+import socket
+from importlib import metadata
+from pathlib import Path
+
+from cppo_lab import schema
+from cppo_lab.tracking.code_version import code_state
+from cppo_lab.tracking.masking import masked
+from cppo_lab.tracking.nvidia import inventory
+
+PACKAGES = (
+    "torch",
+    "verl",
+    "vllm",
+    "ray",
+    "transformers",
+    "mlflow",
+    "mlflow-skinny",
+    "optuna",
+    "numpy",
+    "submitit",
+    "hydra-core",
+)
+_SLURM = {
+    "SLURM_JOB_ID": schema.TAG_JOB,
+    "SLURM_JOB_NAME": schema.TAG_JOB_NAME,
+    "SLURM_JOB_PARTITION": schema.TAG_PARTITION,
+    "SLURM_JOB_NODELIST": schema.TAG_NODES,
+}
+_MOST = 500  # characters of a value that a user chose
+
+
+def environment_tags() -> dict[str, str]:
+    """The tags of this process on this machine; what is not known, or not there, has none."""
+    tags = {
+        schema.TAG_HOST: socket.gethostname(),
+        schema.TAG_PYTHON: platform.python_version(),
+        schema.TAG_PLATFORM: f"{platform.system()} {platform.release()} {platform.machine()}",
+        schema.TAG_CPU: _cpu(),
+        schema.TAG_CORES: str(len(os.sched_getaffinity(0))),
+        schema.TAG_MEMORY: str(round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)),
+        schema.TAG_MLFLOW_SOURCE: "cppo_lab",
+        schema.TAG_MLFLOW_SOURCE_TYPE: "JOB" if "SLURM_JOB_ID" in os.environ else "LOCAL",
+        schema.TAG_MLFLOW_USER: _user(),
+        **_versions(),
+        **_gpus(),
+        **_slurm(),
+        **_code(),
+    }
+    return {key: masked(value)[:_MOST] for key, value in tags.items() if value}
+
+
+def packages() -> list[str]:
+    """`name==version` of everything that is installed, sorted: the text of a `requirements.txt`."""
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:  # a folder that an interrupted installation left has none
+            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
+    return [f"{name}=={found[name]}" for name in sorted(found, key=str.casefold)]
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[schema.TAG_PACKAGE_PREFIX + name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _gpus() -> dict[str, str]:
+    has = inventory()
+    if not has.names:
+        return {}
+    return {
+        schema.TAG_GPU: ", ".join(dict.fromkeys(has.names)),
+        schema.TAG_GPUS: str(len(has.names)),
+        schema.TAG_DRIVER: has.driver,
+        schema.TAG_CUDA: has.cuda,
+        schema.TAG_VISIBLE_DEVICES: os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    }
+
+
+def _slurm() -> dict[str, str]:
+    if "SLURM_JOB_ID" not in os.environ:
+        return {}
+    tags = {tag: os.environ.get(name, "") for name, tag in _SLURM.items()}
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        tags[schema.TAG_ARRAY_TASK] = f"{array}_{task}"
+    # Slurm sets it from the first restart on.
+    return tags | {schema.TAG_RESTARTS: os.environ.get("SLURM_RESTART_COUNT", "0")}
+
+
+def _code() -> dict[str, str]:
+    code = code_state()
+    if not code.commit:
+        return {}
+    return {
+        schema.TAG_COMMIT: code.commit,
+        schema.TAG_MLFLOW_COMMIT: code.commit,
+        schema.TAG_DIRTY: "true" if code.dirty else "false",
+        schema.TAG_CHANGES: code.changes,
+    }
+
+
+def _cpu() -> str:
+    """The model of the first processor."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def _user() -> str:
+    """Who runs this process; by number where a container does not know the name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -1,0 +1,112 @@
+"""What the attempts at a run have printed, bounded and without passwords, to be kept with the run."""
+
+import contextlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cppo_lab.tracking.masking import masked
+
+ATTEMPTS = "attempts"  # in a run's folder: where launchers on this machine let their jobs print
+ARTIFACTS = "output"  # where it goes among a run's artifacts
+MOST_BYTES = 1_000_000
+_SPACE = re.compile(rb"\s")
+
+
+class Printed(NamedTuple):
+    """A file that a process prints to, and where in it that process began: what stands before is of others."""
+
+    path: str
+    start: int
+
+
+def own_output() -> list[Printed]:
+    """The regular files behind this process's standard output and standard error, as they are now.
+
+    None for a terminal, a pipe, or a file that has been removed. Slurm's files are found by it, whatever they are
+    called.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+            stream.flush()
+    found: dict[str, int] = {}
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            is_open = os.fstat(number)
+            path = Path(f"/proc/self/fd/{number}").readlink()
+            if stat.S_ISREG(is_open.st_mode) and os.path.samestat(is_open, path.lstat()):
+                found.setdefault(str(path), is_open.st_size)
+    return [Printed(path, start) for path, start in found.items()]
+
+
+def captured_output(
+    folder: Path, also: Iterable[Printed] = (), most_bytes: int = MOST_BYTES
+) -> list[tuple[str, bytes]]:
+    """What was printed, as (path of the artifact, content): at most about `most_bytes` in all.
+
+    The files of launchers in the run's `folder`, oldest first, then those of `also` (`own_output` of each attempt)
+    that are not among them. Of what is too long head and tail stay, with a line on what is left out.
+    """
+    spans = _spans(folder, also)
+    shares = _shares([end - start for _, start, end in spans], most_bytes)
+    found: dict[str, bytes] = {}
+    for (path, start, end), most in zip(spans, shares, strict=True):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            name = f"{ARTIFACTS}/{path.name}.txt"  # MLflow's page shows files of that ending
+            if name in found:
+                name = f"{ARTIFACTS}/{len(found)}_{path.name}.txt"
+            found[name] = _content(path, start, end, most)
+    return list(found.items())
+
+
+def _spans(folder: Path, also: Iterable[Printed]) -> list[tuple[Path, int, int]]:
+    """Files with something in them, each once, and from where to where they are of this run."""
+    own = [
+        Printed(str(path), 0) for kind in ("out", "err") for path in (folder / ATTEMPTS).glob(f"*_log.{kind}")
+    ]
+    first: dict[Path, tuple[int, int, float]] = {}
+    for path, start in (*own, *also):
+        with contextlib.suppress(OSError):
+            place = Path(path).parent.resolve() / Path(path).name
+            is_there = place.lstat()  # a link could lead anywhere
+            if stat.S_ISREG(is_there.st_mode):
+                earlier = first.get(place, (start,))[0]
+                first[place] = (min(start, earlier), is_there.st_size, is_there.st_mtime)
+    ordered = sorted(first.items(), key=lambda item: (item[1][2], item[0]))
+    return [(path, start, end) for path, (start, end, _) in ordered if end > start]
+
+
+def _shares(sizes: Sequence[int], most: int) -> list[int]:
+    """How many bytes of each there is room for: short ones stay whole, long ones share what is left."""
+    shares, room = [0] * len(sizes), most
+    by_size = sorted(range(len(sizes)), key=lambda i: sizes[i])
+    for left, i in zip(range(len(sizes), 0, -1), by_size, strict=True):
+        shares[i] = min(sizes[i], room // left)
+        room -= shares[i]
+    return shares
+
+
+def _content(path: Path, start: int, end: int, most: int) -> bytes:
+    """The bytes of a file from `start` to `end`, masked; where they are more than `most`, their head and tail."""
+    with path.open("rb") as file:
+        file.seek(start)
+        if end - start <= most:
+            return _masked(file.read(end - start))
+        head = file.read(most // 2)
+        file.seek(end - most // 2)
+        tail = file.read(most // 2)
+    # Cut where there is space: what is masked has none, and half of it would not be known for what it is.
+    head = head[: max(head.rfind(space) for space in b" \n\r\t") + 1]
+    space = _SPACE.search(tail)
+    tail = tail[space.end() :] if space else b""
+    left_out = end - start - len(head) - len(tail)
+    line = f"\n[... {left_out:,} of {end - start:,} bytes are left out here: see {path} ...]\n"
+    return _masked(head) + line.encode() + _masked(tail)
+
+
+def _masked(content: bytes) -> bytes:
+    return masked(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")

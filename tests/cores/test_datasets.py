@@ -1,0 +1,134 @@
+"""What runs say that they read, against the problems that they do read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Resources, load_datasets
+from cppo_lab.data.prepare import prepare
+from cppo_lab.errors import UserError
+from cppo_lab.schema import Dataset
+from cppo_lab.spec import PathsSpec
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+
+
+def told(folder: Path, *overrides: str, data: Path | None = None) -> dict[str, Dataset]:
+    """The datasets of a run by name."""
+    spec = compose(list(overrides)).run
+    paths = None if data is None else PathsSpec(data=str(data), models=None)
+    found = load_datasets(spec.core)(spec, Resources(folder, folder, paths=paths))
+    assert all(len(one.digest) <= 36 for one in found)
+    contexts = [one.context for one in found]
+    assert contexts == ([schema.TRAINING] + [schema.VALIDATION] * len(found))[: len(found)]
+    return {one.name: one for one in found}
+
+
+def digests(found: dict[str, Dataset]) -> dict[str, str]:
+    return {name: one.digest for name, one in found.items()}
+
+
+def test_the_digests_tell_problems_apart(tmp_path: Path) -> None:
+    """They are equal where the problems are, and differ where the problems do."""
+    from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+
+    settings = [
+        [],
+        ["seed=1"],
+        ["data.validation_seed=5"],
+        ["data.modulus=7"],
+        ["rule=grpo"],
+        ["data.validation_problems=5"],
+    ]
+    digest_of: dict[tuple[object, ...], set[str]] = {}
+    for extra in settings:
+        spec = compose([*TINY, *extra]).run
+        found = told(tmp_path, *TINY, *extra)
+        for name, problems in validation_sets(make_task(spec.data)).items():
+            assert found[name].profile["problems"] == len(problems)
+            digest_of.setdefault(tuple(problems.identities()), set()).add(found[name].digest)
+    assert all(len(digests) == 1 for digests in digest_of.values())
+    assert len(set().union(*digest_of.values())) == len(digest_of) == 3 * 4
+
+
+def test_training_problems_depend_on_the_seed(tmp_path: Path) -> None:
+    base = told(tmp_path, *TINY)
+    assert list(base) == ["chain", "chain24", "chain25", "chain26"]
+    assert base["chain"].profile["problems"] == 4 * 8
+    assert base["chain"].profile["task"] == "chain"
+    other = told(tmp_path, *TINY, "seed=1")
+    assert base["chain"].digest != other["chain"].digest
+    assert base["chain24"] == other["chain24"]
+    assert digests(told(tmp_path, *TINY, "rule=grpo", "optim.learning_rate=0.1")) == digests(base)
+    assert told(tmp_path, *TINY, "batch.prompts=16")["chain"].digest != base["chain"].digest
+
+
+def test_both_cores_validate_on_the_same_problems(tmp_path: Path) -> None:
+    verl = compose(["core=verl", "model=tiny_qwen3"]).run
+    found = told(tmp_path, "core=verl", "model=tiny_qwen3")
+    data = [f"data.{key}={value}" for key, value in verl.data.model_dump().items() if isinstance(value, int)]
+    mini = told(tmp_path, f"data={verl.data.name}", *data)
+    assert {name: mini[name] for name in verl.data.benchmarks} == {
+        name: found[name] for name in verl.data.benchmarks
+    }
+    assert mini[verl.data.name].digest != found[verl.data.name].digest  # drawn batch by batch, or into a file
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "prepared"
+    prepare("sample", folder)
+    return folder
+
+
+PAPER = ("core=verl", "model=qwen3_1_7b_base")
+
+
+def test_prepared_files(tmp_path: Path, prepared: Path) -> None:
+    found = told(tmp_path, *PAPER, data=prepared)
+    records = json.loads((prepared / "manifest.json").read_text())["files"]
+    assert list(found) == ["dapo_math", "aime24", "aime25", "aime26"]
+    for name, one in found.items():
+        record = records[Path(one.source).name]
+        assert Path(one.source).parent == prepared
+        assert record["content_sha256"].startswith(one.digest) and len(one.digest) == 12
+        assert (one.profile["problems"], one.profile["origin"]) == (record["rows"], record["origin"])
+        assert one.context == (schema.TRAINING if name == "dapo_math" else schema.VALIDATION)
+    assert found["aime25"].profile["problems"] == 30
+
+
+def test_files_of_another_making(tmp_path: Path, prepared: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    for path in prepared.glob("*.parquet"):
+        (foreign / path.name).write_bytes(path.read_bytes())
+    found = told(tmp_path, *PAPER, data=foreign)
+    assert len(found) == 4
+    assert len(set(digests(found).values())) == 4
+    assert found["dapo_math"].profile["digest_of"] == "size and end of the file"
+    assert digests(told(tmp_path, *PAPER, data=foreign)) == digests(found)
+    (foreign / "train.parquet").write_bytes((prepared / "aime24.parquet").read_bytes())
+    (foreign / "manifest.json").write_text("{}")
+    (foreign / "aime26.parquet").unlink()  # that the run will say so is not for here
+    changed = told(tmp_path, *PAPER, data=foreign)
+    assert list(changed) == ["dapo_math", "aime24", "aime25"]
+    assert changed["dapo_math"].digest == found["aime24"].digest != found["dapo_math"].digest
+    assert told(tmp_path, *PAPER, data=tmp_path / "nowhere") == {}
+
+
+def test_no_trainer_is_loaded() -> None:
+    script = (
+        "import sys; from cppo_lab.cores.base import load_datasets; load_datasets('mini'); load_datasets('verl');"
+        "print(sorted({'torch', 'verl', 'ray', 'transformers', 'pyarrow'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_core_is_named() -> None:
+    with pytest.raises(UserError, match="unknown core 'minni': did you mean 'mini'"):
+        load_datasets("minni")

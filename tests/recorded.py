@@ -1,0 +1,36 @@
+"""What a run has recorded, brought to the store at once: in tests nothing waits for the thread that does it."""
+
+from pathlib import Path
+
+from mlflow.entities import Run
+
+from cppo_lab import schema
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.spool import newest_record
+
+
+def sent(folder: Path) -> int:
+    """Ship a run's folder to the store of the working folder; the number of points sent."""
+    return ship(folder, tracking_uri(), open_client(tracking_uri()))
+
+
+def mlflow_run(folder: Path, core: str = "mini") -> Run:
+    """The MLflow run of the newest record of a run's folder, which is shipped first."""
+    sent(folder)
+    record = newest_record(folder)
+    assert record is not None
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name(schema.experiment_name(core))
+    assert experiment is not None
+    [run] = client.search_runs(
+        [experiment.experiment_id], f"tags.`{schema.TAG_RECORD}` = '{record.begin.record}'"
+    )
+    return run
+
+
+def points(folder: Path, metric: str) -> list[tuple[int, float, int]]:
+    """(step, value, time) of every point that the store has of a metric, once the folder is shipped."""
+    history = open_client(tracking_uri()).get_metric_history(mlflow_run(folder).info.run_id, metric)
+    return [(point.step, point.value, point.timestamp) for point in history]

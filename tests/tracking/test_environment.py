@@ -1,0 +1,123 @@
+"""What is said of where a run was trained: facts that can be checked otherwise, and nothing secret."""
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.tracking.environment import PACKAGES, environment_tags, packages
+
+SECRET = "hunter2-s3cret"
+
+
+def test_this_machine() -> None:
+    tags = environment_tags()
+    assert tags[schema.TAG_HOST] == socket.gethostname()
+    assert tags[schema.TAG_PYTHON] == ".".join(map(str, sys.version_info[:3]))
+    assert platform.machine() in tags[schema.TAG_PLATFORM]
+    assert tags[schema.TAG_CPU] in Path("/proc/cpuinfo").read_text()
+    assert int(tags[schema.TAG_CORES]) == len(os.sched_getaffinity(0))
+    total = int(Path("/proc/meminfo").read_text().split()[1]) / 2**20
+    assert int(tags[schema.TAG_MEMORY]) == round(total)
+    user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+    assert tags[schema.TAG_MLFLOW_USER] == user
+    head = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    if (Path(__file__).parents[2] / ".git").exists():
+        commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+        assert tags[schema.TAG_COMMIT] == tags[schema.TAG_MLFLOW_COMMIT] == commit
+        assert tags[schema.TAG_DIRTY] == ("true" if schema.TAG_CHANGES in tags else "false")
+    assert all(tags.values())
+
+
+def test_versions_of_what_is_installed() -> None:
+    tags = environment_tags()
+    for name in PACKAGES:
+        try:
+            version: str | None = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        assert tags.get(schema.TAG_PACKAGE_PREFIX + name) == version
+    import numpy
+
+    assert tags[schema.TAG_PACKAGE_PREFIX + "numpy"] == numpy.__version__
+
+
+def test_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    assert not [key for key in environment_tags() if key.startswith("cppo.env.slurm")]
+    job = {
+        "SLURM_JOB_ID": "812",
+        "SLURM_ARRAY_JOB_ID": "810",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_JOB_NAME": "main postgresql://ada:" + SECRET + "@db",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_JOB_NODELIST": "node[01-02,7]",
+        "SLURM_RESTART_COUNT": "2",
+    }
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    tags = environment_tags()
+    assert tags[schema.TAG_JOB] == "812"
+    assert tags[schema.TAG_ARRAY_TASK] == "810_3"
+    assert tags[schema.TAG_JOB_NAME] == "main postgresql://ada:***@db"
+    assert tags[schema.TAG_PARTITION] == "gpu"
+    assert tags[schema.TAG_NODES] == "node[01-02,7]"
+    assert tags[schema.TAG_RESTARTS] == "2"
+    assert tags[schema.TAG_MLFLOW_SOURCE_TYPE] == "JOB"
+
+
+def test_no_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"https://ada:{SECRET}@mlflow.example"
+    planted = {
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_TRACKING_PASSWORD": SECRET,
+        "MLFLOW_TRACKING_TOKEN": SECRET,
+        "HF_TOKEN": SECRET,
+        "PIP_INDEX_URL": uri,
+        "USER": SECRET,
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NAME": f"job {uri}",
+        "SLURM_EXPORT_ENV": f"ALL,TOKEN={SECRET}",
+        "CUDA_VISIBLE_DEVICES": uri,
+    }
+    for name, value in planted.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["cppo", f"tracking.uri={uri}"])
+    assert SECRET not in repr(environment_tags())
+    assert SECRET not in "\n".join(packages())
+
+
+def test_packages() -> None:
+    lines = packages()
+    listed = dict(line.split("==") for line in lines)
+    pip = [sys.executable, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"]
+    theirs = subprocess.run(pip, capture_output=True, text=True)
+    if theirs.returncode == 0:
+        wanted = dict(line.split("==") for line in theirs.stdout.splitlines())
+
+        def plain(names: dict[str, str]) -> dict[str, str]:
+            return {name.lower().replace("_", "-").replace(".", "-"): v for name, v in names.items()}
+
+        assert plain(listed) == plain(wanted)
+    assert lines == sorted(lines, key=lambda line: line.partition("==")[0].casefold())
+
+
+def test_git_is_the_only_program_that_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    real = subprocess.Popen.__init__
+
+    def watched(self: subprocess.Popen[str], args: list[str], **options: object) -> None:
+        called.append(args[0])
+        real(self, args, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", watched)
+    environment_tags()
+    assert set(called) <= {"git"}
+    assert len(called) <= 2

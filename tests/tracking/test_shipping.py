@@ -1,0 +1,401 @@
+"""MLflow is brought to the state of a spool, whatever is killed, lost, deleted or done twice on the way."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run, ViewType
+from mlflow.exceptions import MlflowException
+
+from cppo_lab import history, schema
+from cppo_lab.errors import UserError
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking import recorder as recorder_module
+from cppo_lab.tracking import shipper as shipper_module
+from cppo_lab.tracking.client import attempts, open_client
+from cppo_lab.tracking.recorder import Recorder, close_dead
+from cppo_lab.tracking.run_folder import folder_tag, read_status
+from cppo_lab.tracking.shipper import Shipper
+from cppo_lab.tracking.shipping import ship, unsent
+from cppo_lab.tracking.spool import FOLDER
+from cppo_lab.tracking.sync import send
+from tests.conftest import FINISHED
+from tests.recorded import mlflow_run, points, sent
+
+REWARD, LOSS = "train/reward", "train/loss"
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+@pytest.fixture
+def folder(workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a run, whose points are measured at times that can be told apart."""
+    times = itertools.count(1_000)
+    monkeypatch.setattr(recorder_module.time, "time", lambda: next(times))
+    path = workspace / "runs" / tiny_spec.run_id
+    path.mkdir(parents=True)
+    return path
+
+
+def log(recorder: Recorder, *numbers: int) -> None:
+    for number in numbers:
+        recorder.log(number, {REWARD: number / 10, LOSS: -number})
+
+
+def steps(folder: Path, metric: str = REWARD) -> list[int]:
+    return [step for step, _, _ in points(folder, metric)]
+
+
+def all_runs(view: int = ViewType.ALL) -> list[Run]:
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    return (
+        [] if experiment is None else list(client.search_runs([experiment.experiment_id], run_view_type=view))
+    )
+
+
+def test_it_goes_on_in_the_same_mlflow_run(folder: Path, tiny_spec: RunSpec) -> None:
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0, 1, 2, 3)
+    before = points(folder, REWARD)
+    first.fail("Killed: ", "traceback")
+    second = Recorder(tiny_spec, {}, folder)
+    second.begin(2)
+    log(second, 0, 1, 2)  # the trainer's record, as a core hands it over when it continues
+    log(second, 3, 4)  # trained again: step 3 stands as it was measured first
+    second.finish(FINISHED)
+    assert points(folder, REWARD)[:4] == before
+    assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4]
+    times = [time for _, _, time in points(folder, REWARD)]
+    assert times == sorted(set(times))
+    assert len(all_runs()) == 1
+
+
+def test_tags_reason_and_name_after_it_went_on(folder: Path, tiny_spec: RunSpec) -> None:
+    first = Recorder(tiny_spec, {schema.sweep_tag("main"): "cppo", schema.TAG_CODE_VERSION: "old"}, folder)
+    first.begin(None)
+    log(first, 0)
+    first.fail("ValueError: bad", "traceback")
+    assert mlflow_run(folder).info.status == "FAILED"
+    second = Recorder(tiny_spec, {schema.TAG_CODE_VERSION: "new"}, folder)
+    run = mlflow_run(folder)
+    assert run.info.status == "RUNNING"
+    assert run.data.tags[schema.TAG_STATUS] == schema.RUNNING
+    assert not {schema.TAG_REASON, schema.TAG_STEP} & run.data.tags.keys()
+    assert run.data.tags[schema.TAG_CODE_VERSION] == "new"
+    assert run.data.tags[schema.sweep_tag("main")] == "cppo"
+    assert run.data.tags[schema.TAG_FOLDER] == folder_tag(folder)
+    assert run.data.params["training.t_stop"] == "4"
+    second.begin(0)
+    second.finish(FINISHED)
+    sent(folder)
+    [found] = attempts(open_client(tracking_uri()), "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
+    assert (found.status, found.outcome, found.reason) == ("FINISHED", schema.DONE, "")
+
+
+def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec) -> None:
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0, 1)
+    old_id = mlflow_run(folder).info.run_id
+    second = Recorder(tiny_spec, {}, folder)  # the first was killed: it could not say so itself
+    second.begin(None)
+    log(second, 0)
+    second.finish(FINISHED)
+    assert steps(folder) == [0]
+    client = open_client(tracking_uri())
+    old = client.get_run(old_id)
+    assert old.info.status == "KILLED"
+    assert old.data.tags[schema.TAG_STATUS] == schema.PARTIAL
+    assert "there was no checkpoint to continue from" in old.data.tags[schema.TAG_REASON]
+    assert [point.step for point in client.get_metric_history(old_id, REWARD)] == [
+        0,
+        1,
+    ]  # what it measured stands
+    newest, older = attempts(client, "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
+    assert (newest.status, older.mlflow_id) == ("FINISHED", old_id)
+
+
+def test_an_attempt_that_recorded_nothing_is_gone_on_with(folder: Path, tiny_spec: RunSpec) -> None:
+    Recorder(tiny_spec, {}, folder).begin(None)
+    sent(folder)
+    second = Recorder(tiny_spec, {}, folder)
+    second.begin(None)
+    second.finish(FINISHED)
+    sent(folder)
+    assert [run.info.status for run in all_runs()] == ["FINISHED"]
+
+
+def whole_life(spec: RunSpec, folder: Path) -> None:
+    """Two attempts at one run: the first is interrupted."""
+    first = Recorder(spec, {}, folder)
+    first.begin(None)
+    log(first, 0, 1, 2)
+    first.artifact("diagnostics/window.json", {"a": 1})
+    first.interrupt("terminated by SIGTERM")
+    second = Recorder(spec, {}, folder)
+    second.begin(2)
+    log(second, *range(5))
+    second.finish(FINISHED)
+
+
+WRITES = ("create_run", "log_batch", "update_run", "set_terminated", "log_artifact", "delete_tag")
+
+
+@pytest.mark.parametrize(
+    ("after", "forgets", "first"),
+    [(False, False, 0), (True, False, 1), (False, True, 2), (True, True, 3)],
+    ids=["before", "after", "before-forgets", "after-forgets"],
+)
+def test_killed_at_any_request_the_next_one_brings_the_rest(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, after: bool, forgets: bool, first: int
+) -> None:
+    """Before its work or with the answer lost; and with what was remembered lost as well. Together at every write."""
+    uri = tracking_uri()
+    whole_life(tiny_spec, folder)
+    expected = [(n, n / 10) for n in range(5)]
+    for survived in itertools.count(first, 4):
+        client = open_client(uri)
+        left = iter(range(survived))
+        for name in WRITES:
+            monkeypatch.setattr(client, name, dying(getattr(client, name), left, after))
+        try:
+            ship(folder, uri, client)
+        except Killed:
+            pass
+        else:
+            break
+        if forgets:
+            (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
+        found = points(folder, REWARD)
+        assert [point[:2] for point in found] == expected, survived
+        run = mlflow_run(folder)
+        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+        assert schema.TAG_REASON not in run.data.tags
+        assert len(all_runs()) == 1, survived
+        names = {one.path for one in client.list_artifacts(run.info.run_id)}
+        assert {"config.json", "diagnostics", history.HISTORY} <= names
+        assert not unsent(folder, uri)
+        open_client(uri).delete_run(run.info.run_id)  # and once more, from the beginning
+        again = folder.with_name(f"{folder.name}-{survived}")
+        again.mkdir()
+        whole_life(tiny_spec, again)
+        for one in all_runs():
+            _remove(uri, one.info.run_id)
+        folder = again
+    assert survived > 10
+
+
+def _remove(uri: str, mlflow_id: str) -> None:
+    """For good: the next round must not find it among the deleted ones."""
+    open_client(uri)._tracking_client.store._hard_delete_run(mlflow_id)
+
+
+def dying(real: Callable[..., Any], left: Any, after: bool) -> Callable[..., Any]:
+    """`real` until `left` is used up; then it kills, `after` its work or before."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        alive = next(left, None) is not None
+        result = real(*args, **kwargs) if alive or after else None
+        if not alive:
+            raise Killed
+        return result
+
+    return call
+
+
+def test_the_history_in_one_file_is_the_history(folder: Path, tiny_spec: RunSpec) -> None:
+    whole_life(tiny_spec, folder)
+    run = mlflow_run(folder)
+    path = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, history.HISTORY))
+    packed = history.unpack(path.read_bytes(), "it")
+    assert packed.metrics == (LOSS, REWARD)
+    for name, place in packed.points():
+        columns = zip(packed.step[place], packed.value[place], packed.time_ms[place], strict=True)
+        assert list(columns) == points(folder, name)
+
+
+def test_a_second_look_sends_nothing(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_life(tiny_spec, folder)
+    assert unsent(folder, tracking_uri())
+    assert sent(folder) == 2 * 5
+    assert not unsent(folder, tracking_uri())
+    client = open_client(tracking_uri())
+    for name in WRITES:
+        monkeypatch.setattr(client, name, lambda *args, **kwargs: pytest.fail("sent again"))
+    assert ship(folder, tracking_uri(), client) == 0
+
+
+def test_another_store_gets_all_of_it(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_life(tiny_spec, folder)
+    before = points(folder, REWARD)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder.parent.parent}/other.db")
+    assert unsent(folder, tracking_uri())
+    assert points(folder, REWARD) == before
+
+
+def test_a_run_that_a_user_deletes_while_it_trains_is_recorded_anew(folder: Path, tiny_spec: RunSpec) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(None)
+    log(recorder, 0, 1)
+    old = mlflow_run(folder).info.run_id
+    open_client(tracking_uri()).delete_run(old)
+    log(recorder, 2)
+    recorder.finish(FINISHED)
+    assert steps(folder) == [0, 1, 2]
+    assert mlflow_run(folder).info.run_id != old
+    assert mlflow_run(folder).info.status == "FINISHED"
+
+
+def test_a_result_that_a_user_deleted_stays_deleted(folder: Path, tiny_spec: RunSpec) -> None:
+    whole_life(tiny_spec, folder)
+    old = mlflow_run(folder).info.run_id
+    open_client(tracking_uri()).delete_run(old)
+    (folder / FOLDER / "shipped.json").unlink()  # not even then does it come back
+    sent(folder)
+    assert [run.info.lifecycle_stage for run in all_runs()] == ["deleted"]
+    assert not unsent(folder, tracking_uri())
+    anew = Recorder(tiny_spec, {}, folder)
+    anew.begin(None)
+    log(anew, 0)
+    assert steps(folder) == [0]
+    assert len(all_runs(ViewType.ACTIVE_ONLY)) == 1
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/hostname", "link/x", "gone.json"])
+def test_only_files_of_the_run_are_uploaded(folder: Path, tiny_spec: RunSpec, name: str) -> None:
+    (folder.parent.parent / "secret").write_text("s")
+    (folder / "link").symlink_to(folder.parent.parent)
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.spool.add(recorder_module.Artifact(name))
+    recorder.finish(FINISHED)
+    run = mlflow_run(folder)
+    found = {one.path for one in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
+    assert found == {"config.json", "requirements.txt", history.HISTORY}
+
+
+def test_a_record_with_a_strange_name_is_refused(folder: Path, tiny_spec: RunSpec) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    path = recorder.spool.path
+    path.write_text(path.read_text().replace(recorder.record, "x' OR 'a' = 'a"))
+    with pytest.raises(UserError, match="which no program of ours has written"):
+        send([folder], tracking_uri())
+
+
+def test_the_status_of_a_continued_run_begins_where_it_was(folder: Path, tiny_spec: RunSpec) -> None:
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0, 1, 2)
+    Recorder(tiny_spec, {}, folder)
+    status = read_status(folder)
+    assert (status["status"], status["step"]) == (schema.RUNNING, 2)
+
+
+class Away:
+    """A store that does not answer until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away, self.asked = True, 0
+        real = MlflowClient.get_experiment_by_name
+
+        def ask(client: MlflowClient, name: str) -> Any:
+            self.asked += 1
+            if self.away:
+                raise MlflowException("the server is away")
+            return real(client, name)
+
+        monkeypatch.setattr(MlflowClient, "get_experiment_by_name", ask)
+
+
+def test_nobody_waits_for_a_store_that_is_away(
+    workspace: Path,
+    tiny_spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
+    store = Away(monkeypatch)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        recorder.begin(None)
+        log(recorder, 0, 1, 2)
+        while store.asked < 3:
+            pass
+        recorder.finish(FINISHED)
+    assert read_status(folder)["status"] == schema.DONE
+    said = capsys.readouterr().err
+    assert said.count("does not answer, training goes on") == 1
+    assert "`cppo sync` sends it" in said
+    with pytest.raises(UserError, match="nothing is lost, `cppo sync` sends the rest"):
+        send([folder], tracking_uri())
+    store.away = False
+    assert send([folder], tracking_uri()).points == 6
+    assert steps(folder) == [0, 1, 2]
+
+
+def test_it_comes_back(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
+    store = Away(monkeypatch)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        log(recorder, 0, 1)
+        while store.asked < 2:
+            pass
+        store.away = False
+        recorder.finish(FINISHED)
+    assert "is back after" in capsys.readouterr().err
+    assert not unsent(folder, tracking_uri())
+    assert mlflow_run(folder).info.status == "FINISHED"
+
+
+def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        log(recorder, 0)
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
+        log(recorder, 1, 2)
+        recorder.finish(FINISHED)
+    monkeypatch.undo()
+    monkeypatch.chdir(workspace)
+    assert steps(folder) == [0, 1, 2]
+    assert mlflow_run(folder).info.status == "FINISHED"
+
+
+def test_the_end_that_others_write_is_sent(folder: Path, tiny_spec: RunSpec) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    log(recorder, 0, 1)
+    sent(folder)
+    close_dead(folder, schema.PARTIAL, "interrupted: killed")
+    assert mlflow_run(folder).info.status == "KILLED"
+    again = Recorder(tiny_spec, {}, folder)
+    assert mlflow_run(folder).info.status == "RUNNING"
+    log(again, 2)
+    again.finish(FINISHED)
+    assert steps(folder) == [0, 1, 2]
+    assert len(all_runs()) == 1

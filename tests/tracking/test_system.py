@@ -1,0 +1,136 @@
+"""The load of machine and process: against what the kernel says, with GPUs that come and go."""
+
+import inspect
+import multiprocessing
+import os
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
+
+from cppo_lab import schema
+from cppo_lab.tracking import nvidia
+from cppo_lab.tracking.system import PREFIX, Reading, SystemSampler
+from tests.tracking.test_nvidia import StandIn
+
+MEBI = 2**20
+
+
+def test_names_are_mlflows_and_known(tmp_path: Path) -> None:
+    names = set(Reading(tmp_path, StandIn()).sample())
+    assert all(schema.is_known_metric(PREFIX + name) for name in names)
+    modules = (cpu_monitor, disk_monitor, gpu_monitor, network_monitor)
+    text = "".join(inspect.getsource(module) for module in modules)
+    theirs = {name.replace("{i}", "0") for name in re.findall(r'_metrics\[f?"([a-z_{}]+)"\]', text)}
+    assert len(theirs) >= 12
+    assert theirs <= names
+    assert {name for name in names - theirs if "gpu_1" not in name} == {
+        "process_cpu_percentage",
+        "process_memory_megabytes",
+    }
+    assert not schema.is_known_metric("system/gpu_x_power_usage_watts")
+    assert not schema.is_known_metric("system/anything")
+
+
+def test_against_the_kernel(tmp_path: Path) -> None:
+    reading = Reading(tmp_path, None)
+    values = reading.sample()
+    told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (int(told[key].split()[0]) * 1024 / 1e6 for key in ("MemTotal", "MemAvailable"))
+    assert values["system_memory_usage_megabytes"] == pytest.approx(total - free, abs=0.05 * total)
+    disk = os.statvfs(tmp_path)
+    assert values["disk_available_megabytes"] == pytest.approx(disk.f_bavail * disk.f_frsize / 1e6, rel=0.02)
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    assert values["process_memory_megabytes"] >= 0.9 * resident
+
+
+def _hold(megabytes: int, ready: "multiprocessing.synchronize.Event") -> None:
+    block = bytearray(os.urandom(1024)) * (megabytes * 1024)
+    ready.set()
+    began = time.process_time()
+    while time.process_time() - began < 0.3:
+        block[0] ^= 1
+    time.sleep(60)
+
+
+def test_workers_count(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    before = Reading(tmp_path, None).sample()["process_memory_megabytes"]
+    worker = context.Process(target=_hold, args=(200, ready))
+    worker.start()
+    try:
+        reading = Reading(tmp_path, None)
+        assert ready.wait(60)
+        time.sleep(0.5)
+        values = reading.sample()
+        assert values["process_memory_megabytes"] - before >= 200
+        assert values["process_cpu_percentage"] > 5
+    finally:
+        worker.kill()
+        worker.join()
+    assert reading.sample()["process_memory_megabytes"] - before < 150  # and one that is gone does not
+
+
+def test_means_and_peaks_since_the_last_time(tmp_path: Path) -> None:
+    sampler = SystemSampler(tmp_path)
+    assert sampler.drain() == {}
+    for used in (10.0, 40.0, 10.0):
+        sampler._add({"gpu_0_memory_usage_megabytes": used, "process_memory_megabytes": used / 10})
+    sampler._add({"process_memory_megabytes": 2.0})  # the GPU is gone
+    drained = sampler.drain()
+    assert drained == {
+        "system/gpu_0_memory_usage_megabytes": 20.0,
+        "system/gpu_0_memory_peak_megabytes": 40.0,
+        "system/process_memory_megabytes": 2.0,
+        "system/process_memory_peak_megabytes": 4.0,
+    }
+    assert all(schema.is_known_metric(name) for name in drained)
+    assert sampler.drain() == {}
+
+
+def test_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = StandIn()
+    monkeypatch.setattr(nvidia, "pynvml", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def drained(sampler: SystemSampler) -> dict[str, float]:
+        deadline = time.monotonic() + 20
+        while not (values := sampler.drain()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return values
+
+    with SystemSampler(folder, every=0.05) as sampler:
+        values = drained(sampler)
+        assert values["system/gpu_1_utilization_percentage"] == 71
+        assert 0 <= values["system/cpu_utilization_percentage"] <= 100
+        library.gone = {0, 1}
+        shutil.rmtree(folder)
+        drained(sampler)
+        values = drained(sampler)
+        assert "system/gpu_1_utilization_percentage" not in values
+        assert "system/disk_available_megabytes" not in values
+        assert "system/cpu_utilization_percentage" in values
+        assert library.open == 1
+    assert "system-sampler" not in {thread.name for thread in threading.enumerate()}
+    assert library.open == 0
+    sampler.drain()
+    time.sleep(0.2)
+    assert sampler.drain() == {}
+
+
+def test_a_stopped_sampler_does_not_wait(tmp_path: Path) -> None:
+    sampler = SystemSampler(tmp_path, every=30)
+    SystemSampler(tmp_path).stop()  # never started
+    sampler.start()
+    time.sleep(0.1)
+    began = time.monotonic()
+    sampler.stop()
+    assert time.monotonic() - began < 5
