@@ -121,8 +121,9 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
 
 def unreadable(uri: str, error: Exception) -> UserError:
     """What to say when MLflow fails on the store at `uri`."""
+    reason = store.redacted(str(error).splitlines()[0])
     return UserError(
-        f"tracking store {store.redacted(uri)} cannot be read ({str(error).splitlines()[0]}): check that it is an "
+        f"tracking store {store.redacted(uri)} cannot be read ({reason}): check that it is an "
         "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
     )
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
-from cppo_lab import schema
+from cppo_lab import schema, store
 from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
@@ -38,6 +38,13 @@ class Attempt:
     allocation: Allocation | None = None  # the machines that it has; None: this one alone
     # Who cancels the run later than this (seconds since the epoch) means this attempt.
     created: float = field(default_factory=time.time, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a launcher writes to a file: without the store's password, which the environment has."""
+        return {**vars(self), "uri": store.redacted(self.uri)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, uri=store.with_password(state["uri"]))
 
     @property
     def folder(self) -> Path:

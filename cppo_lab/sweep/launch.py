@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cppo_lab import schema
+from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
 from cppo_lab.launch.queue import Queue
@@ -71,7 +71,8 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
         forget_cancelled(runs / run.run_id)
     work = _attempts(plan, todo, uri, version, going)
     try:
-        _train(plan, work, progress.see)
+        with store.in_the_environment(uri):
+            _train(plan, work, progress.see)
     finally:  # after an interrupt too: a run may have been ended before it could record its own end
         look = look_repaired(run_ids, plan.core, uri, runs)
     there = {one.mlflow_id for past in look.past.values() for one in past}

@@ -16,6 +16,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.exceptions import MlflowException
+from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
@@ -26,6 +27,7 @@ STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is
 # A server that is away is tried again by us: seconds, not the minutes of MLflow's default. One that is slow gets time.
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
+DATABASE_PATIENCE = {"PGCONNECT_TIMEOUT": "10"}  # seconds; libpq's own patience has no end
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
 
 
@@ -54,16 +56,32 @@ def open_client(uri: str) -> MlflowClient:
     """
     for name in ("mlflow.store.db.utils", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name, value in (SERVER_PATIENCE | QUIET).items():
+    for name, value in (SERVER_PATIENCE | DATABASE_PATIENCE | QUIET).items():
         os.environ.setdefault(name, value)
     try:
+        _connect(uri)
         with alone(uri):
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"tracking store {store.redacted(uri)} cannot be used: {first_line}") from None
+        raise UserError(f"tracking store {store.redacted(uri)} cannot be used: {fault_line(error)}") from None
     return client
+
+
+def fault_line(error: Exception) -> str:
+    """What is said of a store's fault: one line, not too long, without passwords."""
+    return store.redacted(" ".join(str(error).split()))[:500] or type(error).__name__
+
+
+def _connect(uri: str) -> None:
+    """Raises SQLAlchemyError if the database does not answer now: MLflow would try for a minute and a half."""
+    if uri.startswith("http") or store.sqlite_file(uri) is not None:
+        return
+    engine = create_engine(uri)
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
 
 
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
@@ -129,10 +147,8 @@ def known_attempts(uri: str, experiment: str, run_id: str) -> list[Attempt] | No
     try:
         return attempts_at(open_client(uri), experiment, run_id)
     except (*STORE_FAULTS, UserError) as error:
-        line = " ".join(str(error).split())[:300]
-        print(
-            f"tracking store does not answer, the run's folder decides: {line}", file=sys.stderr, flush=True
-        )
+        said = f"tracking store does not answer, the run's folder decides: {fault_line(error)}"
+        print(said, file=sys.stderr, flush=True)
         return None
 
 
@@ -202,8 +218,10 @@ def where_to_look(uri: str, experiment: str) -> str:
     # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
     page = f"/#/experiments/{found.experiment_id if found else 0}/runs?workflowType=machine_learning"
     if uri.startswith("http"):
-        return uri.rstrip("/") + page
-    server = f"mlflow server --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1 --port 5000"
+        return store.redacted(uri).rstrip("/") + page
+    server = (
+        f"mlflow server --backend-store-uri {shlex.quote(store.redacted(uri))} --host 127.0.0.1 --port 5000"
+    )
     return f"{server}\n  and open http://127.0.0.1:5000{page}"
 
 

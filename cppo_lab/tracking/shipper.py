@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import STORE_FAULTS, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
 from cppo_lab.tracking.shipping import ship, unsent
 from cppo_lab.tracking.spool import End, Line, new_record
@@ -80,9 +80,10 @@ class Shipper:
         except _FAULTS as error:
             if self._away_since is None:
                 self._away_since = time.monotonic()
-                line = " ".join(str(error).split())[:300]
                 print(
-                    f"tracking store does not answer, training goes on: {line}", file=sys.stderr, flush=True
+                    f"tracking store does not answer, training goes on: {fault_line(error)}",
+                    file=sys.stderr,
+                    flush=True,
                 )
             return False
         if self._away_since is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.tracking.client import STORE_FAULTS, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.shipping import ship, unsent
 
 
@@ -32,10 +32,9 @@ def send(
         try:
             points += ship(folder, uri, client)
         except STORE_FAULTS as error:
-            line = " ".join(str(error).split())[:300]
             raise UserError(
-                f"run {folder.name} could not be sent to the tracking store ({line}): nothing is lost, `cppo sync` "
-                "sends the rest once the store takes it"
+                f"run {folder.name} could not be sent to the tracking store ({fault_line(error)}): nothing is lost, "
+                "`cppo sync` sends the rest once the store takes it"
             ) from None
         report(number, len(waiting))
     return Sent(len(waiting), points)

@@ -38,7 +38,7 @@ def storage_url(given: str | None = None) -> str:
     if url.endswith(".journal") and "://" not in url:
         return str(Path(url).resolve())
     if re.match(r"postgresql(\+\w+)?://", url):
-        return url
+        return store.absolute_uri(url)
     raise UserError(
         f"storage {store.redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
         "file system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
@@ -79,8 +79,8 @@ def open_storage(url: str) -> BaseStorage:
                 return _open(url)
         except ImportError:
             raise UserError(
-                f"storage {store.redacted(url)}: no driver for it is installed: pip install psycopg2-binary, or "
-                "pip install 'psycopg[binary]' and a URL that begins with postgresql+psycopg://"
+                f"storage {store.redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
+                "the URL with postgresql://"
             ) from None
         except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
             if not left:

@@ -1,15 +1,15 @@
 """Carry out a search: workers through a launcher, and what came of it."""
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
+from cppo_lab import store
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.local import default_workers
@@ -59,7 +59,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
     left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
     if left:
         try:
-            with _in_the_environment(url):
+            with store.in_the_environment(url, VARIABLE), store.in_the_environment(uri):
                 _work(first, left, study.trials)
         finally:  # after an interrupt too: a worker may have been ended before it could record its own end
             _release(study, state, uri, runs)
@@ -74,19 +74,6 @@ def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> No
         if MLFLOW_ID in trial.user_attrs:
             TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
         repair(trial.user_attrs.get(RUN_IDS, []), study.tuning.core, uri, runs)
-
-
-@contextlib.contextmanager
-def _in_the_environment(url: str) -> Iterator[None]:
-    """Let workers find the storage: their jobs are written to files, where a password must not be."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = url
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        if before is not None:
-            os.environ[VARIABLE] = before
 
 
 def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:

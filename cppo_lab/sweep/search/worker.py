@@ -4,10 +4,11 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from optuna.trial import TrialState
 
-from cppo_lab import schema
+from cppo_lab import schema, store
 from cppo_lab.run import Attempt
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.declare import Scalar
@@ -25,7 +26,7 @@ from cppo_lab.tracking.search_record import Point, TrialRecord, score_metric
 
 @dataclass(frozen=True)
 class Worker:
-    """A job for a launcher. The storage's URL is not in it, since it may hold a password: storage.VARIABLE has it."""
+    """A job for a launcher. Passwords are not in its file: storage.VARIABLE and store.VARIABLE have the URLs."""
 
     tuning: Tuning
     uri: str
@@ -34,6 +35,12 @@ class Worker:
     code_version: str
     threads: int = 1
     visible_devices: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "uri": store.redacted(self.uri)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, uri=store.with_password(state["uri"]))
 
     @property
     def name(self) -> str:

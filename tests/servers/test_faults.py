@@ -1,0 +1,325 @@
+"""Whatever becomes of server and trainer: the store's history is that of an unbroken run, and no step waited for it.
+
+Trainers are processes of their own with short steps, whose metrics are known (`trainer`); the servers are real.
+"""
+
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mlflow.entities import ViewType
+
+from cppo_lab import schema
+from cppo_lab.run import is_held
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.spool import read_rows
+from dev.servers.faulty_proxy import Fault, FaultyProxy
+from dev.servers.group import free_port
+from dev.servers.mlflow_server import MlflowServer
+from tests.conftest import TINY
+from tests.servers.records import assert_whole, compare, expected, runs_of, stored
+from tests.servers.trainer import Settings, Trainer
+
+LAST = 240  # step
+KILLS = 20
+LONGEST_WAIT = 0.5  # seconds that a step may spend in `log`; other people's work on the machine is in it
+PAUSE = float(os.environ.get("CPPO_PAUSE_SECONDS", "5"))  # more than the trainer's patience with a request
+
+
+@pytest.fixture
+def spec(request: pytest.FixtureRequest) -> RunSpec:
+    """A run of this test alone: several share a server."""
+    seed = zlib.crc32(request.node.nodeid.encode()) % 10**6
+    return compose([*TINY, f"training.t_stop={LAST}", f"seed={seed}"]).run
+
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture
+def trainer(spec: RunSpec, workspace: Path) -> Iterator[Make]:
+    """Makes trainers of the run, which do not outlive the test."""
+    made: list[Trainer] = []
+
+    def make(uri: str, **options: object) -> Trainer:
+        patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2"} | dict(options.pop("environment", {}))  # type: ignore[call-overload]
+        options = {"spec": spec, "runs": workspace / "runs", "log": workspace / "log.txt"} | options
+        made.append(Trainer(Settings(uri=uri, environment=patience, **options)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process is not None:
+            one.kill()
+
+
+def assert_never_waited(trainer: Trainer) -> None:
+    """No step waited for the store."""
+    waits = [wait for _, _, wait in trainer.waits()]
+    assert statistics.median(waits) < 0.005
+    assert max(waits) < LONGEST_WAIT
+
+
+def sync(uri: str, *arguments: str) -> str:
+    """`cppo sync` in the working folder; what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cppo_lab.cli", "sync", *arguments],
+        check=True, capture_output=True, text=True, env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+    )  # fmt: skip
+    return done.stdout
+
+
+def copy_of(tables: Path, folder: Path) -> str:
+    """The URI of a new SQLite store."""
+    shutil.copy(tables, folder / "mlflow.db")
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def test_the_server_is_killed_in_mid_run_and_restarted(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    going = trainer(server.uri).start().reach(60)
+    server.kill()
+    try:
+        going.reach(140)
+    finally:
+        server.start()
+    assert going.end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+    assert "training goes on" in going.log()
+    assert "tracking store is back after" in going.log()
+
+
+def test_the_server_hangs_in_mid_run(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    going = trainer(server.uri).start().reach(60)
+    server.pause()
+    try:
+        going.reach(140)
+        time.sleep(PAUSE)
+    finally:
+        server.resume()
+    assert going.end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_both_die_and_the_server_is_away_when_the_next_attempt_begins(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    going = trainer(server.uri).start().reach(40)
+    server.kill()
+    try:
+        going.reach(80).kill()
+        going.start().reach(120).signal(signal.SIGTERM)
+        going.end()
+        assert "`cppo sync` sends it" in going.log()
+    finally:
+        server.start()
+    assert going.start().end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_the_server_was_never_there_and_the_store_moves(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    nowhere = trainer(f"http://127.0.0.1:{free_port()}").start().reach(120)
+    nowhere.signal(signal.SIGTERM)
+    nowhere.end()
+    assert "`cppo sync` sends it" in nowhere.log()
+    going = trainer(server.uri).start()
+    assert going.end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_the_server_answers_with_errors_for_a_while(
+    proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    going = trainer(proxy.uri).start().reach(60)
+    refuse = Fault(status=503)
+    proxy.answer(refuse)
+    going.reach(140)
+    proxy.answer(None)
+    assert going.end() == 0
+    assert proxy.faults[refuse] > 1
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_a_page_in_place_of_an_answer(
+    proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    """As of a login page, or of a gateway that is kind."""
+    going = trainer(proxy.uri).start().reach(60)
+    page = Fault(status=200)
+    proxy.answer(page)
+    going.reach(140)
+    proxy.answer(None)
+    assert going.end() == 0
+    assert proxy.faults[page] > 0
+    assert_whole(server.uri, spec, workspace / "a")
+
+
+def test_a_slow_server(
+    proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    proxy.answer(Fault(delay=0.5))
+    going = trainer(proxy.uri).start().reach(LAST)
+    proxy.answer(None)
+    assert going.end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+@pytest.mark.parametrize(
+    ("path", "times"),
+    [("runs/create", 2), ("runs/log-batch", 5), ("", 25)],
+)
+def test_answers_are_lost_after_the_work_was_done(
+    proxy: FaultyProxy,
+    server: MlflowServer,
+    trainer: Make,
+    spec: RunSpec,
+    workspace: Path,
+    path: str,
+    times: int,
+) -> None:
+    lost = Fault(cut=True, path=path, times=times)
+    proxy.answer(lost)
+    going = trainer(proxy.uri).start()
+    assert going.end() == 0
+    assert proxy.faults[lost] == times
+    assert_whole(server.uri, spec, workspace / "a")
+
+
+def test_the_trainer_is_killed_20_times(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    uri, moments = copy_of(sqlite_tables, workspace), random.Random(8)
+    going, reached = trainer(uri), []
+    for _ in range(KILLS):
+        going.start()
+        # From the first moment of an attempt to some shipments after its first step.
+        time.sleep(moments.uniform(0.0, 1.0))
+        if moments.random() < 0.7:
+            going.reach(min(LAST, going.step() + moments.randrange(1, 20)))
+        going.kill()
+        reached.append(going.step())
+    assert 0 < reached[KILLS // 2] < reached[-1] < LAST, "they were to be spread over the run"
+    assert going.start().end() == 0
+    run = assert_whole(uri, spec, workspace / "a")
+    assert len(list((going.settings.folder / "spool").glob("*.jsonl"))) > KILLS / 2
+    assert run.info.lifecycle_stage == "active"
+
+
+def test_the_trainer_is_killed_at_its_end(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    """While it sends its last points, its artifacts and how it ended."""
+    moments = random.Random(9)
+    going = trainer(server.uri, ship_seconds=30.0, step_seconds=0.002).start().reach(LAST)
+    for _ in range(5):
+        time.sleep(moments.uniform(0.0, 0.6))
+        going.kill()
+        going.start()
+        time.sleep(moments.uniform(0.0, 0.6))
+    assert going.end() == 0
+    assert_whole(server.uri, spec, workspace / "a")
+
+
+def test_several_runs_write_into_one_sqlite_file(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    uri = copy_of(sqlite_tables, workspace)
+    specs = [compose([*TINY, f"training.t_stop={LAST}", f"seed={seed}"]).run for seed in range(4)]
+    going = [
+        trainer(
+            uri, spec=one, runs=workspace / f"runs{one.seed}", ship_seconds=0.1, step_seconds=0.005
+        ).start()
+        for one in specs
+    ]
+    for one in going:
+        assert one.end() == 0
+        assert_whole(uri, one.settings.spec, workspace / f"a{one.settings.spec.seed}")
+        assert "tracking store" not in one.log()
+
+
+def test_sync_sends_what_a_dead_run_has_left(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    going = trainer(server.uri, ship_seconds=30.0).start().reach(100)  # nothing was sent
+    going.kill()
+    assert runs_of(server.uri, spec) == []
+    sync(server.uri)
+    [run] = runs_of(server.uri, spec)
+    rows = read_rows(going.settings.folder)
+    assert rows[-1].step >= 100
+    compare(stored(open_client(server.uri), run), expected(rows[-1].step))
+    assert "nothing" in sync(server.uri)
+    assert going.start().end() == 0
+    assert assert_whole(server.uri, spec, workspace / "a").info.run_id == run.info.run_id
+
+
+def test_a_file_that_cannot_be_reached_at_the_start(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    away = workspace / "mount"
+    away.touch()  # no folder can be made here
+    uri = f"sqlite:///{away}/mlflow.db"
+    going = trainer(uri).start().reach(120)
+    going.signal(signal.SIGTERM)
+    going.end()
+    assert "`cppo sync` sends it" in going.log()
+    away.unlink()
+    away.mkdir()
+    copy_of(sqlite_tables, away)
+    assert going.start().end() == 0
+    assert_whole(uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_the_file_is_deleted_between_two_attempts(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    uri = copy_of(sqlite_tables, workspace)
+    going = trainer(uri).start().reach(120)
+    going.kill()
+    assert len(runs_of(uri, spec)) == 1
+    for path in workspace.glob("mlflow.db*"):
+        path.unlink()
+    elsewhere = workspace / "b"  # MLflow remembers files by their names: this process must not have seen it
+    elsewhere.mkdir()
+    assert going.start().end() == 0
+    (workspace / "mlflow.db").rename(elsewhere / "mlflow.db")
+    assert_whole(f"sqlite:///{elsewhere}/mlflow.db", spec, workspace / "a")
+
+
+def test_the_run_is_deleted_in_the_store_while_it_trains(
+    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
+    going = trainer(server.uri).start().reach(100)
+    client = open_client(server.uri)
+    [run] = runs_of(server.uri, spec)
+    client.delete_run(run.info.run_id)
+    assert going.end() == 0
+    [anew] = runs_of(server.uri, spec)
+    assert anew.info.run_id != run.info.run_id
+    compare(stored(client, anew), expected(LAST))
+    assert (anew.info.status, anew.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+    assert len(runs_of(server.uri, spec, ViewType.ALL)) == 2
+    assert not is_held(going.settings.folder)
