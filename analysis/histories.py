@@ -78,7 +78,7 @@ class _Source:
         names = [name for name in sorted(latest) if self._wanted(name)]
         found: Columns = {}
         ended = run.info.status in ENDED
-        local = _local_file(run.info.artifact_uri)
+        local = local_file(run.info.artifact_uri)
         if ended and local is not None and names:
             found, _ = self._agreed(lambda: _read_local(local), run, latest)
         if any(name not in found for name in names):
@@ -100,7 +100,7 @@ class _Source:
             found |= fetched
         missing = [name for name in names if name not in found]
         found |= {name: _asked(self._client, mlflow_id, name) for name in missing}
-        if missing or packed is None:
+        if missing or kept is not None or packed is None:
             packed = pack(from_columns(found))
         self._cache.put(mlflow_id, version, packed)
         self._written = True
@@ -118,10 +118,8 @@ class _Source:
         except UserError as error:
             self._broken.append(str(error))
             return {}, None
-        except (
-            MlflowException,
-            OSError,
-        ) as error:  # also those of the HTTP client; their text may hold a password
+        except (MlflowException, OSError) as error:  # OSError: also the HTTP client's
+            # By its kind alone: the text may hold the server's address, and that a password.
             kind = type(error).__name__
             self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({kind})")
             return {}, None
@@ -195,7 +193,7 @@ def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     )
 
 
-def _local_file(artifact_uri: str) -> Path | None:
+def local_file(artifact_uri: str) -> Path | None:
     """Where the run's artifact would be on this machine; None if its artifacts are elsewhere."""
     parts = urlsplit(artifact_uri)
     if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):

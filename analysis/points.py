@@ -15,8 +15,8 @@ METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     """The histories of runs, each with its MLflow id, as one tidy frame: one row for each (run, metric, step).
 
-    Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if one does not fit), `value` float64;
-    sorted by the order of the runs, metric and step.
+    Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if one does not fit), `value`
+    float64; sorted by the order of the runs, metric and step.
     """
     ids: list[str] = []
     number: dict[str, int] = {}  # of each metric
