@@ -25,6 +25,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 from numpy.typing import NDArray
 
+from cppo_lab import store
 from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
@@ -119,9 +120,8 @@ class _Source:
             self._broken.append(str(error))
             return {}, None
         except (MlflowException, OSError) as error:  # OSError: also the HTTP client's
-            # By its kind alone: the text may hold the server's address, and that a password.
-            kind = type(error).__name__
-            self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({kind})")
+            reason = store.redacted(str(error).partition("\n")[0])
+            self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({reason})")
             return {}, None
         agreed = {name: column for name, column in columns.items() if _ends_at(column, latest.get(name))}
         return agreed, data if len(agreed) == len(columns) else None

@@ -1,12 +1,15 @@
 """Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong place is named at once."""
 
+import importlib.util
 import os
+import re
 from pathlib import Path
 
 from cppo_lab.errors import UserError
 
 DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, where `mlflow server` looks as well
 _DATABASES = ("postgresql", "mysql", "mssql")
+_POSTGRES_DRIVERS = ("psycopg2", "psycopg")  # MLflow is tested with the first
 
 
 def tracking_uri(configured: str | None = None) -> str:
@@ -20,19 +23,34 @@ def tracking_uri(configured: str | None = None) -> str:
     named = not uri.startswith("sqlite:") or (uri.startswith("sqlite:///") and _path(uri) not in ("", "/"))
     if not named or (scheme not in ("sqlite", "http", "https") and scheme.split("+")[0] not in _DATABASES):
         raise UserError(
-            f"tracking URI {uri!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
+            f"tracking URI {redacted(uri)!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             "postgresql:// URI (set MLFLOW_TRACKING_URI, or tracking.uri in the configuration)"
         )
     return absolute_uri(uri)
 
 
 def absolute_uri(uri: str) -> str:
-    """The same store named independently of the working folder."""
+    """The same store named independently of the working folder and of SQLAlchemy's version.
+
+    `postgresql://` means another driver in SQLAlchemy 2.1 than in 2.0: here, the one that is installed.
+    Raises UserError if none is.
+    """
     path = sqlite_file(uri)
-    if path is None:
+    if path is not None:
+        _, question, query = uri.partition("?")
+        return f"sqlite:///{path.resolve()}{question}{query}"
+    if not uri.startswith("postgresql://"):
         return uri
-    _, question, query = uri.partition("?")
-    return f"sqlite:///{path.resolve()}{question}{query}"
+    for driver in _POSTGRES_DRIVERS:
+        if importlib.util.find_spec(driver):
+            return uri.replace("postgresql://", f"postgresql+{driver}://", 1)
+    raise UserError(f"{redacted(uri)}: no driver for PostgreSQL is installed: pip install psycopg2-binary")
+
+
+def redacted(text: str) -> str:
+    """A URI, or a text with one URI in it, without passwords, for people to read."""
+    hidden = re.sub(r"(://[^/@\s]*?):\S*@", r"\1:***@", text)
+    return re.sub(r"(password=)[^&\s]*", r"\1***", hidden)
 
 
 def sqlite_file(uri: str) -> Path | None:

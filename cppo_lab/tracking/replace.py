@@ -12,9 +12,9 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line
 
 ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
 _STAYS = {ASIDE, "attempts"}  # the latter: the launcher's own record, which it is writing
@@ -52,8 +52,9 @@ def retire(client: MlflowClient, mlflow_id: str) -> None:
             _delete(client, old, successor.data.tags.get(schema.TAG_RUN_ID, ""))
         client.set_tag(mlflow_id, schema.TAG_REPLACED, named)
         client.delete_tag(mlflow_id, schema.TAG_REPLACES)
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        print(f"replaced results are still there, the next launch removes them: {error}", file=sys.stderr)
+    except STORE_FAULTS as error:
+        said = f"replaced results are still there, the next launch removes them: {fault_line(error)}"
+        print(said, file=sys.stderr)
 
 
 def _delete(client: MlflowClient, mlflow_id: str, run_id: str) -> None:

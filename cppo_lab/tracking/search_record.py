@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import attempts_at
+from cppo_lab.tracking.client import attempts_at, fault_line
 from cppo_lab.tracking.spool import read_rows
 
 _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
@@ -155,7 +155,9 @@ class TrialRecord:
         try:
             self.client.log_batch(self.mlflow_id, metrics=metrics)
         except _STORE_FAULTS as error:
-            print(f"tracking store did not take search/score: {error}", file=sys.stderr, flush=True)
+            print(
+                f"tracking store did not take search/score: {fault_line(error)}", file=sys.stderr, flush=True
+            )
 
     def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
         """The trial ended as `status` says, with the `values` of its objectives if it is complete."""

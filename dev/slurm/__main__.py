@@ -6,9 +6,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from dev.errors import DevError
 from dev.slurm import starting
 from dev.slurm.cluster import Cluster, default_folder
-from dev.slurm.errors import ClusterError
 from dev.slurm.install import install
 from dev.slurm.settings import Settings
 
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     cluster = Cluster(options.folder or default_folder(options.name))
     try:
         return _run(options, cluster)
-    except ClusterError as error:
+    except DevError as error:
         print(f"dev.slurm: error: {error}", file=sys.stderr)
         return 1
 

@@ -75,7 +75,7 @@ def test_install_without_apt_get(
     (tmp_path / "apt-get").write_text(script)
     (tmp_path / "apt-get").chmod(0o755)
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    monkeypatch.setattr("dev.slurm.install.POLICY", tmp_path / "policy")
+    monkeypatch.setattr("dev.apt.POLICY", tmp_path / "policy")
     assert main(["install"]) == 1
     assert "error: apt-get update failed: E: Unable to locate package" in capsys.readouterr().err
     assert not (tmp_path / "policy").exists()

@@ -1,0 +1,252 @@
+"""What tracking costs a training step, against `mlflow.log_metrics`: on a SQLite file and on a real MLflow server.
+
+A step of 100 ms logs 60 metrics. It sleeps, as one that waits for a GPU, or computes with torch in one thread. Blocks
+of steps alternate: without logging, through our recorder with its thread at work, through MLflow. A block of ours
+begins with as many steps in the spool as training has there, so that all shipping of a block's steps falls into it.
+
+*_log_ms             what a step waits for inside `log`: mean, median, 99th percentile
+*_longer_percent     by how much the steps of a block take longer than those without logging; the mean of the rounds,
+                     and `spread`, the standard error of that mean: what else the machine does is in it
+*_cpu_percent        processor time of recording and shipping, as a share of the step: the most that a step could be
+                     delayed if they and the training shared one core
+shipped_per_second   points that a spool is emptied by, per store; PostgreSQL where it is installed
+fsync_ms             what a step would wait for if every line were brought through to the disk at once, as ours are
+                     only before they are sent
+
+    python benchmarks/tracking.py [--quick]
+
+The last line is JSON: {"name", "figures", "targets", "met"}.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import mlflow
+import torch
+from mlflow import MlflowClient
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
+
+from cppo_lab import schema, store  # noqa: E402
+from cppo_lab.sweep.compose import compose  # noqa: E402
+from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
+from cppo_lab.tracking.recorder import Recorder  # noqa: E402
+from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
+from cppo_lab.tracking.shipping import ship  # noqa: E402
+from dev.servers import postgres  # noqa: E402
+from dev.servers.mlflow_server import MlflowServer  # noqa: E402
+
+STEP_SECONDS = 0.1
+METRICS = 60
+WAITING = int(EVERY_SECONDS / STEP_SECONDS)  # steps that are on file when the thread comes by
+AT_MOST = {"longer_percent": 2.0}
+AT_LEAST = {"times_less_blocking": 20.0}
+SPEC = compose([]).run
+NAMES = [one.name for one in schema.METRICS if not one.name.startswith("search/")]
+NAMES += [schema.validation_metric(f"benchmark{number}") for number in range(METRICS - len(NAMES))]
+Log = Callable[[int], None]
+
+
+def values(step: int) -> dict[str, float]:
+    """The metrics of a step."""
+    return {name: (step + number) / 7 for number, name in enumerate(NAMES)}
+
+
+class Compute:
+    """Work for one thread of torch that takes as long as a step."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self.matrix = torch.rand(256, 256)
+        self.times = 1
+        start = time.perf_counter()
+        while time.perf_counter() - start < 1.0:
+            self.matrix @ self.matrix
+            self.times += 1
+        self.times = max(1, int(self.times * STEP_SECONDS))
+
+    def __call__(self) -> None:
+        for _ in range(self.times):
+            self.matrix @ self.matrix
+
+
+def sleep() -> None:
+    """A step of a GPU."""
+    time.sleep(STEP_SECONDS)
+
+
+class Block:
+    """Steps, how long they took, and how long each of them waited in `log`."""
+
+    def __init__(self, work: Callable[[], None], log: Log, steps: int) -> None:
+        self.steps, self.waits = steps, []
+        cpu, start = time.process_time(), time.perf_counter()
+        for step in range(WAITING, WAITING + steps):
+            work()
+            before = time.perf_counter()
+            log(step)
+            self.waits.append(time.perf_counter() - before)
+        self.seconds = (time.perf_counter() - start) / steps
+        self.cpu = (time.process_time() - cpu) / steps
+
+
+@contextlib.contextmanager
+def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
+    """`log` through our recorder, with the thread that ships."""
+    with Shipper(folder, uri) as shipper:
+        recorder = shipper.recorder = Recorder(SPEC, {}, folder, continues=False)
+        for step in range(WAITING):
+            recorder.log(step, values(step))
+        yield lambda step: recorder.log(step, values(step))
+        recorder.finish(schema.Outcome(schema.DONE, 0))
+
+
+@contextlib.contextmanager
+def by_mlflow(uri: str, folder: Path) -> Iterator[Log]:
+    """`log` by `mlflow.log_metrics`, as a training script without us has it."""
+    del folder
+    mlflow.set_tracking_uri(uri)
+    experiment = ensure_experiment(open_client(uri), uri, "direct")
+    with mlflow.start_run(experiment_id=experiment):
+        mlflow.log_metrics(values(0), step=0)  # what the first one sets up
+        yield lambda step: mlflow.log_metrics(values(step), step=step)
+
+
+def shipped_per_second(uri: str, folder: Path, steps: int) -> float:
+    """Points per second that come out of a spool of so many steps."""
+    recorder = Recorder(SPEC, {}, folder)
+    for step in range(steps):
+        recorder.log(step, values(step))
+    client: MlflowClient = open_client(uri)
+    start = time.perf_counter()
+    points = ship(folder, uri, client)
+    assert points == steps * METRICS
+    return points / (time.perf_counter() - start)
+
+
+def fsync_ms(folder: Path) -> float:
+    """The median wait for the disk after a line."""
+    recorder = Recorder(SPEC, {}, folder)
+    waits = []
+    for step in range(200):
+        recorder.log(step, values(step))
+        before = time.perf_counter()
+        recorder.spool.sync()
+        waits.append(time.perf_counter() - before)
+    return 1000 * statistics.median(waits)
+
+
+def measure_steps(stores: dict[str, str], folder: Path, rounds: int, steps: int) -> dict[str, float]:
+    """Blocks of steps with every kind of work, store and logger, `rounds` times."""
+    kinds: dict[str, Callable[[], None]] = {"sleep": sleep, "compute": Compute()}
+    blocks: dict[tuple[str, str, str], list[Block]] = {}
+    number = itertools.count()
+    for _ in range(rounds):
+        for kind, work in kinds.items():
+            blocks.setdefault((kind, "", ""), []).append(Block(work, lambda step: None, steps))
+            for name, uri in stores.items():
+                with by_recorder(uri, folder / f"run{next(number)}") as log:
+                    blocks.setdefault((kind, name, "ours"), []).append(Block(work, log, steps))
+        for name, uri in stores.items():
+            with by_mlflow(uri, folder) as log:
+                blocks.setdefault(("sleep", name, "direct"), []).append(Block(sleep, log, min(steps, 25)))
+    figures = {}
+    for (kind, name, logger), found in blocks.items():
+        if logger:
+            figures |= _figures(f"{name}_{logger}_{kind}", found, blocks[kind, "", ""])
+    for name in stores:
+        ours = statistics.mean(figures[f"{name}_ours_{kind}_log_ms"] for kind in kinds)
+        figures[f"{name}_times_less_blocking"] = figures[f"{name}_direct_sleep_log_ms"] / ours
+    return figures
+
+
+def _figures(prefix: str, blocks: list[Block], bare: list[Block]) -> dict[str, float]:
+    waits = sorted(1000 * wait for block in blocks for wait in block.waits)
+    longer = [100 * (one.seconds / other.seconds - 1) for one, other in zip(blocks, bare, strict=True)]
+    spread = statistics.stdev(longer) / len(longer) ** 0.5 if len(longer) > 1 else 0.0
+    found = {
+        "log_ms": statistics.mean(waits),
+        "log_ms_median": statistics.median(waits),
+        "log_ms_p99": waits[int(0.99 * (len(waits) - 1))],
+        "longer_percent": statistics.mean(longer),
+        "longer_percent_spread": spread,
+    }
+    if "_sleep" in prefix:
+        spent = statistics.mean(one.cpu - other.cpu for one, other in zip(blocks, bare, strict=True))
+        found["cpu_percent"] = 100 * spent / STEP_SECONDS
+    return {f"{prefix}_{key}": value for key, value in found.items()}
+
+
+@contextlib.contextmanager
+def opened_stores(folder: Path) -> Iterator[dict[str, str]]:
+    """A SQLite file and a server over another one."""
+    (folder / "server").mkdir()
+    sqlite = f"sqlite:///{folder}/mlflow.db"
+    open_client(sqlite)
+    server = MlflowServer(folder / "server", f"sqlite:///{folder}/server/mlflow.db")
+    try:
+        yield {"sqlite": sqlite, "server": server.start().uri}
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def opened_postgres() -> Iterator[dict[str, str]]:
+    """A PostgreSQL that waits for the disk, if there can be one here."""
+    if postgres.missing():
+        yield {}
+        return
+    cluster = postgres.Postgres(postgres.default_folder(f"bench-{os.getpid()}"))
+    try:
+        cluster.start()
+        yield {"postgres": store.absolute_uri(cluster.make_database("mlflow"))}
+    finally:
+        cluster.remove()
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one round of short blocks, no PostgreSQL")
+    quick = parser.parse_args().quick
+    rounds, steps, spooled = (1, 25, 100) if quick else (4, 65, 500)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        stores = stack.enter_context(opened_stores(folder))
+        figures = measure_steps(stores, folder / "runs", rounds, steps)
+        if not quick:
+            stores = stores | stack.enter_context(opened_postgres())
+        for store_name, uri in stores.items():
+            rate = shipped_per_second(uri, folder / "runs" / f"spool_{store_name}", spooled)
+            figures[f"{store_name}_shipped_per_second"] = rate
+        figures["fsync_ms"] = fsync_ms(folder / "runs" / "fsync")
+    for key, value in figures.items():
+        print(f"{key:45} {value:12.3f}")
+    figures = {key: round(value, 4) for key, value in figures.items()}
+    ours = {key: value for key, value in figures.items() if "_direct_" not in key}
+    met = all(
+        value <= limit for end, limit in AT_MOST.items() for key, value in ours.items() if key.endswith(end)
+    )
+    met &= all(
+        value >= limit for end, limit in AT_LEAST.items() for key, value in ours.items() if key.endswith(end)
+    )
+    targets = {f"{key}_at_most": value for key, value in AT_MOST.items()} | AT_LEAST
+    print(json.dumps({"name": "tracking", "figures": figures, "targets": targets, "met": met}))
+
+
+if __name__ == "__main__":
+    main()

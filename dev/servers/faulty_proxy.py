@@ -1,0 +1,125 @@
+"""A proxy on loopback that hands requests to a server, and answers them as a server in trouble would."""
+
+import http.client
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "te", "upgrade"})
+UPSTREAM_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a request.
+
+    `delay` seconds pass first. Then it is answered with `status`, or, if that is 0, the server is asked; `cut`: the
+    server does the work, but its answer is lost, because the connection breaks. `path` is in the paths of those that
+    it happens to (empty: all), `times` how often it happens (None: until the fault is taken away).
+    """
+
+    status: int = 0
+    delay: float = 0.0
+    cut: bool = False
+    path: str = ""
+    times: int | None = None
+
+
+class FaultyProxy:
+    """Stands before the server at `port`. Used as a context manager; `uri` is what clients use."""
+
+    def __init__(self, port: int) -> None:
+        self.upstream = port
+        self.requests: Counter[str] = Counter()  # by path
+        self.faults: Counter[Fault] = Counter()  # how often each has happened
+        self._fault: Fault | None = None
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.proxy = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def uri(self) -> str:
+        """The tracking URI."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def answer(self, fault: Fault | None) -> None:
+        """From now on the `fault` happens; None: all is well."""
+        with self._lock:
+            self._fault = fault
+
+    def happening(self, path: str) -> Fault | None:
+        """What happens to a request for `path`, which is counted."""
+        with self._lock:
+            self.requests[path.partition("?")[0]] += 1
+            fault = self._fault
+            if fault is None or fault.path not in path:
+                return None
+            if fault.times is not None and self.faults[fault] >= fault.times:
+                return None
+            self.faults[fault] += 1
+            return fault
+
+    def __enter__(self) -> "FaultyProxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a client may keep its connection open longer than the proxy lives
+    proxy: FaultyProxy
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes in the middle of an answer is nothing to report."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.server.proxy.happening(self.path)
+        if fault is not None and fault.delay:
+            time.sleep(fault.delay)
+        if fault is not None and fault.status:
+            self._reply(fault.status, [], b'{"error_code": "INTERNAL_ERROR", "message": "made to fail"}')
+            return
+        upstream = http.client.HTTPConnection(
+            "127.0.0.1", self.server.proxy.upstream, timeout=UPSTREAM_SECONDS
+        )
+        try:
+            headers = {key: value for key, value in self.headers.items() if key.lower() not in HOP_BY_HOP}
+            upstream.request(self.command, self.path, body or None, headers)
+            answer = upstream.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException):
+            self._reply(502, [], b"no answer from the server")
+            return
+        finally:
+            upstream.close()
+        if fault is not None and fault.cut:
+            self.close_connection = True
+            return
+        self._reply(answer.status, answer.getheaders(), content)
+
+    def _reply(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        self.send_response_only(status)
+        for key, value in headers:
+            if key.lower() not in HOP_BY_HOP:
+                self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _pass_on

@@ -1,0 +1,69 @@
+"""A program that goes when we go: with all its children in a process group of its own."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+# The guard ends the group when its pipe from us is closed, which the kernel does however we end.
+GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
+PATIENCE = 10.0  # seconds that SIGTERM is given
+
+
+class Group:
+    """A running program and what it has started."""
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], folder: Path) -> None:
+        """Starts it in `folder`; what it prints is added to `log`."""
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", GUARD, "sh", *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    def alive(self) -> bool:
+        """Whether the program itself runs."""
+        return self._process.poll() is None
+
+    def pause(self) -> None:
+        """Nothing of it runs any more, but its connections stay open."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It goes on."""
+        self._send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends all of it at once, without a chance to tidy up."""
+        self._send(signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def stop(self) -> None:
+        """Ends it in order, if it will."""
+        self._send(signal.SIGCONT)
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
+        self.kill()
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

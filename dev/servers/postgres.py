@@ -1,0 +1,199 @@
+"""A real PostgreSQL cluster of our own: in a folder below /tmp, on loopback, with a password."""
+
+import os
+import pwd
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from dev.apt import install_packages
+from dev.errors import DevError
+from dev.servers.group import free_port
+
+USER = "cppo"
+PROGRAMS = ("initdb", "pg_ctl", "psql", "postgres")
+SECONDS = 60  # that starting and stopping may take
+DEBIAN = Path("/usr/lib/postgresql")  # where Debian and Ubuntu put the server, a folder for each version
+SETTINGS = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+shared_buffers = 64MB
+fsync = {fsync}
+"""
+
+
+def missing() -> list[str]:
+    """The programs that a cluster needs and this machine lacks."""
+    return [program for program in PROGRAMS if shutil.which(program, path=_path()) is None]
+
+
+def install() -> bool:
+    """Installs PostgreSQL with apt-get, unless it is there. Returns whether there was anything to do.
+
+    Raises:
+        DevError: There is no apt-get, no root, or apt-get fails.
+    """
+    absent = missing()
+    if not absent:
+        return False
+    # Without Debian's own cluster, which its package would make.
+    folder = Path("/etc/postgresql-common")
+    if os.getuid() == 0 and not folder.exists():
+        folder.mkdir()
+        (folder / "createcluster.conf").write_text("create_main_cluster = false\n", encoding="ascii")
+    install_packages(["postgresql"], absent)
+    if absent := missing():
+        raise DevError(f"still missing after apt-get: {', '.join(absent)}")
+    return True
+
+
+def default_folder(name: str) -> Path:
+    """Where the cluster `name` of this user is kept."""
+    return Path(f"/tmp/cppo-postgres-{os.getuid()}") / name
+
+
+class Postgres:
+    """The cluster in `folder`. PostgreSQL refuses root, so that root's clusters belong to a user without rights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data = folder, folder / "data"
+
+    def start(self, durable: bool = True) -> bool:
+        """Makes it if it is not there, and starts it. Returns whether there was anything to do.
+
+        Without `durable` it does not wait for the disk: what it holds survives its crash, but not the machine's.
+
+        Raises:
+            DevError: It can't be started here, or does not come up.
+        """
+        if absent := missing():
+            raise DevError(f"not installed: {', '.join(absent)}: run `python3 -m dev.servers install`")
+        if self.running():
+            return False
+        if not (self.data / "PG_VERSION").exists():
+            self._create(durable)
+        self._call("pg_ctl", "start", "--wait", f"--timeout={SECONDS}", f"--pgdata={self.data}",
+                   f"--log={self.folder / 'log'}")  # fmt: skip
+        return True
+
+    def _create(self, durable: bool) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, mode=0o755)
+        password = self.folder / "password"
+        password.touch(mode=0o600)
+        password.write_text(secrets.token_urlsafe(12), encoding="ascii")
+        if (owner := _owner()) is not None:
+            for path in (self.folder, password):
+                shutil.chown(path, owner)
+        self._call("initdb", f"--pgdata={self.data}", f"--username={USER}", "--auth=scram-sha-256",
+                   f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--no-sync",
+                   "--no-instructions")  # fmt: skip
+        with (self.data / "postgresql.conf").open("a", encoding="ascii") as file:
+            file.write(SETTINGS.format(port=free_port(), fsync="on" if durable else "off"))
+
+    def running(self) -> bool:
+        """Whether it runs."""
+        if not self.data.exists():
+            return False
+        return not self._run("pg_ctl", "status", f"--pgdata={self.data}").returncode
+
+    def stop(self) -> bool:
+        """Ends it in order. Returns whether there was anything to do."""
+        return self._end("fast")
+
+    def kill(self) -> bool:
+        """Ends all its processes at once, as a crash does: what was not committed is lost. Connections break."""
+        return self._end("immediate")
+
+    def _end(self, how: str) -> bool:
+        if not self.running():
+            return False
+        self._call(
+            "pg_ctl", "stop", f"--mode={how}", "--wait", f"--timeout={SECONDS}", f"--pgdata={self.data}"
+        )
+        return True
+
+    def remove(self) -> None:
+        """Ends it and removes all that it holds."""
+        self._end("immediate")
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def password(self) -> str:
+        """Of the one user."""
+        return (self.folder / "password").read_text(encoding="ascii")
+
+    @property
+    def port(self) -> int:
+        """The TCP port, always the same."""
+        found = re.findall(r"^port = (\d+)", (self.data / "postgresql.conf").read_text(), re.MULTILINE)
+        return int(found[-1])
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database, with the password."""
+        return f"postgresql://{USER}:{quote(self.password)}@127.0.0.1:{self.port}/{database}"
+
+    def make_database(self, name: str, like: str = "template1") -> str:
+        """A new database, a copy of another one; its URL."""
+        self.sql(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
+        return self.url(name)
+
+    def sql(self, text: str, database: str = "postgres") -> str:
+        """What SQL says.
+
+        Raises:
+            DevError: The server refuses it.
+        """
+        options = ["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1"]
+        options.append("--set=VERBOSITY=terse")
+        place = ["--host=127.0.0.1", f"--port={self.port}", f"--username={USER}", f"--dbname={database}"]
+        return self._call("psql", *options, *place, f"--command={text}", PGPASSWORD=self.password)
+
+    def _call(self, program: str, *arguments: str, **variables: str) -> str:
+        done = self._run(program, *arguments, **variables)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise DevError(f"{program} failed: {reason}; the server's log is {self.folder / 'log'}")
+        return done.stdout
+
+    def _run(self, program: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        owner = _owner()
+        found = shutil.which(program, path=_path())
+        if found is None:
+            raise DevError(f"not installed: {program}: run `python3 -m dev.servers install`")
+        # A file takes the output: a pipe would stay open as long as the server that pg_ctl leaves behind.
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
+            done = subprocess.run(
+                [found, *arguments],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                user=owner,
+                group=pwd.getpwnam(owner).pw_gid if owner else None,
+                extra_groups=[] if owner else None,
+                cwd="/",
+                env={"PATH": _path(), "LC_ALL": "C", **variables},
+            )
+            for file in (out, errors):
+                file.seek(0)
+            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), errors.read())
+
+
+def _path() -> str:
+    """Where to look for programs: Debian's newest version first."""
+    versions = sorted(DEBIAN.glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    return os.pathsep.join([*map(str, versions), os.environ.get("PATH", os.defpath)])
+
+
+def _owner() -> str | None:
+    """The user whom a cluster of root's belongs to; None for everybody else's."""
+    if os.getuid() != 0:
+        return None
+    users = {user.pw_name for user in pwd.getpwall()}
+    return "postgres" if "postgres" in users else "nobody"

@@ -1,0 +1,191 @@
+"""The servers that the other tests rely on do what they say."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from dev.errors import DevError
+from dev.servers.__main__ import main
+from dev.servers.faulty_proxy import Fault, FaultyProxy
+from dev.servers.group import Group
+from dev.servers.postgres import Postgres, default_folder
+from tests.servers import requirement
+
+HELD = "import sys, time\nfor i in range(10**6):\n    print(i, flush=True); time.sleep(0.01)\n"
+
+
+def members(group: int) -> list[int]:
+    """The living processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def gone(group: int) -> bool:
+    deadline = time.monotonic() + 10
+    while members(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not members(group)
+
+
+def test_a_group_is_paused_resumed_and_killed_with_its_children(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HELD!r}])"
+    group = Group([sys.executable, "-c", child], log, os.environ, tmp_path)
+    while not (log.exists() and log.stat().st_size):
+        time.sleep(0.02)
+    group.pause()
+    time.sleep(0.1)
+    size = log.stat().st_size
+    time.sleep(0.2)
+    assert log.stat().st_size == size
+    group.resume()
+    deadline = time.monotonic() + 10
+    while log.stat().st_size == size and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert log.stat().st_size > size
+    assert group.alive()
+    pid = group._process.pid
+    assert len(members(pid)) == 3  # with the guard
+    group.kill()
+    assert gone(pid)
+
+
+def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    script = (
+        "import os, time; from pathlib import Path; from dev.servers.group import Group\n"
+        f"group = Group(['sleep', '1000'], Path({os.fspath(tmp_path / 'log')!r}), os.environ, Path('/'))\n"
+        "print(group._process.pid, flush=True); time.sleep(1000)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid = int(owner.stdout.readline())
+    assert members(pid)
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert gone(pid)
+
+
+class _Counting(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    seen: list[bytes]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.seen.append(body)
+        self.send_response_only(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[::-1])
+
+
+@pytest.fixture
+def echo() -> Iterator[ThreadingHTTPServer]:
+    _Counting.seen = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Counting) as running:
+        threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def post(uri: str, body: bytes) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(f"{uri}/a/b?c", body), timeout=10) as answer:
+        return bytes(answer.read())
+
+
+def test_the_proxy_passes_on_delays_refuses_and_loses_answers(echo: ThreadingHTTPServer) -> None:
+    with FaultyProxy(echo.server_address[1]) as proxy:
+        assert post(proxy.uri, b"abc") == b"cba"
+        proxy.answer(Fault(status=503, path="/a/", times=1))
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(proxy.uri, b"no")
+        refused.value.close()
+        assert refused.value.code == 503
+        assert post(proxy.uri, b"def") == b"fed"  # once
+        lost = Fault(cut=True)
+        proxy.answer(lost)
+        with pytest.raises((urllib.error.URLError, http.client.HTTPException, OSError)):
+            post(proxy.uri, b"done")
+        proxy.answer(Fault(cut=True, path="/elsewhere"))
+        assert post(proxy.uri, b"ghi") == b"ihg"
+        proxy.answer(Fault(delay=0.2))
+        start = time.monotonic()
+        assert post(proxy.uri, b"late") == b"etal"
+        assert time.monotonic() - start >= 0.2
+        assert _Counting.seen == [b"abc", b"def", b"done", b"ghi", b"late"]
+        assert proxy.requests == {"/a/b": 6}
+        assert proxy.faults[lost] == 1
+
+
+def test_postgres_keeps_what_was_committed_through_a_crash(postgres: Postgres) -> None:
+    assert "@127.0.0.1:" in postgres.make_database("crash")
+    postgres.sql("CREATE TABLE kept (x int); INSERT INTO kept VALUES (7)", "crash")
+    assert postgres.kill()
+    assert not postgres.kill()
+    with pytest.raises(DevError, match="psql failed"):
+        postgres.sql("SELECT 1")
+    assert postgres.start()
+    assert not postgres.start()
+    assert postgres.sql("SELECT x FROM kept", "crash") == "7\n"
+    with pytest.raises(DevError, match="does not exist"):
+        postgres.sql("SELECT nothing", "crash")
+
+
+def test_the_command_line(postgres: Postgres, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--folder", os.fspath(postgres.folder)]
+    assert main([*place, "status"]) == 0
+    assert capsys.readouterr().out == f"{postgres.url()}\n"
+    assert main([*place, "stop"]) == 0
+    assert main([*place, "status"]) == 1
+    assert main([*place, "stop"]) == 0
+    assert main([*place, "start"]) == 0
+    assert main(["install"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "stopped",
+        f"nothing runs in {postgres.folder}",
+        "nothing was running",
+        f"export MLFLOW_TRACKING_URI={postgres.url()}",
+        "nothing to install",
+    ]
+
+
+def test_missing_postgres_is_a_skip_or_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dev.servers.postgres.DEBIAN", tmp_path)
+    monkeypatch.setenv("PATH", os.fspath(tmp_path))
+    assert main(["--folder", os.fspath(tmp_path / "none"), "start"]) == 1
+    assert "error: not installed: initdb, pg_ctl" in capsys.readouterr().err
+    reason = requirement.absent()
+    for name in ("CI", "CPPO_REQUIRE_POSTGRES"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="initdb"):
+        requirement.give_up(reason)
+    for name in ("CI", "CPPO_REQUIRE_POSTGRES"):
+        monkeypatch.setenv(name, "1")
+        with pytest.raises(pytest.fail.Exception, match=rf"{name} is set.*initdb"):
+            requirement.give_up(reason)
+        monkeypatch.setenv(name, "0")
+
+
+def test_clusters_of_users_do_not_meet() -> None:
+    assert default_folder("x") == Path(f"/tmp/cppo-postgres-{os.getuid()}/x")

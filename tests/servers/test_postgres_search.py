@@ -1,0 +1,110 @@
+"""A search whose study and whose records are both in PostgreSQL, with two workers on real runs."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.store import absolute_uri
+from cppo_lab.sweep.search.storage import storage_url
+from cppo_lab.tracking.client import open_client
+from dev.servers.postgres import Postgres
+from tests.sweep.made_search import search_values, write_search
+
+TRIALS = 6
+STUDY = "tune-mini_base"
+
+
+def tune(url: str, uri: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """`cppo tune` in a process of its own; what it prints in one text."""
+    command = [sys.executable, "-m", "cppo_lab.cli", "tune", "./tune.yaml", "--storage", url, *arguments]
+    return subprocess.run(
+        command,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+    )
+
+
+def files_with(secret: str, folder: Path) -> list[str]:
+    """The files below a folder that hold a secret."""
+    found = [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    return [os.fspath(path.relative_to(folder)) for path in found]
+
+
+@pytest.mark.slow
+def test_two_workers_search_in_postgres(
+    workspace: Path, postgres: Postgres, new_database: Callable[[], str]
+) -> None:
+    url, uri = postgres.make_database("studies"), new_database()
+    write_search(search_values(trials=TRIALS))
+    done: list[subprocess.CompletedProcess[str]] = []
+    launchers = (["launcher=inline"], ["launcher=local", "launcher.workers=1"])
+    workers = [
+        threading.Thread(target=lambda kind=kind: done.append(tune(url, uri, *kind))) for kind in launchers
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    said = "\n".join(one.stdout for one in done)
+    found = optuna.load_study(study_name=STUDY, storage=storage_url(url)).get_trials()
+    assert [trial.number for trial in found] == list(range(TRIALS)), said
+    assert {trial.state for trial in found} == {TrialState.COMPLETE}, said
+    assert len({str(trial.params) for trial in found}) == TRIALS
+
+    client = open_client(absolute_uri(uri))
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    trained = Counter(run.data.tags[schema.TAG_RUN_ID] for run in runs if schema.TAG_RUN_ID in run.data.tags)
+    assert trained == {run_id: 1 for trial in found for run_id in trial.user_attrs["run_ids"]}
+    assert len(runs) == 1 + 2 * TRIALS
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    for trial in found:
+        [run_id] = trial.user_attrs["run_ids"]
+        [run] = [run for run in runs if run.data.tags.get(schema.TAG_RUN_ID) == run_id]
+        points = client.get_metric_history(run.info.run_id, "val/mean/avg_at_16")
+        assert {point.step: point.value for point in points} == trial.intermediate_values
+
+    assert postgres.password not in said
+    assert "postgresql+psycopg2://cppo:***@127.0.0.1:" in said
+    assert files_with(postgres.password, workspace) == []
+    texts = [*(str(run.to_dictionary()) for run in runs), *(str(trial.user_attrs) for trial in found)]
+    assert not [text for text in texts if postgres.password in text]
+
+    again = tune(url, uri)  # nothing is left to do
+    assert again.returncode == 0, again.stdout
+    assert len(optuna.load_study(study_name=STUDY, storage=storage_url(url)).get_trials()) == TRIALS
+
+
+@pytest.mark.parametrize("wrong", ["password", "database", "port"])
+def test_a_storage_that_cannot_be_used_is_one_line_without_the_password(
+    workspace: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    good = postgres.url("postgres")
+    url, reason = {
+        "password": (good.replace(postgres.password, "s3cret"), "password authentication failed"),
+        "database": (postgres.url("nowhere"), 'database "nowhere" does not exist'),
+        "port": (good.replace(f":{postgres.port}/", ":1/"), "Connection refused"),
+    }[wrong]
+    write_search(search_values())
+    assert main(["tune", "./tune.yaml", "--storage", url]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "postgresql+psycopg2://cppo:***@127.0.0.1" in line
+    assert reason in line
+    assert "s3cret" not in line
+    assert postgres.password not in line
+    assert not Path("runs/searches").exists()
