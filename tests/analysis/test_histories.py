@@ -15,7 +15,6 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-
 from cppo_lab.analysis import histories, history_cache
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.points import METRIC_COLUMNS, points_frame
