@@ -49,7 +49,13 @@ HOMES = {
     "submitit": ["cppo_lab/launch/"],
     "optuna": ["cppo_lab/sweep/search/"],
     "matplotlib": ["reports/figures/"],
-    "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
+    "mlflow": [
+        "cppo_lab/tracking/",
+        "analysis/reader.py",
+        "analysis/listing.py",
+        "analysis/histories.py",
+        "analysis/artifacts.py",
+    ],
     "torch": [
         "cppo_lab/maths/",
         "cppo_lab/cores/",
