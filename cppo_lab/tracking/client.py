@@ -47,6 +47,7 @@ class Attempt:
     step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
     t_stop: int | None = None
     replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
+    parent: str = ""  # MLflow id of the sweep or trial that it is nested under
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -178,6 +179,7 @@ def _attempt(run: Run) -> Attempt:
         step=_integer(tags.get(schema.TAG_STEP)),
         t_stop=_integer(tags.get(schema.TAG_T_STOP)),
         replaces=frozenset(tags.get(schema.TAG_REPLACES, "").split()),
+        parent=tags.get(schema.TAG_PARENT, ""),
     )
 
 
