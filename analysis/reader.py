@@ -122,7 +122,7 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
 def unreadable(uri: str, error: Exception) -> UserError:
     """What to say when MLflow fails on the store at `uri`."""
     return UserError(
-        f"tracking store {uri} cannot be read ({str(error).splitlines()[0]}): check that it is an "
+        f"tracking store {store.redacted(uri)} cannot be read ({str(error).splitlines()[0]}): check that it is an "
         "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
     )
 
@@ -165,13 +165,13 @@ def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
         return found.experiment_id
     if found is not None:
         raise UserError(
-            f"experiment {name!r} of {uri} was deleted: bring it back with "
+            f"experiment {name!r} of {store.redacted(uri)} was deleted: bring it back with "
             f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
         )
     known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
     remedy = "cppo reference import" if name == schema.experiment_name(schema.PAPER) else "cppo launch SWEEP"
     raise UserError(
-        f"experiment {name!r} does not exist in {uri}: it has {', '.join(known) or 'none'}; "
+        f"experiment {name!r} does not exist in {store.redacted(uri)}: it has {', '.join(known) or 'none'}; "
         f"run `{remedy}` first, or set MLFLOW_TRACKING_URI to the store that holds it"
     )
 

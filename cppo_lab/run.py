@@ -7,11 +7,11 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core
@@ -19,9 +19,6 @@ from cppo_lab.cores.base import Allocation as Allocation  # launchers name it to
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.tracking.run_folder import begin_status, forget_cancelled, is_cancelled
-
-if TYPE_CHECKING:
-    from cppo_lab.tracking.client import Attempt as Recorded
 
 
 @dataclass(frozen=True)
@@ -160,38 +157,66 @@ def execute(attempt: Attempt) -> None:
     """
     _prepare_process(attempt)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
-    from cppo_lab.tracking.client import attempts_at, open_client
     from cppo_lab.tracking.recorder import Recorder
-    from cppo_lab.tracking.replace import retire
+    from cppo_lab.tracking.shipper import Shipper, record_unstarted
 
-    spec = attempt.spec
-    with held(attempt.folder):
-        if is_cancelled(attempt.folder, attempt.created):
+    spec, folder = attempt.spec, attempt.folder
+    with held(folder):
+        if is_cancelled(folder, attempt.created):
             raise Interrupted(None)
-        forget_cancelled(attempt.folder)  # an earlier attempt was
-        client = open_client(attempt.uri)
-        past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
-        finished = [one for one in past if one.status == "FINISHED" and one.mlflow_id not in attempt.replaces]
-        if finished:
-            _remove_checkpoint(attempt.folder / CHECKPOINT)  # killed before it could do so itself
-            retire(client, finished[0].mlflow_id)
+        forget_cancelled(folder)  # an earlier attempt was
+        if _is_done(attempt):
+            _remove_checkpoint(folder / CHECKPOINT)  # killed before it could do so itself
             return
-        continues = _continued(attempt, past)
-        recorder = Recorder(
-            spec, _tags(attempt), attempt.uri, attempt.folder, continues, attempt.gpus * attempt.nodes
-        )
-        try:
-            recorder.finish(load_core(spec.core)(spec, recorder, _resources(attempt)))
-        except (KeyboardInterrupt, Interrupted) as error:
-            cause = str(error) or f"terminated by {signal.SIGINT.name}"
-            recorder.interrupt("cancelled" if is_cancelled(attempt.folder, attempt.created) else cause)
-            raise
-        except BaseException as error:
-            recorder.fail(describe(error), traceback.format_exc())
-            raise
-        _remove_checkpoint(attempt.folder / CHECKPOINT)
-        if attempt.replaces:
-            retire(client, recorder.mlflow_id)
+        continues, tags = _continues(attempt), _tags(attempt)
+        with Shipper(folder, attempt.uri) as shipper:
+            try:
+                recorder = Recorder(spec, tags, folder, continues, attempt.gpus * attempt.nodes)
+            except OSError as error:
+                record_unstarted(spec, tags, folder, attempt.uri, describe(error))
+                raise
+            shipper.recorder = recorder
+            try:
+                recorder.finish(load_core(spec.core)(spec, recorder, _resources(attempt)))
+            except (KeyboardInterrupt, Interrupted) as error:
+                shipper.hurry = True
+                cause = str(error) or f"terminated by {signal.SIGINT.name}"
+                recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
+                raise
+            except BaseException as error:
+                recorder.fail(describe(error), traceback.format_exc())
+                raise
+            _remove_checkpoint(folder / CHECKPOINT)
+
+
+def _is_done(attempt: Attempt) -> bool:
+    """Whether the run has a result that is not among those to be replaced.
+
+    The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
+    folder does.
+    """
+    from cppo_lab.tracking.client import known_attempts
+    from cppo_lab.tracking.shipper import Shipper
+    from cppo_lab.tracking.shipping import unsent
+    from cppo_lab.tracking.spool import newest_record
+
+    record = newest_record(attempt.folder)
+    finished = record is not None and record.end is not None and record.end.status in schema.FINISHED
+    ours = (
+        finished and record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
+    )
+    if ours and unsent(attempt.folder, attempt.uri):
+        with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
+            pass
+    past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
+    if past is None:
+        return ours
+    return any(one.status == "FINISHED" and one.mlflow_id not in attempt.replaces for one in past)
+
+
+def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
+    """Whether what has these tags takes the place of what `attempt` is to replace."""
+    return bool(set(attempt.replaces) & set(tags.get(schema.TAG_REPLACES, "").split()))
 
 
 def accompany(attempt: Attempt) -> None:
@@ -220,37 +245,35 @@ def leave(attempt: Attempt, why: str) -> None:
 
     Raises AlreadyRunning if another process trains it.
     """
-    from cppo_lab.tracking.client import attempts_at, mark_interrupted, open_client
-    from cppo_lab.tracking.recorder import read_status
+    from cppo_lab.tracking.recorder import close_dead
+    from cppo_lab.tracking.shipper import Shipper
+    from cppo_lab.tracking.spool import newest_record
 
     with held(attempt.folder):
-        client = open_client(attempt.uri)
-        past = attempts_at(client, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
-        if not past or past[0].status not in ("RUNNING", "KILLED"):
+        record = newest_record(attempt.folder)
+        if record is None or (record.end is not None and record.end.status != schema.PARTIAL):
             return
-        newest, told = past[0], read_status(attempt.folder)
-        step = told.get("step") if told.get("mlflow_id") == newest.mlflow_id else newest.step
-        mark_interrupted(client, newest.mlflow_id, f"{newest.reason or 'interrupted'}; {why}", step)
+        reason = f"{record.end.reason if record.end else 'interrupted'}; {why}"
+        with Shipper(attempt.folder, attempt.uri):
+            close_dead(attempt.folder, schema.PARTIAL, reason)
 
 
-def _continued(attempt: Attempt, past: "Sequence[Recorded]") -> str | None:
-    """The MLflow run of an earlier attempt that this one goes on with; None if it starts anew.
+def _continues(attempt: Attempt) -> bool:
+    """Whether the attempt goes on in the record that its folder has; else it starts a new one.
 
     What a replaced result left in the folder is set aside first. An attempt at replacing it that is on record began
     after that, so what it left is its own.
     """
-    from cppo_lab.tracking.client import folder_tag
     from cppo_lab.tracking.replace import set_aside
-    from cppo_lab.tracking.spool import NAME as SPOOL
+    from cppo_lab.tracking.spool import newest_record
 
-    folder, replaced = attempt.folder, set(attempt.replaces)
-    ours = [one for one in past if one.folder == folder_tag(folder) and one.status != "FINISHED"]
-    if replaced:
-        ours = [one for one in ours if one.replaces & replaced]
-        if not ours:
-            set_aside(folder, attempt.replaces[0])
+    folder = attempt.folder
+    record = newest_record(folder)
+    ours = record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
+    if attempt.replaces and not ours:
+        set_aside(folder, attempt.replaces[0])
     begin_status(folder)
-    return ours[0].mlflow_id if ours and (folder / SPOOL).exists() else None
+    return ours
 
 
 def _tags(attempt: Attempt) -> dict[str, str]:

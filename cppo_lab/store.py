@@ -1,6 +1,7 @@
 """Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong place is named at once."""
 
 import os
+import re
 from pathlib import Path
 
 from cppo_lab.errors import UserError
@@ -20,7 +21,7 @@ def tracking_uri(configured: str | None = None) -> str:
     named = not uri.startswith("sqlite:") or (uri.startswith("sqlite:///") and _path(uri) not in ("", "/"))
     if not named or (scheme not in ("sqlite", "http", "https") and scheme.split("+")[0] not in _DATABASES):
         raise UserError(
-            f"tracking URI {uri!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
+            f"tracking URI {redacted(uri)!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             "postgresql:// URI (set MLFLOW_TRACKING_URI, or tracking.uri in the configuration)"
         )
     return absolute_uri(uri)
@@ -33,6 +34,12 @@ def absolute_uri(uri: str) -> str:
         return uri
     _, question, query = uri.partition("?")
     return f"sqlite:///{path.resolve()}{question}{query}"
+
+
+def redacted(url: str) -> str:
+    """The URL without its password, for people to read."""
+    hidden = re.sub(r"(://[^/@]*?):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
 
 
 def sqlite_file(uri: str) -> Path | None:

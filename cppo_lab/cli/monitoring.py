@@ -1,4 +1,4 @@
-"""`cppo status`, `cppo watch`, `cppo logs`, `cppo cancel`, `cppo retry`: many runs, whoever launched them."""
+"""`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`: many runs, whoever launched them."""
 
 import argparse
 import sys
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab.errors import UserError
+
+SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
     from cppo_lab.monitor.status import Label, RunStatus
@@ -68,6 +70,31 @@ def logs(options: argparse.Namespace) -> int:
         raise UserError("--all with -f: only the newest attempt grows; leave one of them out")
     logs.follow(runs, run_id, lambda: _lives(run_id), sys.stdout)
     return 0
+
+
+def sync(options: argparse.Namespace) -> int:
+    """Send what is on file and not in the tracking store."""
+    import time
+
+    from cppo_lab import store
+    from cppo_lab.cli.terminal import counter
+    from cppo_lab.monitor.sync import run_folders, waiting
+    from cppo_lab.tracking.sync import send
+
+    runs, uri = _runs(), store.tracking_uri()
+    while True:
+        folders = waiting(run_folders(runs, options.run), uri)
+        if options.dry_run:
+            for folder in folders:
+                print(folder.name)
+            print(f"{len(folders)} runs have something to send to {store.redacted(uri)}", file=sys.stderr)
+            return 0
+        sent = send(folders, uri, counter("runs sent"))
+        if folders or not options.watch:
+            print(f"{sent.points} points of {sent.runs} runs sent to {store.redacted(uri)}", flush=True)
+        if not options.watch:
+            return 0
+        time.sleep(SYNC_SECONDS)
 
 
 def cancel(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What `cppo status`, `watch`, `logs`, `cancel` and `retry` understand."""
+"""What `cppo status`, `watch`, `logs`, `cancel`, `retry` and `sync` understand."""
 
 import argparse
 from collections.abc import Callable
@@ -50,6 +50,15 @@ def add_monitoring(commands: Commands) -> None:
     )
     retry.add_argument("--failed", action="store_true", help="all failed runs of the sweep")
     retry.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; several times")
+    sync = commands.add_parser(
+        "sync", help="send what runs have on file and the tracking store has not, after a crash or an outage"
+    )
+    sync.set_defaults(command=monitoring.sync)
+    sync.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; several times")
+    sync.add_argument(
+        "--watch", action="store_true", help="go on sending what running runs write, until Ctrl-C"
+    )
+    sync.add_argument("--dry-run", action="store_true", help="only say which runs have something to send")
 
 
 def _add_optional_sweep(

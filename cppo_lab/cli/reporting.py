@@ -124,5 +124,5 @@ def reference_import(options: argparse.Namespace) -> int:
 
     uri = store.tracking_uri()
     added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))
-    print(f"experiment `paper` in {uri}: {added} runs added")
+    print(f"experiment `paper` in {store.redacted(uri)}: {added} runs added")
     return 0

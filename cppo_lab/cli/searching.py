@@ -20,7 +20,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.places import RUNS
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import resolve
-    from cppo_lab.sweep.search.storage import redacted, storage_url
+    from cppo_lab.sweep.search.storage import storage_url
     from cppo_lab.sweep.search.tune import tune as carry_out
     from cppo_lab.tracking.client import where_to_look
 
@@ -34,7 +34,7 @@ def tune(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = carry_out(tuning, uri, url, RUNS.resolve())
     print(result.text)
-    print(f"\nStudy {tuning.study} in {redacted(url)}")
+    print(f"\nStudy {tuning.study} in {store.redacted(url)}")
     print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
     study = ["--study", options.study] if options.study else []
     print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")

@@ -8,10 +8,13 @@ from cppo_lab import schema, store
 from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
-from cppo_lab.run import is_held
-from cppo_lab.tracking.client import Attempt, attempts, attempts_at, folder_tag, mark_interrupted, open_client
+from cppo_lab.run import AlreadyRunning, held, is_held
+from cppo_lab.tracking.client import Attempt, attempts, attempts_at, mark_interrupted, open_client
+from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.run_folder import is_cancelled, read_status
+from cppo_lab.tracking.run_folder import folder_tag, is_cancelled, read_status
+from cppo_lab.tracking.spool import newest_record
+from cppo_lab.tracking.sync import send
 
 FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
 DIED = "its process ended without a word (killed, out of memory, or the machine went down)"
@@ -106,7 +109,7 @@ class Look:
 def _progress(told: Mapping[str, object], newest: Attempt | None) -> tuple[int | None, int | None]:
     """Step and last step by the run's folder, if it speaks of its newest attempt; else by the store."""
     step, t_stop = told.get("step"), told.get("t_stop")
-    ours = newest is None or told.get("mlflow_id") == newest.mlflow_id
+    ours = newest is None or told.get("record") == newest.record
     if ours and isinstance(step, int) and isinstance(t_stop, int):
         return step, t_stop
     return (newest.step, newest.t_stop) if newest else (None, None)
@@ -137,12 +140,17 @@ def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:
-    """End the MLflow runs whose process is gone, and finish replacements that were cut off. Returns the runs mended."""
+    """End the records of runs whose process is gone, and finish replacements that were cut off.
+
+    What their folders have and the store has not is sent first. Returns the runs mended.
+    """
+    send([runs / run_id for run_id in run_ids if not is_held(runs / run_id)], uri)
     return _mend(look_at(run_ids, core, uri, runs), uri)
 
 
 def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
     """What is known of the runs once they are repaired."""
+    send([runs / run_id for run_id in run_ids if not is_held(runs / run_id)], uri)
     look = look_at(run_ids, core, uri, runs)
     return look_at(run_ids, core, uri, runs) if _mend(look, uri) else look
 
@@ -163,11 +171,27 @@ def _mend(look: Look, uri: str) -> list[str]:
                 continue
             if run_id in look.slurm and look.slurm[run_id].state in ACTIVE:
                 continue  # it starts, or ends, at this moment
-            # Nobody trains it now, so its status is final; the one read above may be older than its end.
-            if client.get_run(one.mlflow_id).info.status == "RUNNING":
-                step, _ = _progress(read_status(folder), one)
-                at = "" if step is None else f" at step {step}"
-                why = CANCELLED if is_cancelled(folder) else DIED
-                mark_interrupted(client, one.mlflow_id, f"interrupted: {why}{at}", step)
+            if _end_dead(uri, folder, one):
                 mended.append(run_id)
     return mended
+
+
+def _end_dead(uri: str, folder: Path, one: Attempt) -> bool:
+    """End the record of an attempt whose process is gone, unless it has been begun again meanwhile."""
+    client = open_client(uri)
+    try:
+        with held(folder):
+            # Nobody trains it now, so its status is final; the one read before may be older than its end.
+            if client.get_run(one.mlflow_id).info.status != "RUNNING":
+                return False
+            why = CANCELLED if is_cancelled(folder) else DIED
+            record = newest_record(folder)
+            if record is not None and record.begin.record == one.record:
+                at = f" at step {max(record.rows)}" if record.rows else ""
+                close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}")
+                send([folder], uri)
+            else:
+                mark_interrupted(client, one.mlflow_id, f"interrupted: {why}")
+    except AlreadyRunning:
+        return False
+    return True

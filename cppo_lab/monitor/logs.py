@@ -10,8 +10,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs, sight
 from cppo_lab.sweep.find import LENGTH
+from cppo_lab.tracking.run_folder import TRACEBACK
 
-TRACEBACK = "traceback.txt"  # in a run's folder
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 3.0  # between two looks at whether the run still lives
 PIECE = 1 << 16

@@ -55,9 +55,7 @@ def _end_folder(folder: Path, state: reconcile.State) -> bool:
                 return False
             known = {} if state.step is None else {"step": state.step}
             reason = state.reason
-            write_status(
-                folder, {**told, **known, "status": state.state, "reason": reason, "finishing": False}
-            )
+            write_status(folder, {**told, **known, "status": state.state, "reason": reason})
     except AlreadyRunning:
         return False
     return True

@@ -142,7 +142,7 @@ def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: Sight) -> 
         return replace(found, state=schema.QUEUED), True
     # Announced by a launcher that found nothing in the store, and never begun.
     untouched = said == "" and "seconds" not in told
-    sure = untouched or (bool(said) and not told.get("finishing") and not told.get("replaces"))
+    sure = untouched or (bool(said) and not told.get("replaces"))
     if said in (schema.FAILED, schema.PARTIAL):
         return replace(found, state=str(said), reason=_line(told.get("reason"))), sure
     if said == schema.RUNNING:

@@ -13,7 +13,7 @@ from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.tracking.measured import StepTimes
-from cppo_lab.tracking.recorder import flatten
+from cppo_lab.tracking.naming import flatten
 
 MOST_RUNS = 5  # of the newest past runs of a kind
 ESTIMATE, MEASURED = "estimate", "measured"

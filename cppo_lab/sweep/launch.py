@@ -17,7 +17,7 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
-from cppo_lab.tracking.recorder import names
+from cppo_lab.tracking.naming import names
 from cppo_lab.tracking.run_folder import announce, forget_cancelled
 
 

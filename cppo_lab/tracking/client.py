@@ -1,4 +1,4 @@
-"""Opening the tracking store, and finding the runs in it. With recorder.py the write-side home of mlflow."""
+"""Opening the tracking store, and finding the runs in it. With shipping.py the write-side home of mlflow."""
 
 import contextlib
 import fcntl
@@ -6,9 +6,8 @@ import gc
 import hashlib
 import logging
 import os
-import secrets
 import shlex
-import socket
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,13 +22,11 @@ from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 
 PAGE = 1000  # runs per request
-# A server that is away must cost training seconds, not the minutes of MLflow's default; points wait and are sent later.
-SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
+# A server that is away is tried again by us: seconds, not the minutes of MLflow's default. One that is slow gets time.
+SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
-IDENTITY = (
-    "identity"  # file in the folder of all runs: its name, whatever machine looks and wherever it is mounted
-)
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class Attempt:
     reason: str
     folder: str
     sweeps: frozenset[str]
+    record: str = ""  # of the spool that it came from
     step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
     t_stop: int | None = None
     replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
@@ -60,12 +58,12 @@ def open_client(uri: str) -> MlflowClient:
     for name, value in (SERVER_PATIENCE | QUIET).items():
         os.environ.setdefault(name, value)
     try:
-        with _alone(uri):
+        with alone(uri):
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
-    except (MlflowException, SQLAlchemyError, OSError) as error:
+    except STORE_FAULTS as error:
         first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"tracking store {uri} cannot be used: {first_line}") from None
+        raise UserError(f"tracking store {store.redacted(uri)} cannot be used: {first_line}") from None
     return client
 
 
@@ -75,7 +73,7 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
     With SQLite the artifacts lie beside the database; a server decides for itself.
     Raises UserError if somebody deleted the experiment.
     """
-    with _alone(uri):
+    with alone(uri):
         return _ensure_experiment(client, uri, name, description)
 
 
@@ -84,7 +82,7 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
     if found is not None:
         if found.lifecycle_stage != "active":
             raise UserError(
-                f"experiment {name!r} was deleted in {uri}: restore it with "
+                f"experiment {name!r} was deleted in {store.redacted(uri)}: restore it with "
                 f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or use another store"
             )
         return str(found.experiment_id)
@@ -95,8 +93,8 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
 
 
 @contextlib.contextmanager
-def _alone(uri: str) -> Iterator[None]:
-    """Let one process at a time make tables or an experiment in a SQLite store; a server sees to that itself."""
+def alone(uri: str) -> Iterator[None]:
+    """Let one process of this machine at a time write to a SQLite store; a server sees to that itself."""
     database = store.sqlite_file(uri)
     if database is None or not database.parent.is_dir():
         yield
@@ -125,6 +123,18 @@ def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[Atte
     return [
         _attempt(run) for run in newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
     ]
+
+
+def known_attempts(uri: str, experiment: str, run_id: str) -> list[Attempt] | None:
+    """All attempts at one run, newest first; None if the store does not answer, which is said on standard error."""
+    try:
+        return attempts_at(open_client(uri), experiment, run_id)
+    except (*STORE_FAULTS, UserError) as error:
+        line = " ".join(str(error).split())[:300]
+        print(
+            f"tracking store does not answer, the run's folder decides: {line}", file=sys.stderr, flush=True
+        )
+        return None
 
 
 def newest_runs(
@@ -175,6 +185,7 @@ def _attempt(run: Run) -> Attempt:
         code_version=tags.get(schema.TAG_CODE_VERSION, ""),
         reason=tags.get(schema.TAG_REASON, ""),
         folder=tags.get(schema.TAG_FOLDER, ""),
+        record=tags.get(schema.TAG_RECORD, ""),
         sweeps=frozenset(key for key in tags if key.startswith(schema.TAG_SWEEP_PREFIX)),
         step=_integer(tags.get(schema.TAG_STEP)),
         t_stop=_integer(tags.get(schema.TAG_T_STOP)),
@@ -198,44 +209,13 @@ def where_to_look(uri: str, experiment: str) -> str:
     return f"{server}\n  and open http://127.0.0.1:5000{page}"
 
 
-def folder_tag(folder: Path) -> str:
-    """The value of TAG_FOLDER for a run's folder: the same from every machine; empty before its first use."""
-    try:
-        identity = (folder.parent / IDENTITY).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return ""
-    return f"{identity}/{folder.name}"
-
-
-def ensure_folder_tag(folder: Path) -> str:
-    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none."""
-    if tag := folder_tag(folder):
-        return tag
-    runs = folder.parent
-    runs.mkdir(parents=True, exist_ok=True)
-    own = runs / f"{IDENTITY}.{secrets.token_hex(4)}"
-    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # another process was first
-        os.link(own, runs / IDENTITY)
-    own.unlink()
-    return folder_tag(folder)
-
-
-def mark_failed(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
-    """Record that an attempt ended by an error of its own behind `step`; `reason` is one line."""
-    _mark(client, mlflow_id, schema.FAILED, "FAILED", reason, step)
-
-
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
-    """Record that an attempt was ended from outside behind `step`; `reason` is one line."""
-    _mark(client, mlflow_id, schema.PARTIAL, "KILLED", reason, step)
+    """Record that an attempt was ended from outside behind `step`; `reason` is one line.
 
-
-def _mark(
-    client: MlflowClient, mlflow_id: str, status: str, ended: str, reason: str, step: int | None
-) -> None:
-    client.set_tag(mlflow_id, schema.TAG_STATUS, status)
+    For runs whose folder has no spool; of all others the spool says how they ended.
+    """
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)
     client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
     if step is not None:
         client.set_tag(mlflow_id, schema.TAG_STEP, str(step))
-    client.set_terminated(mlflow_id, ended)
+    client.set_terminated(mlflow_id, "KILLED")

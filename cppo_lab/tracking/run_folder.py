@@ -1,9 +1,10 @@
-"""What a run's folder says of it, read without the tracking store: status, configuration, cancellation."""
+"""What a run's folder says of it, read without the tracking store: status, configuration, cancellation, its name."""
 
 import contextlib
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
+TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
 LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
 NAMES = ("core", "rule", "model", "seed", "t_stop")  # of a status: what the run is
+# In the folder of all runs: its name, whatever machine looks and wherever it is mounted.
+IDENTITY = "identity"
 CANCELLED = "cancelled"  # holds when, in seconds since the epoch
 
 
@@ -86,3 +90,26 @@ def forget_cancelled(folder: Path) -> None:
     """The run is wanted again."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         (folder / CANCELLED).unlink()
+
+
+def folder_tag(folder: Path) -> str:
+    """The value of TAG_FOLDER for a run's folder: the same from every machine; empty before its first use."""
+    try:
+        identity = (folder.parent / IDENTITY).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+    return f"{identity}/{folder.name}"
+
+
+def ensure_folder_tag(folder: Path) -> str:
+    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none."""
+    if tag := folder_tag(folder):
+        return tag
+    runs = folder.parent
+    runs.mkdir(parents=True, exist_ok=True)
+    own = runs / f"{IDENTITY}.{secrets.token_hex(4)}"
+    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another process was first
+        os.link(own, runs / IDENTITY)
+    own.unlink()
+    return folder_tag(folder)

@@ -1,15 +1,21 @@
-"""The file that a run's metrics go to first: one line per training step, in the run's folder.
+"""What a run records, on file first: append-only lines in the run's folder, one file for each attempt.
 
-It outlives the attempt that wrote it. One that continues the run adds to it, so that the points that a dead attempt
-could not send are sent by the next, with the times that they were measured at: sent twice, they are the same points.
+A file begins with who wrote it: a `begin` line. The `record` in it is a random name shared by all attempts that go on
+in the same MLflow run, by which that run is found again whatever happened to an answer of the server. Then come one
+line for each training step, the artifacts, and how the attempt ended. `shipping` brings MLflow to the same state.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-NAME = "metrics.jsonl"
+FOLDER = "spool"  # in a run's folder
+_SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -21,59 +27,220 @@ class Row:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Begin:
+    """An attempt begins. `replaces` are the MLflow ids of results that the record is to take the place of."""
+
+    record: str
+    experiment: str
+    name: str  # of the MLflow run
+    time_ms: int
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    datasets: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file of the run's folder, by its path relative to it; named again when its content has changed."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended: `status` as in schema.STATUSES, behind training step `step`."""
+
+    record: str
+    status: str
+    step: int | None
+    time_ms: int
+    reason: str = ""
+
+
+Line = Row | Begin | Artifact | End
+_KINDS: dict[str, type[Begin] | type[Artifact] | type[End]] = {
+    "begin": Begin,
+    "artifact": Artifact,
+    "end": End,
+}
+
+
+@dataclass
 class Spool:
-    """Rows of a run, on file. `earlier` are those that past attempts left."""
+    """The file of one attempt. A full disk raises nothing: lines wait in `unwritten` and are tried with the next."""
 
-    def __init__(self, folder: Path, keep: bool) -> None:
-        """`keep` what is there, but for a line that a kill has cut off; or begin anew."""
-        path = folder / NAME
-        self.earlier: list[Row] = _whole_rows(path) if keep else []
-        self._file = path.open("a" if keep else "w", encoding="utf-8")
+    path: Path
+    unwritten: list[Line] = field(default_factory=list)
+    _file: int = -1
+    _end: int = 0  # where the last whole line ends
 
-    def add(self, row: Row) -> None:
-        """Append a row."""
-        values = {"step": row.step, "time_ms": row.time_ms, "metrics": dict(row.metrics)}
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+    def __post_init__(self) -> None:
+        """Raises FileExistsError if there is such a file, OSError if none can be made."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+
+    def add(self, line: Line) -> None:
+        """Append a line; once this returns, a kill of this process cannot lose it."""
+        waited = bool(self.unwritten)
+        self.unwritten.append(line)
+        try:
+            while self.unwritten:
+                self._write(_text(self.unwritten[0]))
+                del self.unwritten[0]
+        except OSError as error:
+            if not waited:
+                print(
+                    f"{self.path} cannot be written ({error.strerror}): metrics wait in memory",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def _write(self, text: bytes) -> None:
+        done = 0
+        try:
+            while done < len(text):
+                done += os.write(self._file, text[done:])
+        except OSError:
+            if done:
+                os.ftruncate(self._file, self._end)
+                os.lseek(self._file, self._end, os.SEEK_SET)
+            raise
+        self._end += done
+
+    def sync(self) -> None:
+        """Bring what is written through to the disk: a machine that goes down cannot lose it then."""
+        if self._file >= 0:
+            os.fsync(self._file)
 
     def close(self) -> None:
-        """No more rows."""
-        self._file.close()
+        """No more lines."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def new_record() -> str:
+    """The name of a record that is to be."""
+    return secrets.token_hex(16)
+
+
+def open_spool(folder: Path) -> Spool:
+    """A new file behind those that the run's folder has."""
+    taken = [int(path.stem) for path in files(folder)]
+    while True:
+        number = max(taken, default=0) + 1
+        try:
+            return Spool(folder / FOLDER / f"{number:04d}{_SUFFIX}")
+        except FileExistsError:  # written by somebody else this moment
+            taken.append(number)
+
+
+def files(folder: Path) -> list[Path]:
+    """The spool's files in the order of the attempts."""
+    try:
+        names = [path.name for path in (folder / FOLDER).iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    stems = sorted(int(name.removesuffix(_SUFFIX)) for name in names if _is_ours(name))
+    return [folder / FOLDER / f"{stem:04d}{_SUFFIX}" for stem in stems]
+
+
+def _is_ours(name: str) -> bool:
+    stem = name.removesuffix(_SUFFIX)
+    return (
+        name.endswith(_SUFFIX) and stem.isascii() and stem.isdecimal() and name == f"{int(stem):04d}{_SUFFIX}"
+    )
+
+
+def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
+    """The whole lines of a file from byte `offset` on, each with the place behind it.
+
+    What a kill cut off, or what is no line of ours, ends it: nothing behind it is known to be whole.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            for text in file:
+                line = _line(text) if text.endswith(b"\n") else None
+                if line is None:
+                    return
+                offset += len(text)
+                yield line, offset
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
+def lines(folder: Path) -> Iterator[Line]:
+    """All lines of a run's folder, which another process may be writing."""
+    for path in files(folder):
+        for line, _ in read_lines(path):
+            yield line
+
+
+@dataclass
+class Record:
+    """What is on file of one MLflow run: of all attempts that went on in it."""
+
+    begin: Begin
+    rows: dict[int, Row] = field(default_factory=dict)  # by step; the first word on a step stands
+    end: End | None = None  # None: an attempt goes on, or died without a word
+
+
+def newest_record(folder: Path) -> Record | None:
+    """The last record that was begun in a run's folder; None if there is none."""
+    record: Record | None = None
+    for line in lines(folder):
+        if isinstance(line, Begin):
+            if record is None or record.begin.record != line.record:
+                record = Record(line)
+            record.end = None
+        elif record is not None and isinstance(line, Row):
+            record.rows.setdefault(line.step, line)
+        elif record is not None and isinstance(line, End) and line.record == record.begin.record:
+            record.end = line
+    return record
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The whole rows of a run's file, which another process may be writing; none if it has no file. Changes nothing."""
+    """The steps that the newest record of a run's folder has, by step. Changes nothing."""
+    record = newest_record(folder)
+    return [] if record is None else [record.rows[step] for step in sorted(record.rows)]
+
+
+def _text(line: Line) -> bytes:
+    if isinstance(line, Row):
+        values: dict[str, Any] = {"step": line.step, "time_ms": line.time_ms, "metrics": dict(line.metrics)}
+    else:
+        kind = next(name for name, one in _KINDS.items() if isinstance(line, one))
+        values = {"kind": kind, **vars(line)}
+    return json.dumps(values).encode() + b"\n"
+
+
+def _line(text: bytes) -> Line | None:
+    """A line as it was written; None for anything else."""
     try:
-        content = (folder / NAME).read_bytes()
-    except FileNotFoundError:
-        return []
-    return _parse(content)[0]
+        values = json.loads(text)
+        kind = values.pop("kind", None)
+        if kind is None:
+            metrics = {str(name): float(value) for name, value in values["metrics"].items()}
+            return Row(int(values["step"]), int(values["time_ms"]), metrics)
+        return _checked(_KINDS[kind](**values))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
 
 
-def _whole_rows(path: Path) -> list[Row]:
-    """The rows of a file; whatever follows the last whole one is cut off."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    rows, end = _parse(content)
-    if end < len(content):
-        with path.open("r+b") as file:
-            file.truncate(end)
-    return rows
-
-
-def _parse(content: bytes) -> tuple[list[Row], int]:
-    """The rows up to the first that is not whole, and where they end."""
-    rows, end = [], 0
-    for line in content.splitlines(keepends=True):
-        try:
-            values = json.loads(line)
-            row = Row(values["step"], values["time_ms"], values["metrics"])
-        except (ValueError, LookupError, TypeError):
-            break
-        if not line.endswith(b"\n"):
-            break
-        rows.append(row)
-        end += len(line)
-    return rows, end
+def _checked(line: Begin | Artifact | End) -> Line | None:
+    """`line`, if its values are of the types that they are declared to be."""
+    for name, value in vars(line).items():
+        if name in ("tags", "params"):
+            good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+        elif name == "datasets":
+            good = isinstance(value, list | tuple) and all(isinstance(one, dict) for one in value)
+        elif name in ("time_ms", "step"):
+            good = isinstance(value, int) or (name == "step" and value is None)
+        else:
+            good = isinstance(value, str)
+        if not good:
+            return None
+    return line

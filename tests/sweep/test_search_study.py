@@ -11,9 +11,10 @@ import pytest
 from optuna.trial import TrialState
 
 from cppo_lab.errors import UserError
+from cppo_lab.store import redacted
 from cppo_lab.sweep.search.declare import Scalar
 from cppo_lab.sweep.search.space import Tuning
-from cppo_lab.sweep.search.storage import redacted, storage_url
+from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import OWNER, SearchStudy, find_trials
 from tests.sweep.made_search import made_tuning, search_values
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from cppo_lab.errors import UserError
+from cppo_lab.store import redacted
 from cppo_lab.sweep.search.space import Tuning
-from cppo_lab.sweep.search.storage import redacted
 
 
 def require_equal(tuning: Tuning, known: dict[str, Any] | None, url: str) -> None:

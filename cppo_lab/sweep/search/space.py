@@ -11,7 +11,7 @@ from cppo_lab.sweep.declare import Scalar
 from cppo_lab.sweep.narrow import core_of
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.search.declare import Choices, Interval, Parameter, Search
-from cppo_lab.tracking.recorder import flatten
+from cppo_lab.tracking.naming import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # by keys of their own

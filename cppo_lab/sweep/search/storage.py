@@ -40,15 +40,9 @@ def storage_url(given: str | None = None) -> str:
     if re.match(r"postgresql(\+\w+)?://", url):
         return url
     raise UserError(
-        f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a file "
-        "system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
+        f"storage {store.redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
+        "file system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
     )
-
-
-def redacted(url: str) -> str:
-    """The URL without its password, for people to read."""
-    hidden = re.sub(r"(://[^/@]*?):.*@", r"\1:***@", url)
-    return re.sub(r"(password=)[^&]*", r"\1***", hidden)
 
 
 def file_of(url: str) -> Path | None:
@@ -77,7 +71,7 @@ def open_storage(url: str) -> BaseStorage:
     path = file_of(url)
     if path is not None and not path.parent.is_dir():
         raise UserError(
-            f"storage {redacted(url)}: folder {path.parent} does not exist: make it, or name another place"
+            f"storage {store.redacted(url)}: folder {path.parent} does not exist: make it, or name another place"
         )
     for left in range(TRIES - 1, -1, -1):
         try:
@@ -85,13 +79,13 @@ def open_storage(url: str) -> BaseStorage:
                 return _open(url)
         except ImportError:
             raise UserError(
-                f"storage {redacted(url)}: no driver for it is installed: pip install psycopg2-binary, or "
+                f"storage {store.redacted(url)}: no driver for it is installed: pip install psycopg2-binary, or "
                 "pip install 'psycopg[binary]' and a URL that begins with postgresql+psycopg://"
             ) from None
         except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
             if not left:
-                first_line = redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
-                raise UserError(f"storage {redacted(url)} cannot be used: {first_line}") from None
+                first_line = store.redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
+                raise UserError(f"storage {store.redacted(url)} cannot be used: {first_line}") from None
             time.sleep(0.5)
     raise AssertionError("the last try returns or raises")
 

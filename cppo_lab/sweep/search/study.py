@@ -15,7 +15,7 @@ from cppo_lab.sweep.search.definition import require_equal
 from cppo_lab.sweep.search.proposals import make_pruner, make_sampler, suggest
 from cppo_lab.sweep.search.space import Tuning, tidy
 from cppo_lab.sweep.search.storage import alone, file_of, open_storage
-from cppo_lab.tracking.client import ensure_folder_tag
+from cppo_lab.tracking.run_folder import ensure_folder_tag
 
 # User attributes of a study and of its trials.
 DEFINITION, SEARCH_RUN = "definition", "mlflow_id"

@@ -1,0 +1,357 @@
+"""Bringing MLflow to the state of a run's spool: the one way by which anything of a training run gets into MLflow.
+
+Whatever is killed, restarted, away or done twice, the outcome is the same: the MLflow run of a record is found by its
+token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
+again for the same point; and a run's own end is the last thing of it that is sent. `shipped.json` beside the spool
+remembers how far one store has got. It saves work and may be lost.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.exceptions import MlflowException
+
+from cppo_lab import history, schema
+from cppo_lab.tracking.client import alone, ensure_experiment
+from cppo_lab.tracking.replace import retire
+from cppo_lab.tracking.spool import FOLDER, Artifact, Begin, End, Line, Row, files, newest_record, read_lines
+
+BATCH = 1000  # MLflow's limit of metrics per request
+PARAMS, TAGS = 100, 100  # and of these
+STATE = "shipped.json"
+# What MLflow answers about a run that is deleted.
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
+_MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED"}  # all others: FINISHED
+
+
+@dataclass
+class _Record:
+    """What a store has got of a record."""
+
+    mlflow_id: str = ""
+    pending: list[str] = field(default_factory=list)  # artifacts that it has not got yet
+    ended: bool = False  # so that the history is an artifact to come
+    deleted: bool = False  # by a user, and nothing goes on with it: it is left alone
+
+
+@dataclass
+class _State:
+    """How far one store has got with a run's folder."""
+
+    offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
+    records: dict[str, _Record] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> bool:
+        return any(one.mlflow_id and (one.pending or one.ended) for one in self.records.values())
+
+
+def unsent(folder: Path, uri: str) -> bool:
+    """Whether a run's folder has anything that the store at `uri` has not got. Asks no store."""
+    paths = files(folder)
+    if not paths:
+        return False
+    state = _load(folder, uri)
+    return state.pending or any(path.stat().st_size > state.offsets.get(path.name, 0) for path in paths)
+
+
+def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:
+    """Send what the store at `uri` has not got of the run in `folder`; the number of points sent.
+
+    `unwritten` are lines that a full disk keeps from the spool. Several processes may ship one folder: one does at a
+    time. Raises what MLflow raises if the store is away or takes no more.
+    """
+    if not files(folder) and not unwritten:
+        return 0
+    with _only_one(folder):
+        shipment = _Shipment(folder, uri, client)
+        try:
+            return shipment.send(unwritten)
+        except MlflowException as error:
+            if error.error_code not in _REFUSALS or not shipment.forget_deleted():
+                raise
+        return _Shipment(folder, uri, client).send(unwritten)
+
+
+class _Shipment:
+    """One go at sending."""
+
+    def __init__(self, folder: Path, uri: str, client: MlflowClient) -> None:
+        self.folder, self.uri, self.client = folder, uri, client
+        self.state = _load(folder, uri)
+        self.token = ""  # of the record whose lines are read at the moment
+        self.points: list[Metric] = []
+        self.sent = 0
+
+    @property
+    def record(self) -> _Record:
+        return self.state.records.setdefault(self.token, _Record())
+
+    def send(self, unwritten: Sequence[Line]) -> int:
+        for path in files(self.folder):
+            self._send_file(path)
+        for line in unwritten:
+            self._take(line)
+        self._flush()
+        # Last, since they may fail where points get through: files can have a store of their own.
+        for token, record in self.state.records.items():
+            self._artifacts(token, record)
+        return self.sent
+
+    def forget_deleted(self) -> bool:
+        """Whether a user has deleted the MLflow run of the record that was being sent.
+
+        One that goes on is sent anew, as a whole; any other is left alone.
+        """
+        if not self.token or self._exists(self.record.mlflow_id):
+            return False
+        if self._goes_on(self.token):
+            del self.state.records[self.token]
+            for path in files(self.folder):
+                if _owner(path) == self.token:
+                    self.state.offsets.pop(path.name, None)
+        else:
+            self.record.deleted = True
+        _save(self.folder, self.uri, self.state)
+        return True
+
+    def _exists(self, mlflow_id: str) -> bool:
+        try:
+            return bool(self.client.get_run(mlflow_id).info.lifecycle_stage == "active")
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+
+    def _goes_on(self, token: str) -> bool:
+        newest = newest_record(self.folder)
+        if newest is None or newest.begin.record != token:
+            return False
+        return newest.end is None or newest.end.status not in schema.FINISHED
+
+    def _send_file(self, path: Path) -> None:
+        offset = self.state.offsets.get(path.name, 0)
+        if path.stat().st_size <= offset:
+            return
+        # A machine that goes down must not lose what the store has: the step would get a second, later point.
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        self.token = _owner(path)
+        for line, end in read_lines(path, offset):
+            self._take(line)
+            offset = end
+            if not self.points:
+                self._reached(path, offset)
+        self._flush()
+        self._reached(path, offset)
+
+    def _reached(self, path: Path, offset: int) -> None:
+        self.state.offsets[path.name] = offset
+        _save(self.folder, self.uri, self.state)
+
+    def _take(self, line: Line) -> None:
+        if isinstance(line, Begin):
+            self.token = line.record
+            if not self.record.deleted:
+                self._begin(line)
+        elif self.record.deleted or not self.record.mlflow_id:
+            return  # nothing of ours begins without its beginning
+        elif isinstance(line, Row):
+            self.points += [
+                Metric(name, value, line.time_ms, line.step) for name, value in line.metrics.items()
+            ]
+            if len(self.points) >= BATCH:
+                self._flush()
+        elif isinstance(line, Artifact):
+            if line.path not in self.record.pending:
+                self.record.pending.append(line.path)
+        else:
+            self._flush()
+            self._end(line)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Write to the store. Writers of one SQLite file take turns, so that none finds it locked for long."""
+        with alone(self.uri):
+            return function(*arguments, **named)
+
+    def _flush(self) -> None:
+        while self.points:
+            batch = self.points[:BATCH]
+            self._call(self.client.log_batch, self.record.mlflow_id, metrics=batch)
+            del self.points[:BATCH]
+            self.sent += len(batch)
+
+    def _begin(self, line: Begin) -> None:
+        """Let there be an MLflow run for the record, and let it go on."""
+        if not self.record.mlflow_id and not self._find(line):
+            self._create(line)
+        if self.record.deleted:
+            return
+        mlflow_id = self.record.mlflow_id
+        self.record.ended = False
+        run = self.client.get_run(mlflow_id)
+        self._call(self.client.update_run, mlflow_id, status="RUNNING")
+        for key in sorted({schema.TAG_REASON, schema.TAG_STEP} & run.data.tags.keys()):
+            self._call(self.client.delete_tag, mlflow_id, key)
+        params = [Param(key, value) for key, value in line.params.items()]
+        for start in range(0, len(params), PARAMS):
+            self._call(self.client.log_batch, mlflow_id, params=params[start : start + PARAMS])
+        self._tags({**line.tags, schema.TAG_STATUS: schema.RUNNING})
+
+    def _tags(self, tags: Mapping[str, str]) -> None:
+        entities = [RunTag(key, value) for key, value in tags.items()]
+        for start in range(0, len(entities), TAGS):
+            self._call(self.client.log_batch, self.record.mlflow_id, tags=entities[start : start + TAGS])
+
+    def _find(self, line: Begin) -> bool:
+        """Whether the store has the record, of an earlier try whose answer, or our memory of it, was lost."""
+        experiment = self.client.get_experiment_by_name(line.experiment)
+        if experiment is None:
+            return False
+        found = self.client.search_runs(
+            [experiment.experiment_id],
+            filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(line.record)}'",
+            run_view_type=ViewType.ALL,
+            order_by=["attributes.start_time ASC"],
+        )
+        active = [run for run in found if run.info.lifecycle_stage == "active"]
+        if active:
+            self.record.mlflow_id = active[0].info.run_id
+        self.record.deleted = bool(found) and not active and not self._goes_on(line.record)
+        return bool(active) or self.record.deleted
+
+    def _create(self, line: Begin) -> None:
+        experiment = ensure_experiment(self.client, self.uri, line.experiment)
+        tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
+        run = self._call(
+            self.client.create_run, experiment, start_time=line.time_ms, tags=tags, run_name=line.name
+        )
+        self.record.mlflow_id = run.info.run_id
+
+    def _end(self, line: End) -> None:
+        tags = {schema.TAG_STATUS: line.status}
+        if line.reason:
+            tags[schema.TAG_REASON] = line.reason[:500]
+        if line.step is not None and line.status not in schema.FINISHED:
+            tags[schema.TAG_STEP] = str(line.step)
+        self._tags(tags)
+        status = _MLFLOW_STATUS.get(line.status, "FINISHED")
+        self._call(self.client.set_terminated, self.record.mlflow_id, status, line.time_ms)
+        self.record.ended = True
+        if status == "FINISHED":
+            retire(self.client, self.record.mlflow_id)
+
+    def _artifacts(self, token: str, record: _Record) -> None:
+        if not record.mlflow_id or not (record.pending or record.ended):
+            return
+        while record.pending:
+            self._upload(record.mlflow_id, record.pending[0])
+            del record.pending[0]
+        if record.ended:
+            self._history(token, record.mlflow_id)
+            record.ended = False
+        _save(self.folder, self.uri, self.state)
+
+    def _upload(self, mlflow_id: str, name: str) -> None:
+        """A file of the run's folder; one that is gone, or lies elsewhere, is left out."""
+        path, folder = (self.folder / name).resolve(), self.folder.resolve()
+        if not path.is_relative_to(folder) or not path.is_file():
+            return
+        place = Path(name).parent.as_posix()
+        self.client.log_artifact(mlflow_id, str(path), None if place == "." else place)
+
+    def _history(self, token: str, mlflow_id: str) -> None:
+        """All points in one file, which readers take in place of a request for each metric."""
+        rows = [
+            (line.step, line.time_ms, line.metrics)
+            for path in files(self.folder)
+            if _owner(path) == token
+            for line, _ in read_lines(path)
+            if isinstance(line, Row)
+        ]
+        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+            path = Path(folder) / history.HISTORY
+            path.write_bytes(history.pack(history.from_rows(rows)))
+            self.client.log_artifact(mlflow_id, str(path))
+
+
+def _owner(path: Path) -> str:
+    """The record that a spool's file belongs to, by its first line."""
+    first = next(read_lines(path), None)
+    return first[0].record if first and isinstance(first[0], Begin | End) else ""
+
+
+def _plain(record: str) -> str:
+    """A record's name as it may stand in a filter."""
+    if not record.isalnum():
+        raise MlflowException(f"a spool names the record {record!r}, which no program of ours has written")
+    return record
+
+
+@contextlib.contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    try:
+        file = (folder / FOLDER / "shipping.lock").open("a")
+    except OSError:  # a disk that takes no file at all: better sent twice than not
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _store_key(uri: str) -> str:
+    """Names a store on file without the password that its URI may hold."""
+    return hashlib.sha256(uri.encode()).hexdigest()[:16]
+
+
+def _all_states(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / FOLDER / STATE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _load(folder: Path, uri: str) -> _State:
+    """As remembered; nothing is sent yet where that is not what we wrote."""
+    try:
+        values = _all_states(folder).get(_store_key(uri), {})
+        records = {
+            str(token): _Record(
+                str(one["mlflow_id"]),
+                [str(name) for name in one["pending"]],
+                bool(one["ended"]),
+                bool(one["deleted"]),
+            )
+            for token, one in values["records"].items()
+        }
+        return _State({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return _State()
+
+
+def _save(folder: Path, uri: str, state: _State) -> None:
+    """Remember it. On a full disk it is sent again instead."""
+    values = {
+        "offsets": state.offsets,
+        "records": {token: vars(record) for token, record in state.records.items()},
+    }
+    own = folder / FOLDER / f"{STATE}.{secrets.token_hex(4)}"
+    try:
+        own.write_text(json.dumps({**_all_states(folder), _store_key(uri): values}), encoding="utf-8")
+        own.replace(folder / FOLDER / STATE)
+    except OSError:
+        with contextlib.suppress(OSError):
+            own.unlink()

@@ -1,0 +1,41 @@
+"""Sending what runs have on file and the tracking store has not: after a crash, or from machines that do not see it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+from cppo_lab.tracking.client import STORE_FAULTS, open_client
+from cppo_lab.tracking.shipping import ship, unsent
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a sending came to: runs that had something to send, and points of theirs."""
+
+    runs: int = 0
+    points: int = 0
+
+
+def send(
+    folders: Iterable[Path], uri: str, report: Callable[[int, int], None] = lambda done, of: None
+) -> Sent:
+    """Send what is left in the folders of runs; a run that trains at the moment may be among them.
+
+    `report` is told after each run how many of how many are through. Raises UserError if the store fails.
+    """
+    waiting = [folder for folder in folders if unsent(folder, uri)]
+    if not waiting:
+        return Sent()
+    client, points = open_client(uri), 0
+    for number, folder in enumerate(waiting, start=1):
+        try:
+            points += ship(folder, uri, client)
+        except STORE_FAULTS as error:
+            line = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"run {folder.name} could not be sent to the tracking store ({line}): nothing is lost, `cppo sync` "
+                "sends the rest once the store takes it"
+            ) from None
+        report(number, len(waiting))
+    return Sent(len(waiting), points)
