@@ -13,18 +13,23 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.tracking.client import newest_runs
+from cppo_lab.tracking.client import alone, newest_runs
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of, with_verdict
 
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
 
 
-def ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
+def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str) -> str:
     """The MLflow id of a sweep's parent, made if it is not there.
 
     Launchers that do so at the same time come to the same one: the oldest stays, and takes the others' runs.
     """
+    with alone(uri):
+        return _ensure_parent(client, experiment_id, sweep)
+
+
+def _ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
     found = _parents(client, experiment_id, sweep)
     if not found:
         tags = {schema.TAG_SWEEP_PARENT: sweep}
@@ -64,17 +69,18 @@ def living(client: MlflowClient, parents: Iterable[str]) -> set[str]:
 
 
 def update_parent(
-    client: MlflowClient, experiment: str, parent: str, sweep: SweepText, planned: Sequence[NotedRun]
+    client: MlflowClient, parent: str, sweep: SweepText, planned: Sequence[NotedRun] = ()
 ) -> None:
     """Write the description of a sweep's parent from the runs of the store and from those that are `planned`.
 
     The state of a planned run is the planner's word; other runs of the sweep, of earlier launches, are as the store
     has them. The verdict stays.
     """
-    experiment_id = client.get_run(parent).info.experiment_id
-    runs = noted_runs(client, experiment, sweep.name, planned)
-    old = client.get_run(parent).data.tags.get(schema.TAG_NOTE, "")
-    note = sweep_note(sweep, runs, experiment_id, verdict_of(old))
+    run = client.get_run(parent)
+    experiment = client.get_experiment(run.info.experiment_id)
+    runs = noted_runs(client, experiment.name, sweep.name, planned)
+    old = run.data.tags.get(schema.TAG_NOTE, "")
+    note = sweep_note(sweep, runs, experiment.experiment_id, verdict_of(old))
     if note != old:
         client.set_tag(parent, schema.TAG_NOTE, note)
 

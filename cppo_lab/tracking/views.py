@@ -48,7 +48,7 @@ def sweep_key(sweep: str) -> str:
     return _SWEEP + sweep
 
 
-def save_views(client: MlflowClient, experiment_id: str, core: str) -> dict[str, str]:
+def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
     """Write the views of an experiment that are not there yet or are out of date: all its runs, and each sweep.
 
     Returns the name of each view by its key. A user's own views stay as they are.
