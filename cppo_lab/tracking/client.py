@@ -20,6 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
+from cppo_lab.tracking.views import page
 
 PAGE = 1000  # runs per request
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
@@ -199,14 +200,13 @@ def _integer(text: str | None) -> int | None:
 
 
 def where_to_look(uri: str, experiment: str) -> str:
-    """How to open the runs of `experiment` in MLflow's page: its address, and before it the server's command."""
-    found = open_client(uri).get_experiment_by_name(experiment)
-    # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
-    page = f"/#/experiments/{found.experiment_id if found else 0}/runs?workflowType=machine_learning"
+    """How to open the runs of `experiment` in MLflow's page: its address, or the command that serves it."""
     if uri.startswith("http"):
-        return uri.rstrip("/") + page
-    server = f"mlflow server --backend-store-uri {shlex.quote(uri)} --host 127.0.0.1 --port 5000"
-    return f"{server}\n  and open http://127.0.0.1:5000{page}"
+        found = open_client(uri).get_experiment_by_name(experiment)
+        return store.redacted(uri).rstrip("/") + (page(found) if found else "")
+    if uri == store.tracking_uri():
+        return "cppo ui"
+    return f"MLFLOW_TRACKING_URI={shlex.quote(store.redacted(uri))} cppo ui"
 
 
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:

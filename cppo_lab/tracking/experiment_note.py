@@ -1,10 +1,12 @@
-"""The description of the experiments `cppo-mini` and `cppo-verl`, as Markdown: what is in them, how to find one's way."""
+"""The description of the experiments `cppo-mini` and `cppo-verl`, as Markdown: what is in them, and how to compare."""
 
 from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.tracking.markdown import code, table
 
+# MLflow's own: which of its pages an experiment opens on.
+_KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 # Whoever edits the description takes this line out, and it is theirs.
 MARK = "*Written by `cppo launch`, and anew when its text changes, unless you take this line out.*"
 
@@ -20,8 +22,8 @@ _COMPARE = """\
 is that of the run `sweep NAME`.
 - *Two methods*: filter (as below), tick the runs, *Compare*. Every metric is logged by training step, under the same \
 name in every core.
-- *Beside the paper*: tick this experiment and `paper` in the list of experiments, *Compare*: the curves of both are in \
-one chart (`cppo reference import` brings the paper's)."""
+- *Beside the paper*: tick this experiment and `paper` in the list of experiments, *Compare*: the curves of both are \
+in one chart (`cppo reference import` brings the paper's)."""
 _TAGS = {
     schema.TAG_RUN_ID: "hash of the resolved configuration, seed included; `cppo show` takes it",
     schema.TAG_SWEEP_PREFIX + "NAME": "the run belongs to sweep NAME, as this variant of it",
@@ -69,7 +71,9 @@ def experiment_note(core: str) -> str:
 
 def describe_experiment(client: MlflowClient, experiment_id: str, core: str) -> None:
     """Give an experiment its description, unless a user has given it one."""
-    note = experiment_note(core)
-    old = client.get_experiment(experiment_id).tags.get(schema.TAG_NOTE, "")
+    note, tags = experiment_note(core), client.get_experiment(experiment_id).tags
+    if _KIND not in tags:
+        client.set_experiment_tag(experiment_id, _KIND, _TRAINING)
+    old = tags.get(schema.TAG_NOTE, "")
     if old != note and (not old or MARK in old):
         client.set_experiment_tag(experiment_id, schema.TAG_NOTE, note)

@@ -8,7 +8,9 @@ from cppo_lab import schema
 from cppo_lab.tracking.markdown import code, escaped, link, table
 
 MOST = 7500  # characters: MLflow keeps 8,000 of a run's tag
-_VERDICT = "\n## Verdict\n"  # the last section of a note; what follows it stays when the note is written anew
+_VERDICT = (
+    "\n### Verdict\n"  # the last section of a note; what follows it stays when the note is written anew
+)
 _MOST_VERDICT = 2000
 _MOST_SETTINGS = 8  # constants of one variant
 _OF_MANY = ("seed", "core")  # keys that vary within a variant
@@ -45,13 +47,15 @@ class NotedRun:
 
 def sweep_note(sweep: SweepText, runs: Sequence[NotedRun], experiment: str, verdict: str = "") -> str:
     """The whole description; `experiment` is the MLflow id of the runs' experiment, `verdict` is Markdown."""
-    head = [f"# {escaped(sweep.title)}", f"**{escaped(sweep.question)}**"]
+    head = [f"## {escaped(sweep.title)}"]
+    if sweep.question:
+        head.append(f"**{escaped(sweep.question)}**")
     if sweep.feeds:
         head.append(f"Of the paper: {escaped(', '.join(sweep.feeds))}.")
-    head += [_facts(sweep, runs), "## Variants", _variants(runs)]
+    head += [_facts(sweep, runs), "### Variants", _variants(runs)]
     end = f"{_VERDICT}\n{verdict.strip()[:_MOST_VERDICT]}\n" if verdict.strip() else ""
     room = MOST - sum(len(part) + 2 for part in head) - len(end)
-    return "\n\n".join([*head, "## Runs", _grid(runs, experiment, room)]) + "\n" + end
+    return "\n\n".join([*head, "### Runs", _grid(runs, experiment, room)]) + "\n" + end
 
 
 def verdict_of(note: str) -> str:
@@ -135,4 +139,5 @@ def _cell(run: NotedRun, experiment: str) -> str:
     state = "" if run.state == schema.DONE and run.score is not None else run.state
     score = "" if run.score is None else f"{100 * run.score:.1f} %"
     text = " ".join(part for part in (score, state) if part)
-    return link(text, f"#/experiments/{experiment}/runs/{run.mlflow_id}") if run.mlflow_id else escaped(text)
+    address = f"#/experiments/{experiment}/runs/{run.mlflow_id}?workflowType=machine_learning"
+    return link(text, address) if run.mlflow_id else escaped(text)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Experiment, Run
 
 from cppo_lab import schema
 
@@ -23,6 +23,7 @@ TAG_PREFIX = "mlflow.sharedViewState."
 OVERVIEW = "cppo-runs"  # the key of the view of all training runs
 _SWEEP = "cppo-sweep-"  # + sweep name
 _MOST_BYTES = 5000  # of an experiment's tag, in every MLflow from 3.1 on
+_NEWEST = 500  # runs by which the views go
 _BENCHMARKS = 6  # charts of single benchmarks
 _RUN_COLUMNS = (schema.TAG_STATUS, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_SEED, schema.TAG_STEP)
 # Sections and their charts, in the order of the page; the validation's come before them.
@@ -34,13 +35,25 @@ _SECTIONS = {
 }
 
 
-def page(experiment_id: str, key: str = "") -> str:
-    """The address of an experiment's runs behind that of the server; with `key`, in this saved view."""
+def page(experiment: Experiment, key: str = OVERVIEW) -> str:
+    """The address of an experiment's runs behind that of the server: in the saved view `key` if it has that one."""
     # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
     query = {"workflowType": "machine_learning"}
-    if key:
+    if TAG_PREFIX + key in experiment.tags:
         query |= {"compareRunsMode": "CHART", "viewStateShareKey": key}
-    return f"/#/experiments/{experiment_id}/runs?{urlencode(query)}"
+    return f"/#/experiments/{experiment.experiment_id}/runs?{urlencode(query)}"
+
+
+def comparison(experiments: Sequence[Experiment]) -> str:
+    """The address behind that of the server of several experiments' runs in the same charts."""
+    ids = json.dumps([experiment.experiment_id for experiment in experiments])
+    query = {
+        "experiments": ids,
+        "workflowType": "machine_learning",
+        "compareRunsMode": "CHART",
+        "searchFilter": f"tags.`{schema.TAG_RUN_ID}` LIKE '%'",
+    }
+    return f"/#/compare-experiments/s?{urlencode(query)}"
 
 
 def sweep_key(sweep: str) -> str:
@@ -51,18 +64,19 @@ def sweep_key(sweep: str) -> str:
 def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
     """Write the views of an experiment that are not there yet or are out of date: all its runs, and each sweep.
 
-    Returns the name of each view by its key. A user's own views stay as they are.
+    Returns the key of each view by its name. A user's own views stay as they are.
     """
-    runs = client.search_runs([experiment_id], order_by=["attributes.start_time DESC"], max_results=200)
+    runs = client.search_runs([experiment_id], order_by=["attributes.start_time DESC"], max_results=_NEWEST)
     metrics = _validation_metrics(runs)
     has = client.get_experiment(experiment_id).tags
-    names = {OVERVIEW: "Training runs"} | {sweep_key(sweep): f"Sweep {sweep}" for sweep in _sweeps(runs)}
-    for key, name in names.items():
-        sweep = name.removeprefix("Sweep ") if key != OVERVIEW else None
-        state = _state(key, metrics, sweep)
+    sweeps: dict[str, str | None] = {"Training runs": None}
+    sweeps |= {f"Sweep {sweep}": sweep for sweep in _sweeps(runs)}
+    keys = {name: OVERVIEW if sweep is None else sweep_key(sweep) for name, sweep in sweeps.items()}
+    for name, key in keys.items():
+        state = _state(key, metrics, sweeps[name])
         if _saved_state(has.get(TAG_PREFIX + key, "")) != state:
             client.set_experiment_tag(experiment_id, TAG_PREFIX + key, _envelope(name, state))
-    return names
+    return keys
 
 
 def _sweeps(runs: Iterable[Run]) -> list[str]:
@@ -85,7 +99,7 @@ def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, 
     condition = f"tags.`{schema.TAG_RUN_ID if sweep is None else schema.sweep_tag(sweep)}` LIKE '%'"
     means = [name for name in validation if f"/{schema.MEAN}/" in name]
     single = [name for name in validation if name not in means]
-    sections = {"Validation": tuple([*means, *single[:_BENCHMARKS]]), **_SECTIONS}
+    sections = {"Validation": (*means, *single[:_BENCHMARKS]), **_SECTIONS}
     tags = [*_RUN_COLUMNS, *([schema.sweep_tag(sweep)] if sweep is not None else [])]
     columns = ["attributes.`Created`", "attributes.`Duration`", *(f"tags.`{tag}`" for tag in tags)]
     columns += [f"metrics.`{name}`" for name in (*means, "train/reward")]
