@@ -20,6 +20,8 @@ _WHAT = {
 _COMPARE = """\
 - *One sweep*: the menu of views at the top right has one for each sweep, with its columns and charts; its description \
 is that of the run `sweep NAME`.
+- *All curves at once*: the view `Training runs`. Sorted by *Created*, MLflow folds runs under their sweep; sorted by \
+anything else, it lists them.
 - *Two methods*: filter (as below), tick the runs, *Compare*. Every metric is logged by training step, under the same \
 name in every core.
 - *Beside the paper*: tick this experiment and `paper` in the list of experiments, *Compare*: the curves of both are \
@@ -52,14 +54,14 @@ def experiment_note(core: str) -> str:
     for metric in schema.METRICS:
         groups.setdefault(metric.name.partition("/")[0], []).append(code(metric.name.partition("/")[2]))
     parts = [
-        f"# CPPO Lab, core `{core}`",
+        f"## CPPO Lab, core `{core}`",
         _WHAT[core],
-        "## How to compare",
+        "### How to compare",
         _COMPARE,
-        "## Tags",
+        "### Tags",
         "Filter by them: ``tags.`cppo.rule` = 'cppo' AND tags.`cppo.seed` = '0'``.",
         table(("tag", "meaning"), [(code(tag), meaning) for tag, meaning in _TAGS.items()]),
-        "## Metrics",
+        "### Metrics",
         table(
             ("group", "what", "names"),
             [(code(group), _GROUPS.get(group, ""), ", ".join(names)) for group, names in groups.items()],

@@ -52,6 +52,8 @@ def comparison(experiments: Sequence[Experiment]) -> str:
         "workflowType": "machine_learning",
         "compareRunsMode": "CHART",
         "searchFilter": f"tags.`{schema.TAG_RUN_ID}` LIKE '%'",
+        "orderByKey": f"metrics.`{schema.validation_metric(schema.MEAN)}`",
+        "orderByAsc": "false",
     }
     return f"/#/compare-experiments/s?{urlencode(query)}"
 
@@ -105,7 +107,8 @@ def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, 
     columns += [f"metrics.`{name}`" for name in (*means, "train/reward")]
     return {
         "searchFilter": condition,
-        "orderByKey": "attributes.start_time",
+        # Best first. Sorted by time, the page would fold the runs under their parents, and draw no curve of them.
+        "orderByKey": f"metrics.`{means[0] if means else validation[0]}`",
         "orderByAsc": False,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
@@ -129,14 +132,13 @@ def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, 
 
 def _line_chart(uuid: str, section: str, metric: str) -> dict[str, Any]:
     """A chart of one metric by training step, with every key that the page's own charts have."""
-    parsed = schema.parse_validation_metric(metric)
     return {
         "uuid": uuid,
         "type": "LINE",
         "metricSectionId": section,
         "deleted": False,
         "isGenerated": False,
-        "displayName": f"{parsed[0]}, Avg@{parsed[1]}" if parsed else metric,
+        "displayName": metric,
         "runsCountToCompare": 20,
         "metricKey": metric,
         "lineSmoothness": 0,
