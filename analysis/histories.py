@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from cppo_lab import store
 from cppo_lab.analysis.history_cache import HistoryCache
+from cppo_lab.analysis.listing import no_collection
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
 from cppo_lab.history import HISTORY, LARGEST, History, from_columns, pack, unpack
@@ -182,10 +183,9 @@ def _unclipped(value: float) -> float:
 
 def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     """One metric from the store, which orders by time: of a step that was logged twice the last value counts."""
-    by_step = {
-        point.step: (_unclipped(point.value), point.timestamp)
-        for point in client.get_metric_history(mlflow_id, metric)
-    }
+    with no_collection():
+        points = client.get_metric_history(mlflow_id, metric)
+    by_step = {point.step: (_unclipped(point.value), point.timestamp) for point in points}
     return (
         np.fromiter(by_step, np.int64, len(by_step)),
         np.array([value for value, _ in by_step.values()], dtype=np.float64),

@@ -42,7 +42,7 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
     condition = f"tags.`{tag}` LIKE '%'" if named else ""
     token = None
     while True:
-        with _no_collection():
+        with no_collection():
             page = client.search_runs(
                 [experiment_id],
                 filter_string=condition,
@@ -58,7 +58,7 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Leave garbage alone meanwhile: to collect among a page's many objects takes most of the time of reading it."""
     was = gc.isenabled()
     gc.disable()
