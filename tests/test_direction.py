@@ -71,6 +71,8 @@ HOMES = {
     "transfer_queue": ["cppo_lab/cores/verl/"],
     "pandas": ["analysis/", "reports/"],
     "pyarrow": ["cppo_lab/data/"],
+    "psutil": ["cppo_lab/tracking/system.py", "cppo_lab/cores/verl/"],
+    "pynvml": ["cppo_lab/tracking/nvidia.py"],
     "math_verify": ["cppo_lab/data/grader_child.py"],
     "huggingface_hub": ["cppo_lab/data/sources.py"],
 }
