@@ -65,6 +65,7 @@ def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
     children = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
     assert [one.data.tags[schema.TAG_PARENT] for one in children] == [parent.info.run_id] * 2
+    assert {one.data.tags[schema.TAG_COLOUR] for one in children} == {"#0052D9"}
     note = parent.data.tags[schema.TAG_NOTE]
     assert note.startswith("## Quickstart\n")
     assert "runs: 2 (2 done)" in note
