@@ -112,7 +112,7 @@ def _variants(runs: Sequence[NotedRun]) -> list[tuple[str, ...]]:
     """Each variant with its rule and with what it has otherwise than the others."""
     first = {run.variant: run for run in reversed(runs)}
     differing = _differing(list(first.values()))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for variant in dict.fromkeys(run.variant for run in runs):
         run = first[variant]
         settings = [f"{code(f'{key}={run.params[key]}')}" for key in differing if key in run.params]
