@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import history, schema
@@ -203,6 +203,7 @@ class _Shipment:
         mlflow_id = self.record.mlflow_id
         self.record.ended = False
         run = self.client.get_run(mlflow_id)
+        self._remove_others(run)
         self._call(self.client.update_run, mlflow_id, status="RUNNING")
         for key in sorted({schema.TAG_REASON, schema.TAG_STEP} & run.data.tags.keys()):
             self._call(self.client.delete_tag, mlflow_id, key)
@@ -222,17 +223,33 @@ class _Shipment:
         experiment = self.client.get_experiment_by_name(line.experiment)
         if experiment is None:
             return False
-        found = self.client.search_runs(
-            [experiment.experiment_id],
-            filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(line.record)}'",
-            run_view_type=ViewType.ALL,
-            order_by=["attributes.start_time ASC"],
-        )
+        found = self._of_record(experiment.experiment_id)
         active = [run for run in found if run.info.lifecycle_stage == "active"]
         if active:
             self.record.mlflow_id = active[0].info.run_id
         self.record.deleted = bool(found) and not active and not self._goes_on(line.record)
         return bool(active) or self.record.deleted
+
+    def _of_record(self, experiment_id: str) -> list[Run]:
+        """The MLflow runs of the record whose lines are read: more than one if a request was sent again."""
+        return list(
+            self.client.search_runs(
+                [experiment_id],
+                filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(self.token)}'",
+                run_view_type=ViewType.ALL,
+                order_by=["attributes.start_time ASC"],
+            )
+        )
+
+    def _remove_others(self, ours: Run) -> None:
+        """Delete runs of the record beside `ours`.
+
+        A request whose answer is lost is sent again, by MLflow's client too; a server that hung may carry it out late.
+        """
+        for run in self._of_record(ours.info.experiment_id):
+            if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
+                self._call(self.client.set_terminated, run.info.run_id, "KILLED")
+                self._call(self.client.delete_run, run.info.run_id)
 
     def _create(self, line: Begin) -> None:
         experiment = ensure_experiment(self.client, self.uri, line.experiment)
@@ -248,6 +265,7 @@ class _Shipment:
             tags[schema.TAG_REASON] = line.reason[:500]
         if line.step is not None and line.status not in schema.FINISHED:
             tags[schema.TAG_STEP] = str(line.step)
+        self._remove_others(self.client.get_run(self.record.mlflow_id))
         self._tags(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self._call(self.client.set_terminated, self.record.mlflow_id, status, line.time_ms)
