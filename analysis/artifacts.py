@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
-from cppo_lab.analysis.reader import unreadable
+from cppo_lab.analysis.listing import unreadable
 from cppo_lab.errors import UserError
 
 FOLDER = "diagnostics"

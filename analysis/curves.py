@@ -37,10 +37,13 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
 
     Where benchmarks were evaluated with several numbers of samples (Avg@1 and Avg@16), the largest counts.
     """
-    parsed = metrics["metric"].map(schema.parse_validation_metric)
-    rows = metrics[parsed.notna()]
-    names = pd.DataFrame(list(parsed.dropna()), columns=["benchmark", "samples"], index=rows.index)
-    rows = rows.assign(benchmark=names["benchmark"], samples=names["samples"])
+    parsed = {name: schema.parse_validation_metric(name) for name in metrics["metric"].unique()}
+    known = {name: found for name, found in parsed.items() if found is not None}
+    rows = metrics[metrics["metric"].isin(known)].astype({"mlflow_id": object, "metric": object})
+    rows = rows.assign(
+        benchmark=[known[name][0] for name in rows["metric"]],
+        samples=[known[name][1] for name in rows["metric"]],
+    )
     samples = int(rows["samples"].max()) if len(rows) else 0
     rows = rows[rows["samples"] == samples]
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()

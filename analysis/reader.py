@@ -1,4 +1,4 @@
-"""MLflow -> tidy frames: the one place on the read side that talks to MLflow.
+"""MLflow -> tidy frames of sweeps: their runs here, what they logged by `histories`.
 
 `runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
@@ -8,15 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
-from mlflow.entities import Run, ViewType
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
+from cppo_lab.analysis.histories import read_points
+from cppo_lab.analysis.listing import all_runs, experiment_id, unreadable
 from cppo_lab.errors import UserError
 
-PAGE = 1000
 RUN_COLUMNS = (
     "mlflow_id",
     "run_id",
@@ -32,7 +33,6 @@ RUN_COLUMNS = (
     "start",
     "end",
 )
-METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 _FROM_MLFLOW = {
     "FINISHED": schema.DONE,
     "RUNNING": schema.RUNNING,
@@ -46,8 +46,9 @@ class SweepData:
     """The runs of one sweep and everything they logged (or the metrics asked for).
 
     `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
-    `metrics`: columns METRIC_COLUMNS, sorted, one value per (run, metric, step). `params`: MLflow run -> its
-    flattened configuration as logged (`rule.delta` -> "0.15"); empty where a run logged none.
+    `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
+    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
+    where a run logged none.
     """
 
     experiment: str
@@ -88,9 +89,9 @@ def read_runs(
     store.require_store(uri)
     try:
         client = MlflowClient(uri)
-        everything = _all_runs(client, _experiment_id(client, experiment, uri))
+        everything = all_runs(client, experiment_id(client, experiment, uri))
         found = [run for run in everything if run.data.tags.get(schema.TAG_RUN_ID) in run_ids]
-        return _sweep_data(client, experiment, "", found, metrics)
+        return _sweep_data(client, uri, experiment, "", found, metrics)
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
 
@@ -103,29 +104,16 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     store.require_store(uri)
     try:
         client = MlflowClient(uri)
-        everything = list(_all_runs(client, _experiment_id(client, experiment, uri)))
+        of_searches = list(all_runs(client, experiment_id(client, experiment, uri), schema.TAG_SEARCH))
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
-    whole = [
-        run
-        for run in everything
-        if schema.TAG_SEARCH in run.data.tags and schema.TAG_PARENT not in run.data.tags
-    ]
+    whole = [run for run in of_searches if schema.TAG_PARENT not in run.data.tags]
     whole.sort(key=lambda run: (run.info.start_time or 0, run.info.run_id), reverse=True)
     studies: dict[str, tuple[str, ...]] = {}
     for run in whole:
         name = run.data.tags[schema.TAG_SEARCH]
         studies[name] = (*studies.get(name, ()), run.info.run_id)
     return dict(sorted(studies.items()))
-
-
-def unreadable(uri: str, error: Exception) -> UserError:
-    """What to say when MLflow fails on the store at `uri`."""
-    reason = store.redacted(str(error).splitlines()[0])
-    return UserError(
-        f"tracking store {store.redacted(uri)} cannot be read ({reason}): check that it is an "
-        "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
-    )
 
 
 def _read(
@@ -136,18 +124,20 @@ def _read(
     metrics: Callable[[str], bool] | None,
     run_ids: Collection[str],
 ) -> SweepData:
-    everything = list(_all_runs(client, _experiment_id(client, experiment, uri)))
-    tag = schema.sweep_tag(sweep)
+    number, tag = experiment_id(client, experiment, uri), schema.sweep_tag(sweep)
     found = [
-        run for run in everything if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in run_ids
+        run
+        for run in all_runs(client, number, None if run_ids else tag)
+        if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in run_ids
     ]
     if not found:
-        raise UserError(_nothing_found(experiment, sweep, everything))
-    return _sweep_data(client, experiment, sweep, found, metrics)
+        raise UserError(_nothing_found(experiment, sweep, all_runs(client, number)))
+    return _sweep_data(client, uri, experiment, sweep, found, metrics)
 
 
 def _sweep_data(
     client: MlflowClient,
+    uri: str,
     experiment: str,
     sweep: str,
     found: list[Run],
@@ -157,24 +147,7 @@ def _sweep_data(
     runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
     runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
     params = {run.info.run_id: dict(run.data.params) for run in kept}
-    return SweepData(experiment, sweep, runs, _read_metrics(client, kept, metrics), params)
-
-
-def _experiment_id(client: MlflowClient, name: str, uri: str) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is not None and found.lifecycle_stage == "active":
-        return found.experiment_id
-    if found is not None:
-        raise UserError(
-            f"experiment {name!r} of {store.redacted(uri)} was deleted: bring it back with "
-            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
-        )
-    known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
-    remedy = "cppo reference import" if name == schema.experiment_name(schema.PAPER) else "cppo launch SWEEP"
-    raise UserError(
-        f"experiment {name!r} does not exist in {store.redacted(uri)}: it has {', '.join(known) or 'none'}; "
-        f"run `{remedy}` first, or set MLFLOW_TRACKING_URI to the store that holds it"
-    )
+    return SweepData(experiment, sweep, runs, read_points(client, uri, kept, metrics), params)
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
@@ -191,18 +164,6 @@ def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
         f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of "
         f"{', '.join(sweeps) or 'no sweep'}; run `{remedy}` first"
     )
-
-
-def _all_runs(client: MlflowClient, experiment_id: str) -> Iterable[Run]:
-    token = None
-    while True:
-        page = client.search_runs(
-            [experiment_id], run_view_type=ViewType.ACTIVE_ONLY, max_results=PAGE, page_token=token
-        )
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def _status(run: Run) -> str:
@@ -248,20 +209,3 @@ def _run_row(run: Run, sweep: str) -> tuple[object, ...]:
         pd.to_datetime(info.start_time, unit="ms", utc=True),
         pd.to_datetime(info.end_time, unit="ms", utc=True),
     )
-
-
-def _read_metrics(
-    client: MlflowClient, runs: list[Run], wanted: Callable[[str], bool] | None
-) -> pd.DataFrame:
-    """One value per (run, metric, step): a step logged twice (a resumed run) counts as logged last."""
-    rows: list[tuple[str, str, int, float]] = []
-    for run in runs:
-        for name in sorted(run.data.metrics):
-            if wanted is not None and not wanted(name):
-                continue
-            latest: dict[int, float] = {}
-            for point in client.get_metric_history(run.info.run_id, name):  # ordered by time
-                latest[point.step] = point.value
-            rows.extend((run.info.run_id, name, step, latest[step]) for step in sorted(latest))
-    frame = pd.DataFrame(rows, columns=list(METRIC_COLUMNS))
-    return frame.astype({"step": "int64", "value": "float64"})

@@ -98,13 +98,17 @@ def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
     """The same from each metric's steps, values and times, three sequences of one length."""
     names, steps, values, times = [], [], [], []
     for name in sorted(columns):
-        step, value, time_ms = columns[name]
-        unique, first = np.unique(np.asarray(step, dtype=np.int64), return_index=True)
-        if len(unique):
+        step = np.asarray(columns[name][0], dtype=np.int64)
+        value = np.asarray(columns[name][1], dtype=np.float64)
+        time_ms = np.asarray(columns[name][2], dtype=np.int64)
+        if np.any(step[1:] <= step[:-1]):
+            step, first = np.unique(step, return_index=True)
+            value, time_ms = value[first], time_ms[first]
+        if len(step):
             names.append(name)
-            steps.append(unique)
-            values.append(np.asarray(value, dtype=np.float64)[first])
-            times.append(np.asarray(time_ms, dtype=np.int64)[first])
+            steps.append(step)
+            values.append(value)
+            times.append(time_ms)
     return History(
         tuple(names),
         np.cumsum([len(step) for step in steps], dtype=np.int64),

@@ -124,7 +124,9 @@ TAG_FIGURE = "cppo.figure"  # the paper's tables and figures that it feeds: "Tab
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
-TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a trial belongs to its search, a training run to its trial
+TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run of no training stands for
+TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one
+TAG_NOTE = "mlflow.note.content"  # MLflow's own: the description of a run or experiment, in Markdown
 
 # Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.
 TAG_ENV_PREFIX = "cppo.env."

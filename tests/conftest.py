@@ -1,6 +1,7 @@
 """Shared fixtures: a run small enough for a unit test, and a clean place to run in."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is loaded: OpenMP threads that spin on each other's core make tests ten times slower.
@@ -31,6 +32,14 @@ TINY = [
 
 
 FINISHED = Outcome(schema.DONE, 4)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Histories are kept in a folder of the session's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cppo_lab.analysis.history_cache.FOLDER", tmp_path_factory.mktemp("histories"))
+        yield
 
 
 @pytest.fixture

@@ -49,7 +49,13 @@ HOMES = {
     "submitit": ["cppo_lab/launch/"],
     "optuna": ["cppo_lab/sweep/search/"],
     "matplotlib": ["reports/figures/"],
-    "mlflow": ["cppo_lab/tracking/", "analysis/reader.py", "analysis/artifacts.py"],
+    "mlflow": [
+        "cppo_lab/tracking/",
+        "analysis/reader.py",
+        "analysis/listing.py",
+        "analysis/histories.py",
+        "analysis/artifacts.py",
+    ],
     "torch": [
         "cppo_lab/maths/",
         "cppo_lab/cores/",
@@ -65,6 +71,8 @@ HOMES = {
     "transfer_queue": ["cppo_lab/cores/verl/"],
     "pandas": ["analysis/", "reports/"],
     "pyarrow": ["cppo_lab/data/"],
+    "psutil": ["cppo_lab/tracking/system.py", "cppo_lab/cores/verl/"],
+    "pynvml": ["cppo_lab/tracking/nvidia.py"],
     "math_verify": ["cppo_lab/data/grader_child.py"],
     "huggingface_hub": ["cppo_lab/data/sources.py"],
 }

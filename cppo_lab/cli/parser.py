@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import __version__
-from cppo_lab.cli import environment, reporting, searching, theory, training
+from cppo_lab.cli import environment, reporting, searching, theory, training, ui
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
 
@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_monitoring(commands)
     _add_searching(commands)
     _add_reporting(commands)
+    _add_ui(commands)
     _add_theory(commands)
     _add_data(commands)
     _add_doctor(commands)
@@ -141,6 +142,21 @@ def _add_theory(commands: Commands) -> None:
         "file", type=Path, metavar="FILE.npz", help="a file laid out as tests/oracles/vectors.npz"
     )
     vectors.set_defaults(command=theory.check_vectors)
+
+
+def _add_ui(commands: Commands) -> None:
+    page = commands.add_parser("ui", help="open the tracking store in MLflow's page, until Ctrl-C")
+    page.add_argument(
+        "--port", type=int, metavar="N", help="where to listen (default: a free one from 5000 on)"
+    )
+    page.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="on which address (default: 127.0.0.1, so that only this machine reaches it)",
+    )
+    page.add_argument("--open", action="store_true", help="open it in the browser too")
+    page.set_defaults(command=ui.ui)
 
 
 def _add_data(commands: Commands) -> None:

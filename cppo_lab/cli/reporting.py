@@ -120,9 +120,21 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab import store
+    from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.reference import import_reference
+    from cppo_lab.tracking.reference_parents import nest_reference
+    from cppo_lab.tracking.sweep_note import SweepText
 
     uri = store.tracking_uri()
     added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))
+    shipped = [load_sweep(name) for name in shipped_sweeps()]
+    nest_reference(
+        uri,
+        {
+            one.name: SweepText(one.name, one.title, one.question, one.feeds)
+            for one in shipped
+            if isinstance(one, Sweep)
+        },
+    )
     print(f"experiment `paper` in {store.redacted(uri)}: {added} runs added")
     return 0

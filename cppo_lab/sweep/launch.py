@@ -12,6 +12,7 @@ from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
 from cppo_lab.run import Attempt, Interrupted
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
 from cppo_lab.sweep.places import RUNS, require_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
@@ -48,9 +49,10 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     require_folder(runs)
     # The launcher makes the tables and the experiment: several runs doing so at once would collide.
     client = open_client(uri)
-    ensure_experiment(client, uri, schema.experiment_name(plan.core))
+    experiment_id = ensure_experiment(client, uri, schema.experiment_name(plan.core))
     look = look_repaired(run_ids, plan.core, uri, runs)
     _claim_done(plan, look, uri)
+    parents = ensure_parents(plan, uri, experiment_id, look)
     version = code_version()
     outdated = _made_by_other_code(look, version, replace)
     going = outdated if replace else {}
@@ -65,23 +67,32 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     _require_one_machine(todo, plan.launcher)
     progress = Progress(plan, states, len(todo))
     if not todo:
+        describe_sweeps(plan, uri, experiment_id, parents, states)
         return Launched(states, left=left)
     for run in todo:
         announce(runs / run.run_id, names(run.spec))
         forget_cancelled(runs / run.run_id)
-    work = _attempts(plan, todo, uri, version, going)
+    nesting = {run.run_id: parents.tags(run, look.past[run.run_id]) for run in todo}
+    work = _attempts(plan, todo, uri, version, going, nesting)
+    describe_sweeps(plan, uri, experiment_id, parents, states)  # before: it is there while they train
     try:
         with store.in_the_environment(uri):
             _train(plan, work, progress.see)
     finally:  # after an interrupt too: a run may have been ended before it could record its own end
         look = look_repaired(run_ids, plan.core, uri, runs)
+        describe_sweeps(plan, uri, experiment_id, parents, look.states(ignoring))
     there = {one.mlflow_id for past in look.past.values() for one in past}
     gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
     return Launched(look.states(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
 
 
 def _attempts(
-    plan: Plan, todo: Sequence[PlannedRun], uri: str, version: str, replaces: Mapping[str, tuple[str, ...]]
+    plan: Plan,
+    todo: Sequence[PlannedRun],
+    uri: str,
+    version: str,
+    replaces: Mapping[str, tuple[str, ...]],
+    nesting: Mapping[str, Mapping[str, str]],
 ) -> list[Attempt]:
     return [
         Attempt(
@@ -91,7 +102,7 @@ def _attempts(
             resources=run.resources,
             runs=RUNS.resolve(),
             uri=uri,
-            tags=sweep_tags(plan, run) | {schema.TAG_CODE_VERSION: version},
+            tags={**sweep_tags(plan, run), **nesting[run.run_id], schema.TAG_CODE_VERSION: version},
             threads=plan.launcher.threads,
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             replaces=replaces.get(run.run_id, ()),

@@ -21,6 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
+from cppo_lab.tracking.views import page
 
 PAGE = 1000  # runs per request
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
@@ -47,6 +48,7 @@ class Attempt:
     step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
     t_stop: int | None = None
     replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
+    parent: str = ""  # MLflow id of the sweep or trial that it is nested under
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -205,6 +207,7 @@ def _attempt(run: Run) -> Attempt:
         step=_integer(tags.get(schema.TAG_STEP)),
         t_stop=_integer(tags.get(schema.TAG_T_STOP)),
         replaces=frozenset(tags.get(schema.TAG_REPLACES, "").split()),
+        parent=tags.get(schema.TAG_PARENT, ""),
     )
 
 
@@ -213,16 +216,13 @@ def _integer(text: str | None) -> int | None:
 
 
 def where_to_look(uri: str, experiment: str) -> str:
-    """How to open the runs of `experiment` in MLflow's page: its address, and before it the server's command."""
-    found = open_client(uri).get_experiment_by_name(experiment)
-    # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
-    page = f"/#/experiments/{found.experiment_id if found else 0}/runs?workflowType=machine_learning"
+    """How to open the runs of `experiment` in MLflow's page: its address, or the command that serves it."""
     if uri.startswith("http"):
-        return store.redacted(uri).rstrip("/") + page
-    server = (
-        f"mlflow server --backend-store-uri {shlex.quote(store.redacted(uri))} --host 127.0.0.1 --port 5000"
-    )
-    return f"{server}\n  and open http://127.0.0.1:5000{page}"
+        found = open_client(uri).get_experiment_by_name(experiment)
+        return store.redacted(uri).rstrip("/") + (page(found) if found else "")
+    if uri == store.tracking_uri():
+        return "cppo ui"
+    return f"MLFLOW_TRACKING_URI={shlex.quote(store.redacted(uri))} cppo ui"
 
 
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:

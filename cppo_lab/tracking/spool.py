@@ -77,7 +77,6 @@ class Spool:
 
     def __post_init__(self) -> None:
         """Raises FileExistsError if there is such a file, OSError if none can be made."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     def add(self, line: Line) -> None:
@@ -127,6 +126,7 @@ def new_record() -> str:
 
 def open_spool(folder: Path) -> Spool:
     """A new file behind those that the run's folder has."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     taken = [int(path.stem) for path in files(folder)]
     while True:
         number = max(taken, default=0) + 1

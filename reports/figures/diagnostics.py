@@ -68,7 +68,7 @@ class DiagnosticsInfo:
 def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
     """The diagnostics that any of the board's runs logged; None if none did."""
     logged = board.data.metrics
-    names = frozenset(logged["metric"])
+    names = frozenset(logged["metric"].unique())
     metrics = tuple(name for name in LABELS if name in names)
     if not metrics:
         return None
@@ -106,7 +106,7 @@ def trace_of(
     last = max(0, steps // width - 1)
     binned = (
         rows.assign(bin=(rows["step"] // width).clip(upper=last))
-        .groupby(["bin", "mlflow_id"])[["step", "value"]]
+        .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
         .mean()
     )
     over_runs = binned.groupby(level="bin")

@@ -7,7 +7,9 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.reader import METRIC_COLUMNS, RUN_COLUMNS, SweepData
+from cppo_lab.analysis.points import points_frame
+from cppo_lab.analysis.reader import RUN_COLUMNS, SweepData
+from cppo_lab.history import from_columns
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,12 @@ def make_data(runs: Sequence[MadeRun], sweep: str = "demo", experiment: str = "c
         curves = {schema.validation_metric(name): curve for name, curve in run.scores.items()} | dict(
             run.logged
         )
-        points += [
-            (mlflow_id, name, step, value) for name, curve in curves.items() for step, value in curve.items()
-        ]
+        columns = {
+            name: (list(curve), list(curve.values()), [0] * len(curve)) for name, curve in curves.items()
+        }
+        points.append((mlflow_id, from_columns(columns)))
     frame = pd.DataFrame(rows, columns=list(RUN_COLUMNS)).astype({"seed": "Int64", "t_stop": "Int64"})
-    metrics = pd.DataFrame(points, columns=list(METRIC_COLUMNS)).astype({"step": "int64", "value": "float64"})
-    return SweepData(experiment, sweep, frame, metrics)
+    return SweepData(experiment, sweep, frame, points_frame(points))
 
 
 def expect(runs: Sequence[MadeRun]) -> tuple[ExpectedRun, ...]:

@@ -9,7 +9,8 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.intervals import Interval, baseline_of, intervals, t_quantile
-from cppo_lab.analysis.reader import METRIC_COLUMNS, RUN_COLUMNS, SweepData
+from cppo_lab.analysis.points import METRIC_COLUMNS
+from cppo_lab.analysis.reader import RUN_COLUMNS, SweepData
 from cppo_lab.analysis.scoring import score_sweep
 
 

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
-from cppo_lab.analysis.reader import METRIC_COLUMNS, RUN_COLUMNS, read_sweep
+from cppo_lab.analysis.points import METRIC_COLUMNS
+from cppo_lab.analysis.reader import RUN_COLUMNS, read_sweep
 from cppo_lab.errors import UserError
 
 EXPERIMENT = "cppo-mini"

@@ -1,0 +1,209 @@
+"""The metric histories of many runs at once, as one tidy frame.
+
+A run that has ended left its whole history in the artifact `history.npz`: one file instead of a request for each
+metric. What it says counts as far as the last point of a metric is the one that the store has. For everything else,
+and for runs that go on, the store is asked metric by metric. Answers that did not come from a file of this machine
+are kept in a cache under the run's version: its state and its last points.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pandas as pd
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.tracking import MlflowClient
+from numpy.typing import NDArray
+
+from cppo_lab import store
+from cppo_lab.analysis.history_cache import HistoryCache
+from cppo_lab.analysis.listing import no_collection
+from cppo_lab.analysis.points import points_frame
+from cppo_lab.errors import UserError
+from cppo_lab.history import HISTORY, LARGEST, History, from_columns, pack, unpack
+
+ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})  # MLflow's statuses
+REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
+# Artifacts are fetched where the tracking server hands them out. Other places have clients and errors of their own.
+_SERVED = frozenset({"mlflow-artifacts", "http", "https"})
+_LARGEST_FLOAT = sys.float_info.max  # MLflow's databases hold it for infinity
+
+_log = logging.getLogger(__name__)
+
+Wanted = Callable[[str], bool]
+Column = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # steps, values, times
+Columns = dict[str, Column]  # by metric
+
+
+def read_points(client: MlflowClient, uri: str, runs: Sequence[Run], wanted: Wanted | None) -> pd.DataFrame:
+    """All points of the metrics whose names are `wanted` (None: of all), one for each (run, metric, step).
+
+    A frame as `points_frame` makes it, in the order of `runs`. What is not wanted is in memory for one run at a time.
+
+    Raises what MLflow raises if the store fails; an artifact that is missing or broken is no error.
+    """
+    source = _Source(client, uri, wanted)
+    if urlsplit(uri).scheme in ("http", "https"):
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            frame = points_frame(
+                (run.info.run_id, part) for run, part in zip(runs, pool.map(source.read, runs), strict=True)
+            )
+    else:
+        frame = points_frame((run.info.run_id, source.read(run)) for run in runs)
+    source.finish()
+    return frame
+
+
+class _Source:
+    """Where the history of a run of one store comes from. `read` may be called by several threads at once."""
+
+    def __init__(self, client: MlflowClient, uri: str, wanted: Wanted | None) -> None:
+        self._client, self._uri = client, uri
+        self._wanted = wanted if wanted is not None else lambda _: True
+        self._cache = HistoryCache(uri)
+        self._broken: list[str] = []
+        self._written = False
+
+    def read(self, run: Run) -> History:
+        """The wanted metrics of one run."""
+        latest = _latest(run)
+        names = [name for name in sorted(latest) if self._wanted(name)]
+        found: Columns = {}
+        ended = run.info.status in ENDED
+        local = local_file(run.info.artifact_uri)
+        if ended and local is not None and names:
+            found, _ = self._agreed(lambda: _read_local(local), run, latest)
+        if any(name not in found for name in names):
+            found |= self._kept_or_asked(run, latest, [name for name in names if name not in found])
+        return from_columns({name: found[name] for name in names if name in found})
+
+    def _kept_or_asked(
+        self, run: Run, latest: Mapping[str, tuple[int, float]], names: Sequence[str]
+    ) -> Columns:
+        """The metrics `names`, and others that came with them."""
+        mlflow_id, version = run.info.run_id, _version(run)
+        kept = self._cache.get(mlflow_id, version)
+        found = _by_metric(kept) if kept is not None else {}
+        if all(name in found for name in names):
+            return found
+        packed = None
+        if run.info.status in ENDED and urlsplit(run.info.artifact_uri).scheme in _SERVED:
+            fetched, packed = self._agreed(lambda: self._fetch(run), run, latest)
+            found |= fetched
+        missing = [name for name in names if name not in found]
+        found |= {name: _asked(self._client, mlflow_id, name) for name in missing}
+        if missing or kept is not None or packed is None:
+            packed = pack(from_columns(found))
+        self._cache.put(mlflow_id, version, packed)
+        self._written = True
+        return found
+
+    def _agreed(
+        self, load: Callable[[], bytes | None], run: Run, latest: Mapping[str, tuple[int, float]]
+    ) -> tuple[Columns, bytes | None]:
+        """The metrics in the run's artifact that end where the store says they do; the artifact if all of them do."""
+        try:
+            data = load()
+            if data is None:
+                return {}, None
+            columns = _by_metric(unpack(data, f"{HISTORY} of MLflow run {run.info.run_id}"))
+        except UserError as error:
+            self._broken.append(str(error))
+            return {}, None
+        except (MlflowException, OSError) as error:  # OSError: also the HTTP client's
+            reason = store.redacted(str(error).partition("\n")[0])
+            self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({reason})")
+            return {}, None
+        agreed = {name: column for name, column in columns.items() if _ends_at(column, latest.get(name))}
+        return agreed, data if len(agreed) == len(columns) else None
+
+    def _fetch(self, run: Run) -> bytes | None:
+        """The artifact from the server; None if the run has none."""
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for each run
+        repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri)
+        # Asked of the server first, so that a file that is far too large is not brought here at all.
+        entry = next((one for one in repository.list_artifacts() if one.path == HISTORY), None)
+        if entry is None or entry.is_dir or (entry.file_size or 0) > LARGEST:
+            return None
+        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+            return _read_local(Path(repository.download_artifacts(HISTORY, folder)))
+
+    def finish(self) -> None:
+        """Bound the cache if it has grown, and say what could not be used: nothing is lost, but it takes longer."""
+        if self._written:
+            self._cache.prune()
+        if self._broken:
+            runs = "run" if len(self._broken) == 1 else "runs"
+            _log.warning(
+                "asked the store point by point for %d %s: %s", len(self._broken), runs, min(self._broken)
+            )
+
+
+def _latest(run: Run) -> dict[str, tuple[int, float]]:
+    """Step and value of the last point of each metric, as the store has them."""
+    return {point.key: (point.step, _unclipped(point.value)) for point in run.data.to_proto().metrics}
+
+
+def _version(run: Run) -> str:
+    """Changes with the run's state and with every point that is the last of its metric."""
+    points = sorted(
+        (point.key, point.step, point.timestamp, repr(point.value)) for point in run.data.to_proto().metrics
+    )
+    content = repr((run.info.run_id, run.info.status, run.info.end_time, points))
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _by_metric(history: History) -> Columns:
+    return {
+        name: (history.step[place], history.value[place], history.time_ms[place])
+        for name, place in history.points()
+    }
+
+
+def _ends_at(column: Column, last: tuple[int, float] | None) -> bool:
+    if last is None:
+        return False
+    step, value = int(column[0][-1]), float(column[1][-1])
+    return step == last[0] and (value == last[1] or (math.isnan(value) and math.isnan(last[1])))
+
+
+def _unclipped(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) >= _LARGEST_FLOAT else value
+
+
+def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
+    """One metric from the store, which orders by time: of a step that was logged twice the last value counts."""
+    with no_collection():
+        points = client.get_metric_history(mlflow_id, metric)
+    by_step = {point.step: (_unclipped(point.value), point.timestamp) for point in points}
+    return (
+        np.fromiter(by_step, np.int64, len(by_step)),
+        np.array([value for value, _ in by_step.values()], dtype=np.float64),
+        np.array([time_ms for _, time_ms in by_step.values()], dtype=np.int64),
+    )
+
+
+def local_file(artifact_uri: str) -> Path | None:
+    """Where the run's artifact would be on this machine; None if its artifacts are elsewhere."""
+    parts = urlsplit(artifact_uri)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else artifact_uri) / HISTORY
+
+
+def _read_local(path: Path) -> bytes | None:
+    if not path.is_file():
+        return None
+    if path.stat().st_size > LARGEST:
+        raise UserError(f"{path} has {path.stat().st_size} bytes, more than the {LARGEST} it may have")
+    return path.read_bytes()

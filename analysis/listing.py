@@ -1,0 +1,78 @@
+"""Which runs an experiment of the tracking store has."""
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator
+
+from mlflow.entities import Run, ViewType
+from mlflow.tracking import MlflowClient
+
+from cppo_lab import schema, store
+from cppo_lab.errors import UserError
+
+PAGE = 200  # runs per request: a server takes seconds for them
+_PLAIN = re.compile(r"[\w.\-]+")
+
+
+def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
+    """The id of the experiment `name`. Raises UserError if there is none, or if it was deleted."""
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "active":
+        return found.experiment_id
+    if found is not None:
+        raise UserError(
+            f"experiment {name!r} of {store.redacted(uri)} was deleted: bring it back with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
+        )
+    known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
+    remedy = "cppo reference import" if name == schema.experiment_name(schema.PAPER) else "cppo launch SWEEP"
+    raise UserError(
+        f"experiment {name!r} does not exist in {store.redacted(uri)}: it has {', '.join(known) or 'none'}; "
+        f"run `{remedy}` first, or set MLFLOW_TRACKING_URI to the store that holds it"
+    )
+
+
+def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -> Iterator[Run]:
+    """The runs of an experiment that have the tag `tag` (None: all of them), page by page.
+
+    Oldest first: a run that starts meanwhile moves no other to another page.
+    """
+    named = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters know no way to write other names
+    condition = f"tags.`{tag}` LIKE '%'" if named else ""
+    token = None
+    while True:
+        with no_collection():
+            page = client.search_runs(
+                [experiment_id],
+                filter_string=condition,
+                run_view_type=ViewType.ACTIVE_ONLY,
+                max_results=PAGE,
+                order_by=["attributes.start_time ASC"],
+                page_token=token,
+            )
+        yield from (run for run in page if tag is None or tag in run.data.tags)
+        token = page.token
+        if not token:
+            return
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Leave garbage alone meanwhile: to collect among a page's many objects takes most of the time of reading it."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def unreadable(uri: str, error: Exception) -> UserError:
+    """What to say when MLflow fails on the store at `uri`."""
+    reason = store.redacted(str(error).splitlines()[0])
+    return UserError(
+        f"tracking store {store.redacted(uri)} cannot be read ({reason}): check that it is an "
+        "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
+    )

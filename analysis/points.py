@@ -1,0 +1,64 @@
+"""Many points in one tidy frame of few bytes: 15 for each point of 1,000 runs."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from cppo_lab.history import History
+
+METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
+
+
+def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
+    """The histories of runs, each with its MLflow id, as one tidy frame: one row for each (run, metric, step).
+
+    Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if one does not fit), `value`
+    float64; sorted by the order of the runs, metric and step.
+    """
+    ids: list[str] = []
+    number: dict[str, int] = {}  # of each metric
+    segments: list[tuple[int, int, int]] = []  # run, metric, points
+    steps: list[NDArray[Any]] = []
+    values: list[NDArray[Any]] = []
+    for mlflow_id, history in histories:
+        for name, place in history.points():
+            segments.append((len(ids), number.setdefault(name, len(number)), place.stop - place.start))
+        ids.append(mlflow_id)
+        steps.append(_narrow(history.step))
+        values.append(np.array(history.value))  # of its own: the file's bytes can go
+    runs, metrics, lengths = (np.array(column, dtype=np.int64) for column in _columns(segments))
+    names = sorted(number)
+    place_of = np.empty(len(names), dtype=np.int64)
+    place_of[[number[name] for name in names]] = np.arange(len(names))
+    # A column is joined and its parts dropped before the next, so that the whole is never there twice.
+    step = np.concatenate([np.empty(0, np.int32), *steps])
+    steps.clear()
+    value = np.concatenate([np.empty(0, np.float64), *values])
+    values.clear()
+    return pd.DataFrame(
+        {
+            "mlflow_id": _category(runs, ids, lengths),
+            "metric": _category(place_of[metrics], names, lengths),
+            "step": step,
+            "value": value,
+        },
+        copy=False,
+    )
+
+
+def _columns(segments: list[tuple[int, int, int]]) -> Iterable[Sequence[int]]:
+    return zip(*segments, strict=True) if segments else ((), (), ())
+
+
+def _narrow(step: NDArray[np.int64]) -> NDArray[Any]:
+    fits = not len(step) or (step.min() >= -(2**31) and step.max() < 2**31)
+    return step.astype(np.int32 if fits else np.int64)
+
+
+def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[np.int64]) -> pd.Categorical:
+    kind = np.min_scalar_type(-max(1, len(names)))
+    categories = pd.Index(names, dtype=object)
+    return pd.Categorical.from_codes(np.repeat(codes.astype(kind), lengths), categories=categories)

@@ -1,0 +1,76 @@
+"""`cppo ui`: MLflow's page over the tracking store, with links to the views that show the runs well."""
+
+import argparse
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+def ui(options: argparse.Namespace) -> int:
+    """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
+    from cppo_lab import store
+
+    uri = store.tracking_uri()
+    if uri.startswith("http"):
+        _show(_links(uri, store.redacted(uri).rstrip("/")), options)
+        return 0
+    from cppo_lab.tracking.page_server import address, free_port, is_loopback, require_mlflow_server, serving
+
+    require_mlflow_server()
+    store.require_store(uri)
+    port = free_port(options.host, options.port)
+    if not is_loopback(options.host):
+        print(
+            f"cppo: --host {options.host}: everybody who reaches this machine can see and change the runs",
+            file=sys.stderr,
+        )
+    links = _links(uri, address(options.host, port))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    print(f"starting MLflow's page over {store.redacted(uri)} ...", file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt), serving(uri, options.host, port) as server:
+        _show(links, options)
+        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+        server.wait()
+        print("cppo: mlflow server ended by itself", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _interrupt(number: int, frame: "FrameType | None") -> None:
+    raise KeyboardInterrupt
+
+
+def _links(uri: str, address: str) -> list[tuple[str, str]]:
+    """What there is to open, with its address: the runs of each experiment, and of all of them together."""
+    from cppo_lab import schema
+    from cppo_lab.tracking.client import open_client
+    from cppo_lab.tracking.views import comparison, page, save_views
+
+    client, found, links = open_client(uri), [], []
+    for core in (*schema.CORES, schema.PAPER):
+        experiment = client.get_experiment_by_name(schema.experiment_name(core))
+        if experiment is None or experiment.lifecycle_stage != "active":
+            continue
+        sweeps = [name for name in save_views(client, experiment.experiment_id) if name.startswith("Sweep")]
+        experiment = client.get_experiment(experiment.experiment_id)
+        found.append(experiment)
+        views = f" (in the menu at the top right: {', '.join(sweeps)})" if sweeps else ""
+        links.append((f"{experiment.name}{views}", address + page(experiment)))
+    if len(found) > 1:
+        links.append(("all in the same charts", address + comparison(found)))
+    return links or [("no runs yet", address)]
+
+
+def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:
+    for name, link in links:
+        print(f"{name}\n  {link}")
+    sys.stdout.flush()
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(links[0][1])

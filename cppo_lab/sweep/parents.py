@@ -1,0 +1,101 @@
+"""The runs of a plan under the parents of their sweeps in MLflow, whose descriptions say how the plan stands.
+
+All of it is for people who look: a store that is away while it is done costs a line, and no launch.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.launch.reconcile import Look, State
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import Plan
+from cppo_lab.tracking.client import STORE_FAULTS, Attempt, open_client
+from cppo_lab.tracking.experiment_note import describe_experiment
+from cppo_lab.tracking.naming import flatten
+from cppo_lab.tracking.parents import ensure_parent, living, nest, update_parent
+from cppo_lab.tracking.sweep_note import NotedRun, SweepText
+from cppo_lab.tracking.views import save_views
+
+
+@dataclass(frozen=True)
+class Parents:
+    """The parents of a plan's sweeps: MLflow ids by sweep; `alive` are those and others that have runs of the plan."""
+
+    by_sweep: Mapping[str, str] = field(default_factory=dict)
+    alive: frozenset[str] = frozenset()
+
+    def of(self, run: PlannedRun, past: Sequence[Attempt]) -> str:
+        """The parent of a run: the one that it has, else that of the first of its sweeps; empty if there is none."""
+        has = next((one.parent for one in past if one.parent in self.alive), "")
+        return has or next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
+
+    def tags(self, run: PlannedRun, past: Sequence[Attempt]) -> dict[str, str]:
+        """What nests a run that is about to be trained."""
+        parent = self.of(run, past)
+        return {schema.TAG_PARENT: parent} if parent else {}
+
+
+@contextlib.contextmanager
+def _patient(what: str) -> Iterator[None]:
+    """Say that the store did not take `what`, and go on."""
+    try:
+        yield
+    except (*STORE_FAULTS, UserError) as error:
+        line = " ".join(str(error).split())[:300]
+        print(f"tracking store did not take {what}: {line}", file=sys.stderr, flush=True)
+
+
+def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Look) -> Parents:
+    """A parent for each sweep of the plan, and under it every finished run that has none."""
+    parents = Parents()
+    with _patient("the parents of the sweeps"):
+        client = open_client(uri)
+        by_sweep = {
+            sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
+        }
+        others = {one.parent for past in look.past.values() for one in past}
+        parents = Parents(by_sweep, frozenset({*by_sweep.values(), *living(client, others)}))
+        orphans = {
+            one.mlflow_id: parents.of(run, [])
+            for run in plan.runs
+            for one in look.results(run.run_id)
+            if one.parent not in parents.alive
+        }
+        nest(client, orphans)
+    return parents
+
+
+def describe_sweeps(
+    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, State]
+) -> None:
+    """Bring the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page, up to date."""
+    with _patient("the descriptions"):
+        client = open_client(uri)
+        describe_experiment(client, experiment_id, plan.core)
+        for sweep in plan.sweeps:
+            if sweep.name in parents.by_sweep:
+                text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
+                runs = [
+                    _noted(run, run.variants[sweep.name], states[run.run_id])
+                    for run in plan.runs
+                    if sweep.name in run.variants
+                ]
+                update_parent(client, parents.by_sweep[sweep.name], text, runs)
+        save_views(client, experiment_id)
+
+
+def _noted(run: PlannedRun, variant: str, state: State) -> NotedRun:
+    return NotedRun(
+        run_id=run.run_id,
+        variant=variant,
+        state=state.state,
+        rule=run.spec.rule.name,
+        model=run.spec.model.name,
+        seed=str(run.spec.seed),
+        t_stop=str(run.spec.training.t_stop),
+        params=flatten(run.spec.model_dump(mode="json")),
+    )

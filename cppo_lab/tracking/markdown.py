@@ -1,0 +1,30 @@
+"""Markdown as MLflow's page renders it, with other people's words in it."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+# As entities: MLflow's converter takes not every backslash, and none of these begins an address or markup any more.
+_SPECIAL = re.compile(r"[&<>\\`*_\[\]#~|:!@]|(?<=www)\.")
+
+
+def escaped(text: str) -> str:
+    """`text` on one line, shown as it stands: no markup, HTML or address in it takes effect."""
+    one_line = " ".join(text.split())
+    return _SPECIAL.sub(lambda found: f"&#{ord(found.group())};", one_line)
+
+
+def code(text: str) -> str:
+    """`text` as a piece of code, on one line. A backtick would end it, and a bar would end a table's cell."""
+    one_line = " ".join(text.split())
+    return escaped(one_line) if set(one_line) & {"`", "|"} or not one_line else f"`{one_line}`"
+
+
+def link(text: str, address: str) -> str:
+    """A link; `text` is escaped, the `address` is one of ours."""
+    return f"[{escaped(text)}]({address})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are Markdown already."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

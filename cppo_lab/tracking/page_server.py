@@ -1,0 +1,149 @@
+"""MLflow's own server over a store, as a child of this process, for a person to look at the runs."""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib import metadata
+
+from cppo_lab.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+PORTS = range(5000, 5100)  # that are tried in turn
+START_SECONDS = 180.0  # a laptop takes five; a node whose file system is busy, a minute
+END_SECONDS = 10.0
+# Neither the workers for language-model jobs (seven processes) nor reports on its use.
+_SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def require_mlflow_server() -> None:
+    """Raises UserError if only MLflow's client is installed."""
+    try:
+        metadata.distribution("mlflow")
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            "package 'mlflow' (its server and pages) is not installed: pip install 'cppo-lab[ui]'"
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def free_port(host: str, wanted: int | None) -> int:
+    """`wanted`, or the first free one of PORTS.
+
+    Raises UserError if it is taken, or the host is not one of this machine.
+    """
+    for port in PORTS if wanted is None else [wanted]:
+        if _is_free(host, port):
+            return port
+    if wanted is None:
+        raise UserError(
+            f"ports {PORTS.start} to {PORTS.stop - 1} of {host} are taken: choose another with --port"
+        )
+    raise UserError(f"port {wanted} of {host} is taken: leave --port out, or choose another")
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except socket.gaierror as error:
+        raise UserError(f"--host {host}: {error.strerror}") from None
+    except (OSError, OverflowError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            return False
+        raise UserError(f"cannot listen on {host} port {port}: {error}") from None
+    return True
+
+
+@contextlib.contextmanager
+def serving(uri: str, host: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """The server over the store at `uri`, answering; it and all its workers are ended on the way out.
+
+    Raises UserError if it does not come up.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
+    # The store by the environment: a password has no business in the list of processes.
+    environment = {**_SETTINGS, **os.environ, "MLFLOW_BACKEND_STORE_URI": uri}
+    with tempfile.TemporaryFile() as log:
+        # A session of its own: Ctrl-C reaches this process alone, which then ends the whole group.
+        server = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            if not _answers(server, f"{address(host, port)}/health"):
+                log.seek(0)
+                last = log.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise UserError(f"mlflow server did not start: {' '.join(last) or 'no word from it'}")
+            yield server
+        finally:
+            _end(server)
+
+
+def _in_address(host: str) -> str:
+    """The host in a link: a server on all addresses is opened on this machine's own."""
+    if host in ("0.0.0.0", "::"):
+        return LOOPBACK
+    return f"[{host}]" if ":" in host else host
+
+
+def address(host: str, port: int) -> str:
+    """Where the page is."""
+    return f"http://{_in_address(host)}:{port}"
+
+
+def _answers(server: "subprocess.Popen[bytes]", health: str) -> bool:
+    """Wait for the first answer; False if the server ends before it, or takes too long."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError, OSError), opener.open(health, timeout=5) as answer:
+            return bool(answer.status == 200)
+        time.sleep(0.2)
+    return False
+
+
+def _end(server: "subprocess.Popen[bytes]") -> None:
+    """End the server's whole group; what does not go in good time is killed."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, number)
+        deadline = time.monotonic() + END_SECONDS
+        while _group_lives(server) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _group_lives(server: "subprocess.Popen[bytes]") -> bool:
+    server.poll()  # a child that has ended and was not asked after still counts
+    try:
+        os.killpg(server.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

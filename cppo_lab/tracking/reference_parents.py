@@ -1,0 +1,36 @@
+"""The paper's runs under one parent for each sweep, as our own have them: both look alike in MLflow's page."""
+
+from collections.abc import Mapping
+
+from cppo_lab import schema
+from cppo_lab.tracking.client import newest_runs, open_client
+from cppo_lab.tracking.parents import ensure_parent, nest, update_parent
+from cppo_lab.tracking.reference import MAIN
+from cppo_lab.tracking.sweep_note import SweepText
+from cppo_lab.tracking.views import save_views
+
+
+def nest_reference(uri: str, texts: Mapping[str, SweepText]) -> None:
+    """Give the sweeps of the experiment `paper` their parents, descriptions and views. Again, it changes nothing.
+
+    `texts` are what sweeps say of themselves, by name; one that is not among them goes by its name. A run of several
+    sweeps belongs to the main grid first.
+    """
+    client = open_client(uri)
+    name = schema.experiment_name(schema.PAPER)
+    sweeps: dict[str, list[str]] = {}  # of each run, by MLflow id
+    experiment_id, nested = "", set()
+    for run in newest_runs(client, name, f"tags.`{schema.TAG_RUN_ID}` LIKE 'paper-%'"):
+        experiment_id = run.info.experiment_id
+        prefix = schema.TAG_SWEEP_PREFIX
+        found = [tag.removeprefix(prefix) for tag in run.data.tags if tag.startswith(prefix)]
+        sweeps[run.info.run_id] = sorted(found, key=lambda sweep: (sweep != MAIN, sweep))
+        if schema.TAG_PARENT in run.data.tags:
+            nested.add(run.info.run_id)
+    every = sorted({sweep for found in sweeps.values() for sweep in found})
+    parents = {sweep: ensure_parent(client, uri, experiment_id, sweep) for sweep in every}
+    nest(client, {run: parents[found[0]] for run, found in sweeps.items() if found and run not in nested})
+    for sweep, parent in parents.items():
+        update_parent(client, parent, texts.get(sweep, SweepText(sweep, sweep, "")))
+    if experiment_id:
+        save_views(client, experiment_id)

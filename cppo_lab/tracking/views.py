@@ -1,0 +1,179 @@
+"""Saved views of MLflow's page: the columns and charts that a researcher wants first, one click away.
+
+MLflow keeps a saved view of an experiment's runs in the experiment's tag `mlflow.sharedViewState.<key>` and opens it by
+`?viewStateShareKey=<key>`. The format is that of MLflow 3.17's own page (its menu of saved views lists these beside
+the user's); it is not documented, so tests/browser opens it in a real one.
+"""
+
+import base64
+import json
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment, Run
+
+from cppo_lab import schema
+
+TAG_PREFIX = "mlflow.sharedViewState."
+OVERVIEW = "cppo-runs"  # the key of the view of all training runs
+_SWEEP = "cppo-sweep-"  # + sweep name
+_MOST_BYTES = 5000  # of an experiment's tag, in every MLflow from 3.1 on
+_NEWEST = 500  # runs by which the views go
+_BENCHMARKS = 6  # charts of single benchmarks
+_RUN_COLUMNS = (schema.TAG_STATUS, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_SEED, schema.TAG_STEP)
+# Sections and their charts, in the order of the page; the validation's come before them.
+_SECTIONS = {
+    "Reward": ("train/reward", "train/reward_smoothed"),
+    "Response length": ("train/response_length",),
+    "Trainer and rollout engine": ("train/relative_logprob_error",),
+    "Masking": ("rule/masked_fraction", "rule/prefix_budget_share"),
+}
+
+
+def page(experiment: Experiment, key: str = OVERVIEW) -> str:
+    """The address of an experiment's runs behind that of the server: in the saved view `key` if it has that one."""
+    # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
+    query = {"workflowType": "machine_learning"}
+    if TAG_PREFIX + key in experiment.tags:
+        query |= {"compareRunsMode": "CHART", "viewStateShareKey": key}
+    return f"/#/experiments/{experiment.experiment_id}/runs?{urlencode(query)}"
+
+
+def comparison(experiments: Sequence[Experiment]) -> str:
+    """The address behind that of the server of several experiments' runs in the same charts."""
+    ids = json.dumps([experiment.experiment_id for experiment in experiments])
+    query = {
+        "experiments": ids,
+        "workflowType": "machine_learning",
+        "compareRunsMode": "CHART",
+        "searchFilter": f"tags.`{schema.TAG_RUN_ID}` LIKE '%'",
+        "orderByKey": f"metrics.`{schema.validation_metric(schema.MEAN)}`",
+        "orderByAsc": "false",
+    }
+    return f"/#/compare-experiments/s?{urlencode(query)}"
+
+
+def sweep_key(sweep: str) -> str:
+    """The key of the view of one sweep."""
+    return _SWEEP + sweep
+
+
+def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
+    """Write the views of an experiment that are not there yet or are out of date: all its runs, and each sweep.
+
+    Returns the key of each view by its name. A user's own views stay as they are.
+    """
+    runs = client.search_runs([experiment_id], order_by=["attributes.start_time DESC"], max_results=_NEWEST)
+    metrics = _validation_metrics(runs)
+    has = client.get_experiment(experiment_id).tags
+    sweeps: dict[str, str | None] = {"Training runs": None}
+    sweeps |= {f"Sweep {sweep}": sweep for sweep in _sweeps(runs)}
+    keys = {name: OVERVIEW if sweep is None else sweep_key(sweep) for name, sweep in sweeps.items()}
+    for name, key in keys.items():
+        state = _state(key, metrics, sweeps[name])
+        if _saved_state(has.get(TAG_PREFIX + key, "")) != state:
+            client.set_experiment_tag(experiment_id, TAG_PREFIX + key, _envelope(name, state))
+    return keys
+
+
+def _sweeps(runs: Iterable[Run]) -> list[str]:
+    """The sweeps that runs belong to, by name."""
+    tags = {key for run in runs for key in run.data.tags if key.startswith(schema.TAG_SWEEP_PREFIX)}
+    return sorted(key.removeprefix(schema.TAG_SWEEP_PREFIX) for key in tags)
+
+
+def _validation_metrics(runs: Iterable[Run]) -> list[str]:
+    """The validation metrics of runs, the mean first, then those of most runs; the schema's if there are none yet."""
+    count = Counter(
+        name for run in runs for name in run.data.metrics if schema.parse_validation_metric(name) is not None
+    )
+    found = sorted(count, key=lambda name: (f"/{schema.MEAN}/" not in name, -count[name], name))
+    return found or [schema.validation_metric(schema.MEAN)]
+
+
+def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, Any]:
+    """What the page is to show: filter, columns, sections and charts."""
+    condition = f"tags.`{schema.TAG_RUN_ID if sweep is None else schema.sweep_tag(sweep)}` LIKE '%'"
+    means = [name for name in validation if f"/{schema.MEAN}/" in name]
+    single = [name for name in validation if name not in means]
+    sections = {"Validation": (*means, *single[:_BENCHMARKS]), **_SECTIONS}
+    tags = [*_RUN_COLUMNS, *([schema.sweep_tag(sweep)] if sweep is not None else [])]
+    columns = ["attributes.`Created`", "attributes.`Duration`", *(f"tags.`{tag}`" for tag in tags)]
+    columns += [f"metrics.`{name}`" for name in (*means, "train/reward")]
+    return {
+        "searchFilter": condition,
+        # Best first. Sorted by time, the page would fold the runs under their parents, and draw no curve of them.
+        "orderByKey": f"metrics.`{means[0] if means else validation[0]}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "selectedColumns": columns,
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "hideEmptyCharts": True,
+        "isAccordionReordered": True,  # else the page sorts the sections by name
+        "compareRunSections": [
+            {"uuid": f"{key}-{i}", "name": name, "display": True, "isReordered": True, "columns": 2}
+            for i, name in enumerate(sections)
+        ],
+        "compareRunCharts": [
+            _line_chart(f"{key}-{metric}", f"{key}-{i}", metric)
+            for i, charts in enumerate(sections.values())
+            for metric in charts
+        ],
+    }
+
+
+def _line_chart(uuid: str, section: str, metric: str) -> dict[str, Any]:
+    """A chart of one metric by training step, with every key that the page's own charts have."""
+    return {
+        "uuid": uuid,
+        "type": "LINE",
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": False,
+        "displayName": metric,
+        "runsCountToCompare": 20,
+        "metricKey": metric,
+        "lineSmoothness": 0,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
+
+
+def _envelope(name: str, state: dict[str, Any]) -> str:
+    """A view as the experiment's tag has it.
+
+    Raises ValueError if it is longer than MLflow takes.
+    """
+    now = int(time.time() * 1000)
+    packed = zlib.compress(json.dumps(state).encode(), 9)
+    text = "deflate;" + base64.b64encode(packed).decode()
+    value = json.dumps({"name": name, "createdAt": now, "updatedAt": now, "state": text})
+    if len(value) > _MOST_BYTES:
+        raise ValueError(f"view {name!r} takes {len(value)} bytes, more than {_MOST_BYTES}")
+    return value
+
+
+def _saved_state(value: str) -> dict[str, Any] | None:
+    """The state in a view's tag; None if there is none that can be read, and a new one is due."""
+    try:
+        text = json.loads(value)["state"].removeprefix("deflate;")
+        state: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    except (ValueError, KeyError, TypeError, AttributeError, zlib.error):
+        return None
+    return state

@@ -1,0 +1,93 @@
+"""A real MLflow page in a real browser, over the runs of a launched sweep. Shared by the tests of this folder."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cppo_lab import run
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.launch import launch
+from cppo_lab.sweep.plan import make_plan
+from tests.browser.requirement import CHROMIUM, absent, give_up
+from tests.plausible import train
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+# MLflow opens its assistant over a third of the page at the first visit.
+_SEEN = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
+WAIT_MS = 45_000  # for an element: the page asks the server for each chart, and the machine may be busy
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A SQLite store with the quickstart launched into it: three methods, two seeds."""
+    if reason := absent():
+        give_up(reason)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path_factory.mktemp("browser"))
+        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patched.setattr(run, "load_core", lambda name: train)
+        uri = tracking_uri()
+        done = launch(make_plan(load_sweep("quickstart"), ["launcher=inline"]), uri)
+        assert {state.state for state in done.states.values()} == {"done"}
+    return uri
+
+
+@pytest.fixture(scope="session")
+def links(store: str) -> Iterator[list[str]]:
+    """The addresses that `cppo ui` prints, while it serves them."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "cppo_lab.cli", "ui"],
+        env=os.environ | {"MLFLOW_TRACKING_URI": store},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as served:
+        assert served.stdout is not None
+        found: list[str] = []
+        for line in served.stdout:
+            found += re.findall(r"http://\S+", line)
+            if found:
+                break
+        try:
+            yield found
+        finally:
+            served.send_signal(signal.SIGINT)
+            assert served.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def browser_page(links: list[str]) -> "Iterator[Page]":
+    """One page of a headless Chromium, for all tests: it starts once."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+        page.add_init_script(_SEEN)
+        page.set_default_timeout(WAIT_MS)
+        yield page
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def shot(browser_page: "Page", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Keeps a picture of the page in the folder CPPO_SCREENSHOTS, or in one of pytest's own."""
+    named = os.environ.get("CPPO_SCREENSHOTS")
+    folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def take(name: str) -> Path:
+        path = folder / f"{name}.png"
+        browser_page.screenshot(path=path)
+        return path
+
+    return take

@@ -1,0 +1,150 @@
+"""What a researcher sees: the saved view, a filter, two methods in one comparison, the sweep's description."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+from mlflow import MlflowClient
+
+from cppo_lab import schema
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.parents import ensure_parent
+from cppo_lab.tracking.views import sweep_key
+from tests.plausible import LAST_STEP, score
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+pytestmark = pytest.mark.browser
+
+MEAN = schema.validation_metric(schema.MEAN)
+STEPS = list(range(0, LAST_STEP + 1, 4))
+
+
+def specs() -> dict[tuple[str, int], RunSpec]:
+    """The runs that the store has, by rule and seed."""
+    runs = make_plan(load_sweep("quickstart")).runs
+    return {(run.spec.rule.name, run.spec.seed): run.spec for run in runs}
+
+
+def mlflow_id(store: str, spec: RunSpec) -> str:
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
+    (found,) = client.search_runs([experiment], f"tags.`{schema.TAG_RUN_ID}` = '{spec.run_id}'")
+    return str(found.info.run_id)
+
+
+def chart(page: "Page", metric: str) -> "Locator":
+    """The card of a metric's chart, once it has drawn curves."""
+    card = page.get_by_test_id("experiment-view-compare-runs-card").filter(has_text=metric).first
+    card.locator("path.js-line").first.wait_for(state="attached")
+    return card
+
+
+def drawn(card: "Locator") -> list[list[float]]:
+    """The values of each curve that a chart has drawn at STEPS, as Plotly has them."""
+    traces: list[dict[str, Any]] = card.locator(".js-plotly-plot").evaluate(
+        "plot => plot.data.map(trace => ({x: [...(trace.x || [])], y: [...(trace.y || [])]}))"
+    )
+    return [[round(y, 6) for y in trace["y"]] for trace in traces if trace["x"] == STEPS]
+
+
+def expected(spec: RunSpec) -> list[float]:
+    return [round(score(spec, step), 6) for step in STEPS]
+
+
+def headings(page: "Page") -> list[str]:
+    """What is rendered as a heading, whatever its level."""
+    texts: list[str] = page.locator("h1, h2, h3").all_inner_texts()
+    return texts
+
+
+def test_the_link_opens_a_view_with_charts(
+    browser_page: "Page", links: list[str], shot: Callable[[str], Path]
+) -> None:
+    browser_page.goto(links[0])
+    card = chart(browser_page, MEAN)
+    shot("1-view-charts")
+    curves = drawn(card)
+    for spec in specs().values():
+        assert expected(spec) in curves
+    titles = browser_page.get_by_test_id("experiment-view-compare-runs-section-header").all_inner_texts()
+    assert [title.split(" (")[0].strip() for title in titles[:5]] == [
+        "Validation",
+        "Reward",
+        "Response length",
+        "Trainer and rollout engine",
+        "Masking",
+    ]
+
+
+def test_columns_filter_and_comparison_of_two_methods(
+    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
+) -> None:
+    page = browser_page
+    page.goto(
+        links[0]
+        .replace("compareRunsMode=CHART", "compareRunsMode=TABLE")
+        .replace("cppo-runs", sweep_key("quickstart"))
+    )
+    page.get_by_role("columnheader", name=schema.TAG_RULE).first.wait_for()
+    heads = page.get_by_role("columnheader").all_inner_texts()
+    wanted = (
+        schema.TAG_STATUS,
+        schema.TAG_RULE,
+        schema.TAG_MODEL,
+        schema.TAG_SEED,
+        schema.sweep_tag("quickstart"),
+        MEAN,
+        "train/reward",
+    )
+    assert [one for one in wanted if one not in heads] == []
+    rows = page.locator("[role=row] a[href*='/runs/']")
+    assert rows.count() == 6
+    box = page.get_by_test_id("search-box")
+    box.fill(f"tags.`{schema.TAG_SEED}` = '1'")
+    box.press("Enter")
+    page.get_by_text("3 matching runs").wait_for()
+    assert rows.count() == 3
+    pair = [specs()["grpo", 1], specs()["cppo", 1]]
+    for spec in pair:
+        row = page.locator(f"[role=row]:has(a[href*='{mlflow_id(store, spec)}'])")
+        row.locator("input[type=checkbox]").first.check()
+    shot("2-filtered-and-ticked")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("heading", name="Comparing 2 Runs").wait_for()
+    shot("3-compare")
+    page.locator("a[href*='/metric']").filter(has_text=MEAN).first.click()
+    curves = drawn(chart(page, MEAN))
+    shot("4-two-methods")
+    assert all(expected(spec) in curves for spec in pair)
+    assert expected(specs()["dppo", 1]) not in curves
+
+
+def test_the_descriptions_are_rendered(
+    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
+) -> None:
+    page, client = browser_page, MlflowClient(store)
+    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
+    parent = ensure_parent(client, store, experiment, "quickstart")
+    start = urlsplit(links[0])
+    page.goto(
+        f"{start.scheme}://{start.netloc}/#/experiments/{experiment}/runs/{parent}?workflowType=machine_learning"
+    )
+    page.get_by_role("heading", name="Quickstart", exact=True).wait_for()
+    page.get_by_text("Show more").first.click()
+    shot("5-sweep")
+    assert {"Quickstart", "Variants", "Runs"} <= set(headings(page))
+    assert page.get_by_text("Does a trust region on the divergence learn more").is_visible()
+    one = specs()["cppo", 0]
+    cell = page.locator(f"td a[href*='{mlflow_id(store, one)}']")
+    assert cell.inner_text() == f"{100 * score(one, LAST_STEP):.1f} %"
+    cell.click()
+    page.get_by_text(one.run_id).first.wait_for()
+    page.goto(links[0])
+    page.get_by_role("heading", name="CPPO Lab, core mini").wait_for()
+    shot("6-experiment")

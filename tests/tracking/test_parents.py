@@ -1,0 +1,253 @@
+"""The parents of sweeps: one each, whoever makes them; their descriptions, and what nests below them."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from cppo_lab import run, schema
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep import parents as sweep_parents
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.launch import launch
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking import parents
+from cppo_lab.tracking.experiment_note import MARK, describe_experiment, experiment_note
+from cppo_lab.tracking.markdown import code, escaped
+from cppo_lab.tracking.sweep_note import MOST, NotedRun, SweepText, sweep_note, verdict_of, with_verdict
+from cppo_lab.tracking.views import OVERVIEW, TAG_PREFIX, save_views
+from tests.plausible import train
+
+TEXT = SweepText("s", "A title", "A question?", ("Table 1",))
+
+
+@pytest.fixture
+def uri(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A store, and training that takes no time."""
+    monkeypatch.setattr(run, "load_core", lambda name: train)
+    return tracking_uri()
+
+
+def launch_quickstart(uri: str, *overrides: str) -> None:
+    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", *overrides]), uri)
+
+
+def experiment_id(uri: str, name: str = "cppo-mini") -> str:
+    return str(MlflowClient(uri).get_experiment_by_name(name).experiment_id)
+
+
+def all_runs(uri: str) -> list:  # type: ignore[type-arg]
+    return list(MlflowClient(uri).search_runs([experiment_id(uri)]))
+
+
+def noted(variant: str, seed: int = 0, state: str = "done", model: str = "m", **params: str) -> NotedRun:
+    keys = {key.replace("__", "."): value for key, value in params.items()}
+    return NotedRun(
+        f"{variant}{seed}",
+        variant,
+        state,
+        variant,
+        model,
+        str(seed),
+        "10",
+        "f" * 32,
+        0.5,
+        {"seed": str(seed), **keys},
+    )
+
+
+def test_a_launch_nests_its_runs_and_describes_the_sweep(uri: str) -> None:
+    launch_quickstart(uri)
+    parent, *others = [one for one in all_runs(uri) if schema.TAG_SWEEP_PARENT in one.data.tags]
+    assert not others
+    assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
+    children = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
+    assert [one.data.tags[schema.TAG_PARENT] for one in children] == [parent.info.run_id] * 2
+    note = parent.data.tags[schema.TAG_NOTE]
+    assert note.startswith("## Quickstart\n")
+    assert "runs: 2 (2 done)" in note
+    assert all(one.info.run_id in note for one in children)
+    assert (
+        experiment_note("mini") == MlflowClient(uri).get_experiment(experiment_id(uri)).tags[schema.TAG_NOTE]
+    )
+
+
+def test_a_second_launch_changes_nothing_and_a_wider_one_adds(uri: str) -> None:
+    launch_quickstart(uri, "seed=0")
+    before = {one.info.run_id: one.data.tags for one in all_runs(uri)}
+    launch_quickstart(uri, "seed=0")
+    assert {one.info.run_id: one.data.tags for one in all_runs(uri)} == before
+    launch_quickstart(uri, "seed=1")  # the description keeps what this launch has not
+    (note,) = [
+        one.data.tags[schema.TAG_NOTE] for one in all_runs(uri) if schema.TAG_SWEEP_PARENT in one.data.tags
+    ]
+    assert "runs: 2 (2 done)" in note
+
+
+def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(
+    uri: str, workspace: Path
+) -> None:
+    launch_quickstart(uri, "seed=0")
+    (child,) = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
+    first = child.data.tags[schema.TAG_PARENT]
+    (workspace / "other.yaml").write_text(
+        "title: Other\nquestion: Why?\nmodels: [mini_base]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
+    )
+    other = make_plan(load_sweep("./other.yaml"), ["launcher=inline"])
+    launch(other, uri)
+    client = MlflowClient(uri)
+    tags = client.get_run(child.info.run_id).data.tags
+    assert (tags[schema.TAG_PARENT], tags[schema.sweep_tag("other")]) == (first, "ours")
+    client.delete_tag(child.info.run_id, schema.TAG_PARENT)
+    launch(other, uri)
+    parent = client.get_run(client.get_run(child.info.run_id).data.tags[schema.TAG_PARENT])
+    assert parent.data.tags[schema.TAG_SWEEP_PARENT] == "other"
+
+
+def test_launchers_at_once_come_to_one_parent(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As over a server, which knows no lock: all look, then all create."""
+    launch_quickstart(uri, "seed=0")
+    client, number = MlflowClient(uri), experiment_id(uri)
+    together, real = threading.Barrier(3), parents._parents
+
+    def slow(*arguments: object) -> list:  # type: ignore[type-arg]
+        found = real(*arguments)  # type: ignore[arg-type]
+        if not found:
+            together.wait(20)
+        return found
+
+    monkeypatch.setattr(parents, "_parents", slow)
+    threads = [
+        threading.Thread(target=parents._ensure_parent, args=(client, number, "raced")) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    kept = parents.ensure_parent(client, uri, number, "raced")
+    assert [one.info.run_id for one in real(client, number, "raced")] == [kept]
+
+
+def test_the_oldest_parent_takes_the_runs_of_the_others(uri: str) -> None:
+    launch_quickstart(uri, "seed=0")
+    client, number = MlflowClient(uri), experiment_id(uri)
+    tags = {schema.TAG_SWEEP_PARENT: "two"}
+    young = client.create_run(number, tags=tags).info.run_id
+    old = client.create_run(number, tags=tags, start_time=1).info.run_id
+    child = client.create_run(number, tags={schema.TAG_PARENT: young}).info.run_id
+    assert parents.ensure_parent(client, uri, number, "two") == old
+    assert client.get_run(child).data.tags[schema.TAG_PARENT] == old
+    assert client.get_run(young).info.lifecycle_stage == "deleted"
+
+
+def test_a_store_that_is_away_for_the_parents_costs_a_line(
+    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*arguments: object) -> None:
+        raise MlflowException("no answer")
+
+    monkeypatch.setattr(sweep_parents, "ensure_parent", away)
+    launch_quickstart(uri, "seed=0")
+    assert "did not take the parents of the sweeps: no answer" in capsys.readouterr().err
+    (only,) = all_runs(uri)
+    assert only.data.tags[schema.TAG_STATUS] == schema.DONE
+
+
+def test_the_note_says_what_is_compared() -> None:
+    runs = [
+        noted("a", 0, rule__name="a", rule__x="1", same="1"),
+        noted("a", 1, rule__name="a", rule__x="1", same="1"),
+        noted("b", 0, "missing", rule__name="b", same="1"),
+    ]
+    note = sweep_note(TEXT, runs, "7")
+    assert "runs: 3 (2 done, 1 missing)" in note
+    assert "| a | `a` | `rule.x=1` |" in note
+    assert "| b | `b` | - |" in note
+    assert "same" not in note
+    assert f"[50.0 %](#/experiments/7/runs/{'f' * 32}?" in note
+    assert "Of the paper&#58;" not in note
+    assert "Table 1" in note
+
+
+@pytest.mark.parametrize("count", [1, 40, 400])
+def test_no_note_is_longer_than_mlflow_keeps(count: int) -> None:
+    runs = [noted(f"variant {i}", seed, rule__x=str(i)) for i in range(count) for seed in range(3)]
+    note = with_verdict(sweep_note(TEXT, runs, "7"), "V" * 3000)
+    assert len(note) <= 8000
+    again = sweep_note(TEXT, runs, "7", verdict_of(note))
+    assert len(again) <= MOST + 200
+    assert ("more rows" in again) == (count > 40) or count == 40
+
+
+def test_a_verdict_stays_when_the_note_is_written_anew(uri: str) -> None:
+    launch_quickstart(uri, "seed=0")
+    client = MlflowClient(uri)
+    parent = parents.ensure_parent(client, uri, experiment_id(uri), "quickstart")
+    parents.set_verdict(client, parent, "CPPO wins.")
+    parents.set_verdict(client, parent, "CPPO **loses**.")
+    launch_quickstart(uri, "seed=1")
+    note = client.get_run(parent).data.tags[schema.TAG_NOTE]
+    assert note.endswith("### Verdict\n\nCPPO **loses**.\n")
+    assert note.count("Verdict") == 1
+
+
+def test_a_report_is_kept_with_the_parent(uri: str, workspace: Path) -> None:
+    launch_quickstart(uri, "seed=0")
+    client = MlflowClient(uri)
+    parent = parents.ensure_parent(client, uri, experiment_id(uri), "quickstart")
+    (workspace / "figure.png").write_bytes(b"png")
+    parents.log_report(client, parent, [workspace / "figure.png"])
+    assert [one.path for one in client.list_artifacts(parent, "report")] == ["report/figure.png"]
+    shown = parents.figure(parent, "figure.png", "a [b]")
+    assert shown == f"![a &#91;b&#93;](get-artifact?path=report%2Ffigure.png&run_uuid={parent})"
+
+
+def test_a_users_description_of_the_experiment_stays(uri: str) -> None:
+    client = MlflowClient(uri)
+    number = client.create_experiment("cppo-mini")
+    describe_experiment(client, number, "mini")
+    client.set_experiment_tag(number, schema.TAG_NOTE, f"an older one\n\n{MARK}")
+    describe_experiment(client, number, "mini")
+    assert client.get_experiment(number).tags[schema.TAG_NOTE] == experiment_note("mini")
+    client.set_experiment_tag(number, schema.TAG_NOTE, "mine")
+    describe_experiment(client, number, "mini")
+    assert client.get_experiment(number).tags[schema.TAG_NOTE] == "mine"
+
+
+@pytest.mark.parametrize("core", schema.CORES)
+def test_the_experiments_note_has_every_metric(core: str) -> None:
+    note = experiment_note(core)
+    assert len(note) < 5000
+    assert all(f"`{metric.name.partition('/')[2]}`" in note for metric in schema.METRICS)
+
+
+def test_views_are_written_once(uri: str) -> None:
+    launch_quickstart(uri, "seed=0")
+    client, number = MlflowClient(uri), experiment_id(uri)
+    before = client.get_experiment(number).tags
+    assert TAG_PREFIX + OVERVIEW in before
+    assert set(save_views(client, number)) == {"Training runs", "Sweep quickstart"}
+    assert client.get_experiment(number).tags == before
+    assert all(len(value) <= 5000 for value in before.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain 1.0 - (x)", "plain 1.0 - (x)"),
+        ("<img src=x>", "&#60;img src=x&#62;"),
+        ("[a](javascript:b)", "&#91;a&#93;(javascript&#58;b)"),
+        ("a|b\n# c", "a&#124;b &#35; c"),
+        ("&lt;", "&#38;lt;"),
+    ],
+)
+def test_other_peoples_words_are_no_markup(text: str, shown: str) -> None:
+    assert escaped(text) == shown
+
+
+def test_code_keeps_to_its_cell() -> None:
+    assert code("a=1") == "`a=1`"
+    assert code("a`b|c") == "a&#96;b&#124;c"
