@@ -77,20 +77,31 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     if not files(folder) and not unwritten:
         return 0
     with _only_one(folder):
-        shipment = _Shipment(folder, uri, client)
+        shipment = _Shipment(folder, uri, client, _lasting(unwritten))
         try:
-            return shipment.send(unwritten)
+            return shipment.send()
         except MlflowException as error:
             if error.error_code not in _REFUSALS or not shipment.forget_deleted():
                 raise
-        return _Shipment(folder, uri, client).send(unwritten)
+        return _Shipment(folder, uri, client, _lasting(unwritten)).send()
+
+
+def _lasting(unwritten: Sequence[Line]) -> Sequence[Line]:
+    """Those of the lines that the store may have though no file has them.
+
+    Whoever goes on with the run trains such steps again, and would record them a second time.
+    """
+    last = unwritten[-1] if unwritten else None
+    if isinstance(last, End) and last.status in schema.FINISHED:
+        return unwritten
+    return [line for line in unwritten if not isinstance(line, Row)]
 
 
 class _Shipment:
     """One go at sending."""
 
-    def __init__(self, folder: Path, uri: str, client: MlflowClient) -> None:
-        self.folder, self.uri, self.client = folder, uri, client
+    def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
+        self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
         self.state = _load(folder, uri)
         self.token = ""  # of the record whose lines are read at the moment
         self.points: list[Metric] = []
@@ -100,10 +111,10 @@ class _Shipment:
     def record(self) -> _Record:
         return self.state.records.setdefault(self.token, _Record())
 
-    def send(self, unwritten: Sequence[Line]) -> int:
+    def send(self) -> int:
         for path in files(self.folder):
             self._send_file(path)
-        for line in unwritten:
+        for line in self.unwritten:
             self._take(line)
         self._flush()
         # Last, since they may fail where points get through: files can have a store of their own.
@@ -294,13 +305,10 @@ class _Shipment:
 
     def _history(self, token: str, mlflow_id: str) -> None:
         """All points in one file, which readers take in place of a request for each metric."""
-        rows = [
-            (line.step, line.time_ms, line.metrics)
-            for path in files(self.folder)
-            if _owner(path) == token
-            for line, _ in read_lines(path)
-            if isinstance(line, Row)
-        ]
+        lines = [line for path in files(self.folder) if _owner(path) == token for line, _ in read_lines(path)]
+        if token == self.token:
+            lines += self.unwritten
+        rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, Row)]
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
             path = Path(folder) / history.HISTORY
             path.write_bytes(history.pack(history.from_rows(rows)))
