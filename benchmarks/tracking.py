@@ -105,8 +105,8 @@ class Block:
 @contextlib.contextmanager
 def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
     """`log` through our recorder, with the thread that ships."""
-    with Shipper(folder, uri) as shipper:
-        recorder = shipper.recorder = Recorder(SPEC, {}, folder, continues=False)
+    recorder = Recorder(SPEC, {}, folder, continues=False)
+    with Shipper(folder, uri, recorder):
         for step in range(WAITING):
             recorder.log(step, values(step))
         yield lambda step: recorder.log(step, values(step))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import history, schema
@@ -77,20 +77,31 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     if not files(folder) and not unwritten:
         return 0
     with _only_one(folder):
-        shipment = _Shipment(folder, uri, client)
+        shipment = _Shipment(folder, uri, client, _lasting(unwritten))
         try:
-            return shipment.send(unwritten)
+            return shipment.send()
         except MlflowException as error:
             if error.error_code not in _REFUSALS or not shipment.forget_deleted():
                 raise
-        return _Shipment(folder, uri, client).send(unwritten)
+        return _Shipment(folder, uri, client, _lasting(unwritten)).send()
+
+
+def _lasting(unwritten: Sequence[Line]) -> Sequence[Line]:
+    """Those of the lines that the store may have though no file has them.
+
+    Whoever goes on with the run trains such steps again, and would record them a second time.
+    """
+    last = unwritten[-1] if unwritten else None
+    if isinstance(last, End) and last.status in schema.FINISHED:
+        return unwritten
+    return [line for line in unwritten if not isinstance(line, Row)]
 
 
 class _Shipment:
     """One go at sending."""
 
-    def __init__(self, folder: Path, uri: str, client: MlflowClient) -> None:
-        self.folder, self.uri, self.client = folder, uri, client
+    def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
+        self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
         self.state = _load(folder, uri)
         self.token = ""  # of the record whose lines are read at the moment
         self.points: list[Metric] = []
@@ -100,10 +111,10 @@ class _Shipment:
     def record(self) -> _Record:
         return self.state.records.setdefault(self.token, _Record())
 
-    def send(self, unwritten: Sequence[Line]) -> int:
+    def send(self) -> int:
         for path in files(self.folder):
             self._send_file(path)
-        for line in unwritten:
+        for line in self.unwritten:
             self._take(line)
         self._flush()
         # Last, since they may fail where points get through: files can have a store of their own.
@@ -205,6 +216,7 @@ class _Shipment:
         mlflow_id = self.record.mlflow_id
         self.record.ended = False
         run = self.client.get_run(mlflow_id)
+        self._remove_others(run)
         self._call(self.client.update_run, mlflow_id, status="RUNNING")
         for key in sorted({schema.TAG_REASON, schema.TAG_STEP} & run.data.tags.keys()):
             self._call(self.client.delete_tag, mlflow_id, key)
@@ -224,17 +236,33 @@ class _Shipment:
         experiment = self.client.get_experiment_by_name(line.experiment)
         if experiment is None:
             return False
-        found = self.client.search_runs(
-            [experiment.experiment_id],
-            filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(line.record)}'",
-            run_view_type=ViewType.ALL,
-            order_by=["attributes.start_time ASC"],
-        )
+        found = self._of_record(experiment.experiment_id)
         active = [run for run in found if run.info.lifecycle_stage == "active"]
         if active:
             self.record.mlflow_id = active[0].info.run_id
         self.record.deleted = bool(found) and not active and not self._goes_on(line.record)
         return bool(active) or self.record.deleted
+
+    def _of_record(self, experiment_id: str) -> list[Run]:
+        """The MLflow runs of the record whose lines are read: more than one if a request was sent again."""
+        return list(
+            self.client.search_runs(
+                [experiment_id],
+                filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(self.token)}'",
+                run_view_type=ViewType.ALL,
+                order_by=["attributes.start_time ASC"],
+            )
+        )
+
+    def _remove_others(self, ours: Run) -> None:
+        """Delete runs of the record beside `ours`.
+
+        A request whose answer is lost is sent again, by MLflow's client too; a server that hung may carry it out late.
+        """
+        for run in self._of_record(ours.info.experiment_id):
+            if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
+                self._call(self.client.set_terminated, run.info.run_id, "KILLED")
+                self._call(self.client.delete_run, run.info.run_id)
 
     def _create(self, line: Begin) -> None:
         experiment = ensure_experiment(self.client, self.uri, line.experiment)
@@ -250,6 +278,7 @@ class _Shipment:
             tags[schema.TAG_REASON] = line.reason[:500]
         if line.step is not None and line.status not in schema.FINISHED:
             tags[schema.TAG_STEP] = str(line.step)
+        self._remove_others(self.client.get_run(self.record.mlflow_id))
         self._tags(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self._call(self.client.set_terminated, self.record.mlflow_id, status, line.time_ms)
@@ -278,13 +307,10 @@ class _Shipment:
 
     def _history(self, token: str, mlflow_id: str) -> None:
         """All points in one file, which readers take in place of a request for each metric."""
-        rows = [
-            (line.step, line.time_ms, line.metrics)
-            for path in files(self.folder)
-            if _owner(path) == token
-            for line, _ in read_lines(path)
-            if isinstance(line, Row)
-        ]
+        lines = [line for path in files(self.folder) if _owner(path) == token for line, _ in read_lines(path)]
+        if token == self.token:
+            lines += self.unwritten
+        rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, Row)]
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
             path = Path(folder) / history.HISTORY
             path.write_bytes(history.pack(history.from_rows(rows)))

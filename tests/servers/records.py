@@ -14,6 +14,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.naming import flatten
 from tests.servers import trainer
 
+SYSTEM = "system/"  # metrics that nobody can foresee
 Curves = dict[
     str, dict[int, str]
 ]  # metric -> step -> value as text, so that two that are no number are equal
@@ -46,7 +47,8 @@ def stored(client: MlflowClient, run: Run) -> Curves:
         steps = [point.step for point in points]
         twice = sorted({step for step in steps if steps.count(step) > 1})
         assert not twice, f"{name}: steps {twice} stand more than once"
-        curves[name] = {point.step: text(point.value) for point in points}
+        if not name.startswith(SYSTEM):
+            curves[name] = {point.step: text(point.value) for point in points}
     return curves
 
 
@@ -100,4 +102,5 @@ def _of_file(whole: history.History) -> Curves:
             for step, value in zip(whole.step[place], whole.value[place], strict=True)
         }
         for name, place in whole.points()
+        if not name.startswith(SYSTEM)
     }

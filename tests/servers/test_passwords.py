@@ -55,10 +55,10 @@ def test_a_run_whose_store_is_away_says_and_keeps_no_password(
 ) -> None:
     pytest.importorskip("psycopg2")
     folder = workspace / "runs" / tiny_spec.run_id
-    with Shipper(folder, uri) as shipper:
-        shipper.recorder = Recorder(tiny_spec, {}, folder)
-        shipper.recorder.log(0, {"train/reward": 0.5})
-        shipper.recorder.finish(Outcome(DONE, 0))
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, uri, recorder):
+        recorder.log(0, {"train/reward": 0.5})
+        recorder.finish(Outcome(DONE, 0))
     assert known_attempts(uri, "cppo-mini", tiny_spec.run_id) is None
     with pytest.raises(UserError) as caught:
         send([folder], uri)
@@ -74,10 +74,10 @@ def test_a_run_in_postgres_has_no_password(
 ) -> None:
     uri = absolute_uri(new_database())
     folder = workspace / "runs" / tiny_spec.run_id
-    with Shipper(folder, uri) as shipper:
-        shipper.recorder = Recorder(tiny_spec, {}, folder)
-        shipper.recorder.log(0, {"train/reward": 0.5})
-        shipper.recorder.finish(Outcome(DONE, 0))
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, uri, recorder):
+        recorder.log(0, {"train/reward": 0.5})
+        recorder.finish(Outcome(DONE, 0))
     client = open_client(uri)
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None

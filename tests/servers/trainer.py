@@ -26,7 +26,6 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import shipper
 
 EVERY = 10  # steps between two checkpoints
-WAITS = "waits.jsonl"  # in the run's folder: step, when it was logged, and how long it waited for that
 NAMES = [one.name for one in schema.METRICS if one.name.startswith(("train/", "rule/"))]
 
 
@@ -51,12 +50,12 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     except (FileNotFoundError, ValueError):
         done = -1
         sink.begin(None)
-    with (resources.folder.parent / WAITS).open("a") as waits:
+    with Path(os.environ["TRAINER_WAITS"]).open("a") as waits:
         for step in range(done + 1, spec.training.t_stop + 1):
             time.sleep(seconds)
             start = time.monotonic()
             sink.log(step, metrics(step))
-            waits.write(json.dumps([step, time.monotonic(), time.monotonic() - start]) + "\n")
+            waits.write(json.dumps([step, time.monotonic() - start]) + "\n")
             waits.flush()
             if step % EVERY == 0:
                 _save(checkpoint, step)
@@ -80,6 +79,7 @@ def attempt(settings: "Settings") -> None:
     os.setsid()  # what it starts is killed with it
     os.environ |= settings.environment
     os.environ["TRAINER_STEP_SECONDS"] = str(settings.step_seconds)
+    os.environ["TRAINER_WAITS"] = str(settings.waits)
     if settings.stub:
         base.CORES["mini"] = f"{__name__}:train"
     shipper.EVERY_SECONDS = settings.ship_seconds
@@ -98,6 +98,7 @@ class Settings:
     runs: Path
     uri: str
     log: Path
+    waits: Path  # file of the steps that were logged, and of how long each waited for that
     environment: Mapping[str, str]
     step_seconds: float = 0.015
     ship_seconds: float = 0.3
@@ -132,10 +133,10 @@ class Trainer:
         lines = self.waits()
         return int(lines[-1][0]) if lines else -1
 
-    def waits(self) -> list[tuple[int, float, float]]:
-        """Step, time and wait of every step that any attempt has logged."""
+    def waits(self) -> list[tuple[int, float]]:
+        """Every step that any attempt has logged, and the seconds that it waited for that."""
         try:
-            text = (self.settings.runs / WAITS).read_text()
+            text = self.settings.waits.read_text()
         except FileNotFoundError:
             return []
         return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -1,0 +1,105 @@
+"""A disk that is full while a run trains, and one that stays full."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cppo_lab.spec import RunSpec
+from tests.servers.records import assert_whole, runs_of
+from tests.servers.test_faults import Make, assert_never_waited, copy_of, spec, trainer
+
+__all__ = ["spec", "trainer"]  # fixtures
+SIZE = 1_000_000  # bytes
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skips the test, or fails it where CPPO_REQUIRE_SMALL_DISK says that it has to run."""
+    if os.environ.get("CPPO_REQUIRE_SMALL_DISK", "") not in ("", "0", "false"):
+        pytest.fail(f"CPPO_REQUIRE_SMALL_DISK is set, but: {reason}")
+    pytest.skip(f"a disk to be filled: {reason}")
+
+
+@pytest.fixture
+def small_disk(workspace: Path) -> Iterator[Path]:
+    """The folder of all runs, on a disk of its own."""
+    if os.getuid() != 0:
+        give_up("needs root")
+    runs = workspace / "runs"
+    runs.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "cppo-test", os.fspath(runs)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        give_up(mounted.stderr.strip())
+    try:
+        yield runs
+    finally:
+        subprocess.run(["umount", "--lazy", os.fspath(runs)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """A file that takes all that is left."""
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(b"\0" * size)
+            except OSError:
+                pass
+    return ballast
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_disk_is_full_for_a_while(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path, small_disk: Path, killed: bool
+) -> None:
+    """Killed then, the run has lost the steps that it could write nowhere, and trains them again."""
+    uri = copy_of(sqlite_tables, workspace)
+    going = trainer(uri).start().reach(60)
+    ballast = fill(small_disk)
+    going.reach(150)
+    assert "cannot be written" in going.log()
+    if killed:
+        going.kill()
+    ballast.unlink()
+    if killed:
+        going.start()
+    assert going.end() == 0
+    assert_whole(uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_a_disk_stays_full(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path, small_disk: Path
+) -> None:
+    """What could be written nowhere else goes to the store at the end."""
+    uri = copy_of(sqlite_tables, workspace)
+    going = trainer(uri).start().reach(60)
+    fill(small_disk)
+    going.end()
+    assert_whole(uri, spec, workspace / "a")
+    assert_never_waited(going)
+
+
+def test_a_full_disk_and_a_signal(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path, small_disk: Path
+) -> None:
+    uri = copy_of(sqlite_tables, workspace)
+    going = trainer(uri).start().reach(60)
+    ballast = fill(small_disk)
+    going.reach(100).signal(signal.SIGTERM)
+    going.end()
+    [run] = runs_of(uri, spec)
+    assert run.info.status == "KILLED"
+    ballast.unlink()
+    assert going.start().end() == 0
+    assert_whole(uri, spec, workspace / "a")
