@@ -37,7 +37,11 @@ def mlflow_runs() -> list[Run]:
     client = open_client(tracking_uri())
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+    return list(
+        client.search_runs(
+            [experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'", order_by=["attributes.start_time ASC"]
+        )
+    )
 
 
 def history(run: Run, metric: str) -> dict[int, float]:

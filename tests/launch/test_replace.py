@@ -38,7 +38,10 @@ def all_runs(view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
     assert experiment is not None
     return list(
         client.search_runs(
-            [experiment.experiment_id], run_view_type=view, order_by=["attributes.start_time ASC"]
+            [experiment.experiment_id],
+            "tags.`cppo.run_id` LIKE '%'",
+            run_view_type=view,
+            order_by=["attributes.start_time ASC"],
         )
     )
 
