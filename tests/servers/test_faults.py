@@ -191,8 +191,8 @@ def test_a_slow_server(
 
 
 @pytest.mark.parametrize(
-    ("path", "times"),
-    [("runs/create", 2), ("runs/log-batch", 5), ("", 25)],
+    ("path", "times", "step"),
+    [("runs/create", 2, -1), ("runs/log-batch", 5, 60), ("", 25, -1)],
 )
 def test_answers_are_lost_after_the_work_was_done(
     proxy: FaultyProxy,
@@ -202,10 +202,15 @@ def test_answers_are_lost_after_the_work_was_done(
     workspace: Path,
     path: str,
     times: int,
+    step: int,
 ) -> None:
+    """From step `step` on; MLflow's client sends such a request again, and so do we."""
     lost = Fault(cut=True, path=path, times=times)
+    going = trainer(proxy.uri)
+    if step < 0:
+        proxy.answer(lost)
+    going.start().reach(step)
     proxy.answer(lost)
-    going = trainer(proxy.uri).start()
     assert going.end() == 0
     assert proxy.faults[lost] == times
     assert_whole(server.uri, spec, workspace / "a")
