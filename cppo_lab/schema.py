@@ -7,6 +7,7 @@ Shares and accuracies are fractions in [0, 1]; only tables and axes turn them in
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run of no training stands for
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one
+TAG_COLOUR = "mlflow.runColor"  # MLflow's own: of a run's curves in its page
 TAG_NOTE = "mlflow.note.content"  # MLflow's own: the description of a run or experiment, in Markdown
 
 # Where, with what and by which code a run was trained. Those in LISTED name every attempt's, separated by spaces.
@@ -202,6 +204,20 @@ class Dataset:
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
 CORES = ("mini", "verl")
+
+
+# The paper's colours of its methods, in figures as in MLflow's page.
+METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
+    {
+        "cppo": "#0052D9",
+        "dppo": "#E05759",
+        "trm_avg": "#D9A521",
+        "trm_max": "#B5651D",
+        "cispo": "#B07AA1",
+        "grpo": "#59A14F",
+        "minpro": "#282828",
+    }
+)
 
 
 def search_metric(objective: str) -> str:

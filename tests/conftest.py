@@ -1,13 +1,15 @@
 """Shared fixtures: a run small enough for a unit test, and a clean place to run in."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Before torch is loaded: OpenMP threads that spin on each other's core make tests ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from mlflow.store.db import utils as db_utils
+from sqlalchemy import Engine
 
 from cppo_lab import schema
 from cppo_lab.schema import Outcome
@@ -39,6 +41,32 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Histories are kept in a folder of the session's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cppo_lab.analysis.history_cache.FOLDER", tmp_path_factory.mktemp("histories"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """MLflow makes the tables of a SQLite store by some fifty migrations, each brought through to the disk: seconds.
+
+    They are made once, by MLflow, and every further store of this process begins as a copy.
+    """
+    make: Callable[[Engine], None] = db_utils._initialize_tables
+    template = tmp_path_factory.mktemp("tables") / "template.db"
+
+    def tables(engine: Engine) -> None:
+        path = Path(engine.url.database or "")
+        if engine.url.get_backend_name() != "sqlite" or not db_utils._is_empty_database(engine):
+            make(engine)
+            return
+        engine.dispose()
+        if not template.exists():
+            make(engine)
+            engine.dispose()
+            template.write_bytes(path.read_bytes())
+        path.write_bytes(template.read_bytes())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(db_utils, "_initialize_tables", tables)
         yield
 
 

@@ -14,6 +14,7 @@ from cppo_lab.launch.reconcile import Look, State
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, Attempt, open_client
+from cppo_lab.tracking.colours import colour
 from cppo_lab.tracking.experiment_note import describe_experiment
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.parents import ensure_parent, living, nest, update_parent
@@ -34,9 +35,9 @@ class Parents:
         return has or next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
 
     def tags(self, run: PlannedRun, past: Sequence[Attempt]) -> dict[str, str]:
-        """What nests a run that is about to be trained."""
-        parent = self.of(run, past)
-        return {schema.TAG_PARENT: parent} if parent else {}
+        """What nests a run that is about to be trained, and gives its curves their colour."""
+        parent, look = self.of(run, past), {schema.TAG_COLOUR: colour(run.variant)}
+        return {**look, schema.TAG_PARENT: parent} if parent else look
 
 
 @contextlib.contextmanager

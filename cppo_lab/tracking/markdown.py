@@ -7,6 +7,9 @@ from collections.abc import Iterable, Sequence
 _SPECIAL = re.compile(r"[&<>\\`*_\[\]#~|:!@]|(?<=www)\.")
 
 
+_GAP = " &emsp;| "
+
+
 def escaped(text: str) -> str:
     """`text` on one line, shown as it stands: no markup, HTML or address in it takes effect."""
     one_line = " ".join(text.split())
@@ -26,5 +29,6 @@ def link(text: str, address: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of cells that are Markdown already."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    # MLflow's page sets the columns of a table side by side without a gap.
+    lines = [_GAP.join(head), " | ".join(["---"] * len(head)), *(_GAP.join(row) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines)

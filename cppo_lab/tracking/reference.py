@@ -18,6 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema, store
 from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.colours import colour
 
 MAIN = "main"
 BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
@@ -76,7 +77,8 @@ class ReferenceRun:
             schema.TAG_CORE: schema.PAPER,
             schema.TAG_SEED: "unknown",
             schema.TAG_T_STOP: str(self.t_stop),
-            "mlflow.note.content": f"{self.variant} on {self.model}, as plotted in the paper ({_ARTICLE}).",
+            schema.TAG_COLOUR: colour(self.variant),
+            schema.TAG_NOTE: f"{self.variant} on {self.model}, as plotted in the paper ({_ARTICLE}).",
         }
         return tags | {schema.sweep_tag(sweep): variant for sweep, variant in self.sweeps.items()}
 

@@ -125,12 +125,14 @@ class _Shipment:
     def forget_deleted(self) -> bool:
         """Whether a user has deleted the MLflow run of the record that was being sent.
 
-        One that goes on is sent anew, as a whole; any other is left alone.
+        The newest has gone on since, and is sent anew, as a whole; any other is left alone.
         """
         if not self.token or self._exists(self.record.mlflow_id):
             return False
-        if self._goes_on(self.token):
-            del self.state.records[self.token]
+        newest = newest_record(self.folder)
+        if newest is not None and newest.begin.record == self.token:
+            self.state.records[self.token] = _Record()
+            self._create(newest.begin)
             for path in files(self.folder):
                 if _owner(path) == self.token:
                     self.state.offsets.pop(path.name, None)

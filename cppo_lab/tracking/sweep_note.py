@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.tracking.markdown import code, escaped, link, table
 
-MOST = 7500  # characters: MLflow keeps 8,000 of a run's tag
+MOST = 8000  # characters that MLflow keeps of a run's tag
 _VERDICT = (
     "\n### Verdict\n"  # the last section of a note; what follows it stays when the note is written anew
 )
-_MOST_VERDICT = 2000
+_MOST_VERDICT = 1500  # characters that are kept free for it
+_MOST_WORDS = 300  # of title and question
+_MOST_SEEDS = 10  # columns
+_MOST_LISTED = 12  # models, seeds or numbers of steps
 _MOST_SETTINGS = 8  # constants of one variant
 _OF_MANY = ("seed", "core")  # keys that vary within a variant
 
@@ -47,15 +50,28 @@ class NotedRun:
 
 def sweep_note(sweep: SweepText, runs: Sequence[NotedRun], experiment: str, verdict: str = "") -> str:
     """The whole description; `experiment` is the MLflow id of the runs' experiment, `verdict` is Markdown."""
-    head = [f"## {escaped(sweep.title)}"]
+    head = [f"## {escaped(sweep.title[:_MOST_WORDS])}"]
     if sweep.question:
-        head.append(f"**{escaped(sweep.question)}**")
+        head.append(f"**{escaped(sweep.question[:_MOST_WORDS])}**")
     if sweep.feeds:
         head.append(f"Of the paper: {escaped(', '.join(sweep.feeds))}.")
-    head += [_facts(sweep, runs), "### Variants", _variants(runs)]
-    end = f"{_VERDICT}\n{verdict.strip()[:_MOST_VERDICT]}\n" if verdict.strip() else ""
-    room = MOST - sum(len(part) + 2 for part in head) - len(end)
-    return "\n\n".join([*head, "### Runs", _grid(runs, experiment, room)]) + "\n" + end
+    head += [_facts(sweep, runs), "### Variants"]
+    room = MOST - _MOST_VERDICT - 100 - sum(len(part) + 2 for part in head)
+    variants = _fitting(("variant", "rule", "settings that differ"), _variants(runs), room // 3)
+    grid = _fitting(*_grid(runs, experiment), room - len(variants))
+    return with_verdict("\n\n".join([*head, variants, "### Runs", grid]), verdict)
+
+
+def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> str:
+    """A table of as many of the rows as take `room` characters, and how many are left out."""
+    left, count = room - len(table(head, [])) - 60, 0
+    for row in rows:
+        left -= sum(len(cell) + 9 for cell in row)
+        if left < 0:
+            break
+        count += 1
+    shown = table(head, rows[:count])
+    return shown if count == len(rows) else f"{shown}\n\n{len(rows) - count} more rows have no room here."
 
 
 def verdict_of(note: str) -> str:
@@ -85,20 +101,24 @@ def _facts(sweep: SweepText, runs: Sequence[NotedRun]) -> str:
 
 
 def _listed(values: Iterable[str]) -> str:
-    return ", ".join(code(value) for value in dict.fromkeys(values)) or "none"
+    each = [code(value) for value in dict.fromkeys(values)]
+    shown = each[:_MOST_LISTED] + (
+        [f"and {len(each) - _MOST_LISTED} more"] if len(each) > _MOST_LISTED else []
+    )
+    return ", ".join(shown) or "none"
 
 
-def _variants(runs: Sequence[NotedRun]) -> str:
+def _variants(runs: Sequence[NotedRun]) -> list[tuple[str, ...]]:
     """Each variant with its rule and with what it has otherwise than the others."""
     first = {run.variant: run for run in reversed(runs)}
     differing = _differing(list(first.values()))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for variant in dict.fromkeys(run.variant for run in runs):
         run = first[variant]
         settings = [f"{code(f'{key}={run.params[key]}')}" for key in differing if key in run.params]
         shown = settings[:_MOST_SETTINGS] + (["…"] if len(settings) > _MOST_SETTINGS else [])
         rows.append((escaped(variant), code(run.rule), ", ".join(shown) or "-"))
-    return table(("variant", "rule", "settings that differ"), rows)
+    return rows
 
 
 def _differing(runs: Sequence[NotedRun]) -> list[str]:
@@ -115,9 +135,9 @@ def _differing(runs: Sequence[NotedRun]) -> list[str]:
     ]
 
 
-def _grid(runs: Sequence[NotedRun], experiment: str, room: int) -> str:
-    """Variants by seeds: the last score of each run, or how it stands; as many rows as there is room for."""
-    seeds = list(dict.fromkeys(run.seed for run in runs))
+def _grid(runs: Sequence[NotedRun], experiment: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of variants by seeds: the last score of each run, or how it stands."""
+    seeds = list(dict.fromkeys(run.seed for run in runs))[:_MOST_SEEDS]
     places: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for run in runs:
         places[run.variant, run.model][run.seed] = _cell(run, experiment)
@@ -126,18 +146,12 @@ def _grid(runs: Sequence[NotedRun], experiment: str, room: int) -> str:
         (escaped(variant), code(model), *(cells.get(seed, "") for seed in seeds))
         for (variant, model), cells in places.items()
     ]
-    left = room - 200  # the line on rows that are left out, and the heading
-    for count, _ in enumerate(rows):
-        left -= len(table(head, rows[count : count + 1])) - (len(table(head, [])) if count else 0)
-        if left < 0:
-            more = f"{len(rows) - count} more rows have no room here: filter the runs as said above."
-            return f"{table(head, rows[:count])}\n\n{more}"
-    return table(head, rows)
+    return head, rows
 
 
 def _cell(run: NotedRun, experiment: str) -> str:
     state = "" if run.state == schema.DONE and run.score is not None else run.state
     score = "" if run.score is None else f"{100 * run.score:.1f} %"
     text = " ".join(part for part in (score, state) if part)
-    address = f"#/experiments/{experiment}/runs/{run.mlflow_id}?workflowType=machine_learning"
+    address = f"#/experiments/{experiment}/runs/{run.mlflow_id}"
     return link(text, address) if run.mlflow_id else escaped(text)

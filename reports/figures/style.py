@@ -9,17 +9,9 @@ from typing import Any
 
 import matplotlib
 
-COLOURS: Mapping[str, str] = MappingProxyType(
-    {
-        "cppo": "#0052D9",
-        "dppo": "#E05759",
-        "trm_avg": "#D9A521",
-        "trm_max": "#B5651D",
-        "cispo": "#B07AA1",
-        "grpo": "#59A14F",
-        "minpro": "#282828",
-    }
-)
+from cppo_lab.schema import METHOD_COLOURS
+
+COLOURS: Mapping[str, str] = METHOD_COLOURS
 # The bars of Figures 1 and 3: what masked a token; and the kept ones that move away from mu, or toward it.
 REASONS: Mapping[str, str] = MappingProxyType(
     {"token": "#C8384A", "prefix": "#F0A030", "response": "#A58BC4", "away": "#7FA6DC", "toward": "#D3D9E0"}

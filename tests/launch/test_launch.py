@@ -37,7 +37,11 @@ def mlflow_runs() -> list[Run]:
     client = open_client(tracking_uri())
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"]))
+    return list(
+        client.search_runs(
+            [experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'", order_by=["attributes.start_time ASC"]
+        )
+    )
 
 
 def history(run: Run, metric: str) -> dict[int, float]:
@@ -86,7 +90,9 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert set(history(cppo_run, "val/mean/avg_at_16")) == {0, 2, 4}
     assert set(history(cppo_run, "train/reward")) == {1, 2, 3, 4}
     artifacts = open_client(tracking_uri()).list_artifacts(cppo_run.info.run_id)
-    assert [artifact.path for artifact in artifacts] == ["config.json", "diagnostics", "history.npz"]
+    assert [artifact.path for artifact in artifacts] == [
+        *("config.json", "config.yaml", "diagnostics", "history.npz", "output", "requirements.txt")
+    ]
     rows = read_rows(workspace / "runs" / tags[schema.TAG_RUN_ID])
     assert [row.step for row in rows] == [0, 1, 2, 3, 4]
 

@@ -10,6 +10,8 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import reference
 from cppo_lab.tracking.reference import ReferenceRun, import_reference, reference_runs
+from cppo_lab.tracking.reference_parents import nest_reference
+from cppo_lab.tracking.sweep_note import SweepText
 
 
 def stored(uri: str) -> dict[str, Run]:
@@ -137,3 +139,20 @@ def test_runs_of_others_in_the_experiment_are_left_alone(
     client.delete_experiment(number)
     with pytest.raises(UserError, match="was deleted"):
         import_reference(uri)
+
+
+def test_the_papers_runs_are_nested_as_ours_are(monkeypatch: pytest.MonkeyPatch, empty_uri: str) -> None:
+    uri = empty_uri
+    monkeypatch.setattr(reference, "reference_runs", small_reference)
+    import_reference(uri)
+    for _ in range(2):  # again, it changes nothing
+        nest_reference(uri, {"main": SweepText("main", "Main results", "Which?")})
+    client = MlflowClient(uri)
+    number = client.get_experiment_by_name(schema.PAPER).experiment_id
+    runs = client.search_runs([number])
+    (parent,) = [run for run in runs if run.data.tags.get(schema.TAG_SWEEP_PARENT) == "main"]
+    children = [run for run in runs if schema.TAG_RUN_ID in run.data.tags]
+    assert {run.data.tags[schema.TAG_PARENT] for run in children} == {parent.info.run_id}
+    assert len(runs) == len(children) + 1
+    assert "runs: 3 (3 done)" in parent.data.tags[schema.TAG_NOTE]
+    assert import_reference(uri) == 0

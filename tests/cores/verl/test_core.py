@@ -77,7 +77,7 @@ def runs_of(folder: Path) -> dict[str, Run]:
     client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
     experiment = client.get_experiment_by_name(schema.experiment_name("verl"))
     assert experiment is not None
-    found = client.search_runs([experiment.experiment_id])
+    found = client.search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'")
     assert len(found) == len({run.data.tags[schema.TAG_RULE] for run in found})  # one each, whatever happened
     return {run.data.tags[schema.TAG_RULE]: run for run in found}
 

@@ -33,7 +33,7 @@ def mlflow_runs() -> dict[str, list[Run]]:
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None
     found: dict[str, list[Run]] = {}
-    for run in client.search_runs([experiment.experiment_id]):
+    for run in client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'"):
         found.setdefault(run.data.tags["cppo.run_id"], []).append(run)
     return found
 
