@@ -32,6 +32,7 @@ from tests.servers.records import assert_whole, compare, expected, runs_of, stor
 from tests.servers.trainer import Settings, Trainer
 
 LAST = 240  # step
+SLOW = 0.03  # seconds of a step, where something has to happen between the first and the last
 KILLS = 20
 LONGEST_WAIT = (
     1.5  # seconds that a step may spend in `log`: shorter than any of a trainer's waits for a store
@@ -75,6 +76,17 @@ def assert_never_waited(trainer: Trainer) -> None:
     assert max(waits) < LONGEST_WAIT
 
 
+def in_mid_run(trainer: Trainer, server: MlflowServer) -> Trainer:
+    """Starts it, and waits until the server has points of it."""
+    trainer.start()
+    deadline = time.monotonic() + 60
+    while not any(run.data.metrics for run in runs_of(server.uri, trainer.settings.spec)):
+        assert time.monotonic() < deadline, trainer.log()
+        time.sleep(0.05)
+    assert trainer.step() < LAST / 2, "the rest is too short for what is to come"
+    return trainer
+
+
 def sync(uri: str, *arguments: str) -> str:
     """`cppo sync` in the working folder; what it prints."""
     done = subprocess.run(
@@ -93,10 +105,10 @@ def copy_of(tables: Path, folder: Path) -> str:
 def test_the_server_is_killed_in_mid_run_and_restarted(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = trainer(server.uri).start().reach(60)
+    going = in_mid_run(trainer(server.uri, step_seconds=SLOW), server)
     server.kill()
     try:
-        going.reach(140)
+        going.reach(going.step() + 80)
     finally:
         server.start()
     assert going.end() == 0
@@ -109,13 +121,16 @@ def test_the_server_is_killed_in_mid_run_and_restarted(
 def test_the_server_hangs_in_mid_run(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = trainer(server.uri).start().reach(60)
+    seconds = max(SLOW, 2 * PAUSE / LAST)
+    going = in_mid_run(trainer(server.uri, step_seconds=seconds), server)
     server.pause()
     try:
-        going.reach(140)
+        start = going.step()
         time.sleep(PAUSE)
+        steps = going.step() - start
     finally:
         server.resume()
+    assert steps > 0.7 * PAUSE / seconds
     assert going.end() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
@@ -154,10 +169,10 @@ def test_the_server_was_never_there_and_the_store_moves(
 def test_the_server_answers_with_errors_for_a_while(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = trainer(proxy.uri).start().reach(60)
+    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server)
     refuse = Fault(status=503)
     proxy.answer(refuse)
-    going.reach(140)
+    going.reach(going.step() + 80)
     proxy.answer(None)
     assert going.end() == 0
     assert proxy.faults[refuse] > 1
@@ -169,10 +184,10 @@ def test_a_page_in_place_of_an_answer(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     """As of a login page, or of a gateway that is kind."""
-    going = trainer(proxy.uri).start().reach(60)
+    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server)
     page = Fault(status=200)
     proxy.answer(page)
-    going.reach(140)
+    going.reach(going.step() + 80)
     proxy.answer(None)
     assert going.end() == 0
     assert proxy.faults[page] > 0
@@ -191,8 +206,8 @@ def test_a_slow_server(
 
 
 @pytest.mark.parametrize(
-    ("path", "times"),
-    [("runs/create", 2), ("runs/log-batch", 5), ("", 25)],
+    ("path", "times", "begun"),
+    [("runs/create", 2, False), ("runs/log-batch", 5, True), ("", 25, False)],
 )
 def test_answers_are_lost_after_the_work_was_done(
     proxy: FaultyProxy,
@@ -202,10 +217,16 @@ def test_answers_are_lost_after_the_work_was_done(
     workspace: Path,
     path: str,
     times: int,
+    begun: bool,
 ) -> None:
+    """MLflow's client sends such a request again, and so do we."""
     lost = Fault(cut=True, path=path, times=times)
+    going = trainer(proxy.uri, step_seconds=SLOW)
+    if begun:
+        in_mid_run(going, server)
     proxy.answer(lost)
-    going = trainer(proxy.uri).start()
+    if not begun:
+        going.start()
     assert going.end() == 0
     assert proxy.faults[lost] == times
     assert_whole(server.uri, spec, workspace / "a")
