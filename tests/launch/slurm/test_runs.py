@@ -51,7 +51,7 @@ def histories(folder: Path) -> dict[str, Points]:
                 # Seconds and rates are the machine's.
                 name: sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, name))
                 for name in run.data.metrics
-                if not name.startswith("perf/")
+                if not name.startswith(("perf/", "system/"))
             }
             for run_id, attempts in mlflow_runs().items()
             for run in attempts
