@@ -28,6 +28,7 @@ from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.run_folder import read_status, write_status
 from tests.conftest import TINY
 from tests.launch.test_launch import mlflow_runs
+from tests.recorded import sent
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "launcher=inline"]
 
@@ -197,13 +198,14 @@ def test_the_store_is_asked_only_where_a_folder_cannot_say(runs: Path) -> None:
 def test_killed_while_it_recorded_its_end(
     runs: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the store's last word and the folder's: the store knows, and `--repair` tells the folder."""
+    """Between the spool's last word and the status: the spool knows, and `--repair` tells status and store."""
     folder = runs / tiny_spec.run_id
     folder.mkdir()
     recorder = Recorder(tiny_spec, {}, folder, gpus=2)
     recorder.log(4, {"train/reward": 0.5})
+    recorder._status(schema.RUNNING, 4)
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "_recorded", property(lambda self: False, _raise), raising=False)
+        patch.setattr(Recorder, "_status", _raise)
         with pytest.raises(KeyboardInterrupt):
             recorder.finish(Outcome(schema.COLLAPSED, 4, "score fell"))
     assert read_status(folder)["status"] == "running"
@@ -226,6 +228,7 @@ def test_repair_ends_what_nobody_trains(
     folder = runs / tiny_spec.run_id
     folder.mkdir()
     Recorder(tiny_spec, {}, folder)._status(schema.RUNNING, 2)
+    sent(folder)
     with Ledger(runs) as ledger:
         ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
     (slurm_says / "squeue.txt").write_text("5|TIMEOUT|TimeLimit|1:00|n1|x\n")
@@ -252,6 +255,7 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
     folder = workspace / "elsewhere" / tiny_spec.run_id
     folder.mkdir(parents=True)
     Recorder(tiny_spec, {}, folder).finish(Outcome(schema.DONE, 4))
+    sent(folder)
     both = rows(capsys, *ONE[:-2], "variant=cppo,grpo")
     assert both[tiny_spec.run_id]["state"] == "done"
     assert sorted(row["state"] for row in both.values()) == ["done", "missing"]

@@ -11,6 +11,7 @@ from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.run import AlreadyRunning, held
 from cppo_lab.tracking.run_folder import read_status, write_status
+from cppo_lab.tracking.shipping import unsent
 
 
 def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
@@ -22,7 +23,8 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
     database = store.sqlite_file(uri)
     for core in schema.CORES:
         run_ids = [one.run_id for one in found if one.label.core in (core, "")]
-        if run_ids and (database is None or database.is_file()):
+        there = database is None or database.is_file() or any(unsent(runs / one, uri) for one in run_ids)
+        if run_ids and there:
             mended = dict.fromkeys(reconcile.repair(run_ids, core, uri, runs))
             lines += [f"{run_id}: its record in MLflow is mended" for run_id in mended]
             states = reconcile.run_states(run_ids, core, uri, runs)

@@ -17,6 +17,7 @@ from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.view import SlurmView, view
 from cppo_lab.run import holder, is_held
 from cppo_lab.tracking.run_folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
+from cppo_lab.tracking.spool import newest_record
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
 ALIVE = frozenset({schema.RUNNING, schema.QUEUED})
@@ -146,6 +147,9 @@ def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: Sight) -> 
     if said in (schema.FAILED, schema.PARTIAL):
         return replace(found, state=str(said), reason=_line(told.get("reason"))), sure
     if said == schema.RUNNING:
+        record = newest_record(folder)
+        if record is not None and record.end is not None:  # killed before its status said so, too
+            return replace(found, state=record.end.status, reason=_line(record.end.reason)), sure
         gone = "cancelled" if is_cancelled(folder) else GONE
         return replace(found, state=schema.PARTIAL, reason=f"interrupted: {gone}"), sure
     return found, sure

@@ -16,8 +16,8 @@ from cppo_lab.store import tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
-from tests.browser.requirement import CHROMIUM, absent, give_up
 from tests.plausible import train
+from tests.requirement import BROWSER, CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -30,8 +30,7 @@ WAIT_MS = 45_000  # for an element: the page asks the server for each chart, and
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A SQLite store with the quickstart launched into it: three methods, two seeds."""
-    if reason := absent():
-        give_up(reason)
+    BROWSER.demand()
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path_factory.mktemp("browser"))
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -40,7 +40,8 @@ def begun(spec: RunSpec, folder: Path, steps: int = 3) -> Recorder:
 
 
 def state(spec: RunSpec) -> State:
-    sent(Path("runs") / spec.run_id)
+    if (Path("runs") / spec.run_id / "spool").exists():
+        sent(Path("runs") / spec.run_id)
     return run_states([spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[spec.run_id]
 
 

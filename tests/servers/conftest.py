@@ -16,7 +16,7 @@ from cppo_lab.tracking.client import open_client
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
 from dev.servers.postgres import Postgres, default_folder
-from tests.servers.requirement import absent, give_up
+from tests.requirement import POSTGRES
 
 TEMPLATE = "mlflow_tables"
 
@@ -24,8 +24,7 @@ TEMPLATE = "mlflow_tables"
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """The PostgreSQL of this session. What killed sessions have left running is cleared away first."""
-    if reason := absent():
-        give_up(reason)
+    POSTGRES.demand()
     own = default_folder(f"tests-{os.getpid()}")
     for folder in own.parent.glob("tests-*"):
         session = folder.name.split("-")[1]

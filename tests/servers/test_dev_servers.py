@@ -20,7 +20,7 @@ from dev.servers.__main__ import main
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.group import Group
 from dev.servers.postgres import Postgres, default_folder
-from tests.servers import requirement
+from tests.requirement import POSTGRES
 
 HELD = "import sys, time\nfor i in range(10**6):\n    print(i, flush=True); time.sleep(0.01)\n"
 
@@ -175,15 +175,14 @@ def test_missing_postgres_is_a_skip_or_a_failure(
     monkeypatch.setenv("PATH", os.fspath(tmp_path))
     assert main(["--folder", os.fspath(tmp_path / "none"), "start"]) == 1
     assert "error: not installed: initdb, pg_ctl" in capsys.readouterr().err
-    reason = requirement.absent()
     for name in ("CI", "CPPO_REQUIRE_POSTGRES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(pytest.skip.Exception, match="initdb"):
-        requirement.give_up(reason)
+        POSTGRES.demand()
     for name in ("CI", "CPPO_REQUIRE_POSTGRES"):
         monkeypatch.setenv(name, "1")
         with pytest.raises(pytest.fail.Exception, match=rf"{name} is set.*initdb"):
-            requirement.give_up(reason)
+            POSTGRES.demand()
         monkeypatch.setenv(name, "0")
 
 

@@ -14,7 +14,7 @@ from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster, default_folder
 from dev.slurm.daemons import look_up
 from dev.slurm.settings import Settings
-from tests.slurm.requirement import absent, give_up
+from tests.requirement import SLURM
 from tests.slurm.waiting import until
 
 
@@ -32,8 +32,7 @@ def remove(cluster: Cluster) -> None:
 @pytest.fixture(scope="session")
 def slurm_installed() -> None:
     """Skips or fails the test where Slurm can't run, and clears away what killed sessions have left running."""
-    if reason := absent():
-        give_up(reason)
+    SLURM.demand()
     for folder in session_folder().parent.glob("tests-*"):
         session = folder.name.split("-")[1]
         if session.isdigit() and look_up(int(session)) is None:

@@ -21,8 +21,8 @@ from dev.slurm import starting
 from dev.slurm.cluster import Cluster
 from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
+from tests.requirement import SLURM
 from tests.slurm.conftest import remove, session_folder
-from tests.slurm.requirement import give_up
 from tests.slurm.waiting import until
 
 pytestmark = [
@@ -46,7 +46,7 @@ axes: {seed: [0]}
 def machines(slurm_installed: None) -> Iterator[Cluster]:
     """Two virtual machines of two CPUs, alone in their network."""
     if missing := starting.missing(accounting=False, private_network=True):
-        give_up(f"not installed: {', '.join(missing)}")
+        SLURM.lack(f"not installed: {', '.join(missing)}")
     cluster = Cluster(session_folder("-ray"))
     starting.start(cluster, Settings(nodes=2, accounting=False, private_network=True))
     yield cluster

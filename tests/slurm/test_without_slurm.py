@@ -13,7 +13,7 @@ from dev.slurm.__main__ import main
 from dev.slurm.cluster import Cluster
 from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Place, Settings, files
-from tests.slurm import requirement
+from tests.requirement import SLURM
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,15 @@ def test_install_without_apt_get(
 def test_missing_slurm_is_a_skip_or_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "PATH", "/nowhere")
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    reason = requirement.absent()
-    assert "not installed: slurmctld" in reason
+    assert "not installed: slurmctld" in SLURM.absent()
     for name in ("CI", "CPPO_REQUIRE_SLURM"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(pytest.skip.Exception, match="slurmctld"):
-        requirement.give_up(reason)
+        SLURM.demand()
     for name in ("CI", "CPPO_REQUIRE_SLURM"):
         monkeypatch.setenv(name, "1")
         with pytest.raises(pytest.fail.Exception, match=f"{name} is set.*slurmctld"):
-            requirement.give_up(reason)
+            SLURM.demand()
         monkeypatch.setenv(name, "0")
 
 

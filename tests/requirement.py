@@ -1,0 +1,62 @@
+"""What tests need of the machine, and what happens where it is not there."""
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from dev.servers import postgres
+from dev.slurm import starting
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """Something outside Python: `absent` says why it can't be had on this machine, or nothing if it can."""
+
+    name: str
+    variable: str  # set where it has to be there
+    absent: Callable[[], str]
+
+    def demand(self) -> None:
+        """Go on if it is there; see `lack`."""
+        if reason := self.absent():
+            self.lack(reason)
+
+    def lack(self, reason: str) -> NoReturn:
+        """Skip the test since it is not there, or fail it where CI or `variable` says that it has to be."""
+        for name in ("CI", self.variable):
+            if os.environ.get(name, "") not in ("", "0", "false"):
+                pytest.fail(f"{name} is set, so {self.name} has to be there, but: {reason}")
+        pytest.skip(f"{self.name}: {reason}")
+
+
+def _no_slurm() -> str:
+    if os.getuid() != 0:
+        return "needs root"
+    missing = starting.missing()
+    return f"not installed: {', '.join(missing)} (python3 -m dev.slurm install)" if missing else ""
+
+
+def _no_browser() -> str:
+    if not CHROMIUM.is_file():
+        return f"{CHROMIUM} is not there (apt-get install chromium)"
+    missing = [name for name in ("playwright", "flask") if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)} (pip install playwright 'cppo-lab[ui]')" if missing else ""
+
+
+def _no_postgres() -> str:
+    if missing := postgres.missing():
+        return f"not installed: {', '.join(missing)} (python3 -m dev.servers install)"
+    there = importlib.util.find_spec("psycopg2")
+    return "" if there else "not installed: psycopg2 (pip install psycopg2-binary)"
+
+
+SLURM = Requirement("Slurm", "CPPO_REQUIRE_SLURM", _no_slurm)
+BROWSER = Requirement("a browser", "CPPO_REQUIRE_BROWSER", _no_browser)
+POSTGRES = Requirement("PostgreSQL", "CPPO_REQUIRE_POSTGRES", _no_postgres)
