@@ -2,7 +2,8 @@
 
 A step of 100 ms logs 60 metrics. It sleeps, as one that waits for a GPU, or computes with torch in one thread. Blocks
 of steps alternate: without logging, through our recorder with its thread at work, through MLflow. A block of ours
-begins with as many steps in the spool as training has there, so that all shipping of a block's steps falls into it.
+begins with as many steps in the spool as training has there, so that all shipping of a block's steps falls into it;
+they are shipped as those of a run of more than half a minute.
 
 *_log_ms             what a step waits for inside `log`: mean, median, 99th percentile
 *_held_percent       by how much tracking lengthens a step: what the training thread spends in `log`, and waits for
@@ -43,10 +44,11 @@ sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
 
 from cppo_lab import schema, store  # noqa: E402
 from cppo_lab.sweep.compose import compose  # noqa: E402
+from cppo_lab.tracking import shipper  # noqa: E402
 from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
 from cppo_lab.tracking.recorder import Recorder  # noqa: E402
 from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
-from cppo_lab.tracking.shipping import ship  # noqa: E402
+from cppo_lab.tracking.shipping import ship, unsent  # noqa: E402
 from dev.servers import postgres  # noqa: E402
 from dev.servers.mlflow_server import MlflowServer  # noqa: E402
 
@@ -119,6 +121,8 @@ def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
     """`log` through our recorder, with the thread that ships."""
     recorder = Recorder(SPEC, {}, folder, continues=False)
     with Shipper(folder, uri, recorder):
+        while unsent(folder, uri):
+            time.sleep(0.1)  # until the process that ships has begun
         for step in range(WAITING):
             recorder.log(step, values(step))
         yield lambda step: recorder.log(step, values(step))
@@ -173,7 +177,7 @@ def measure_steps(stores: dict[str, str], folder: Path, rounds: int, steps: int)
                     blocks.setdefault((kind, name, "ours"), []).append(Block(work, log, steps))
         for name, uri in stores.items():
             with by_mlflow(uri, folder) as log:
-                blocks.setdefault(("sleep", name, "direct"), []).append(Block(sleep, log, min(steps, 25)))
+                blocks.setdefault(("sleep", name, "direct"), []).append(Block(sleep, log, steps // 2))
     figures = {}
     for (kind, name, logger), found in blocks.items():
         if logger:
@@ -237,7 +241,8 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="one round of short blocks, no PostgreSQL")
     quick = parser.parse_args().quick
-    rounds, steps, spooled = (1, 25, 100) if quick else (4, 65, 500)
+    shipper.ASIDE_AFTER_SECONDS = 0.0
+    rounds, steps, spooled = (1, 23, 50) if quick else (4, 65, 500)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         stores = stack.enter_context(opened_stores(folder))

@@ -1,4 +1,8 @@
-"""Shipping a run while it trains: a thread that no step ever waits for."""
+"""Shipping a run while it trains: a thread that no step ever waits for.
+
+It leaves the work to a process of its own once a run has proved to be a long one (`ship_process`). The last words are
+sent from here: then nobody trains any more.
+"""
 
 import contextlib
 import random
@@ -16,10 +20,12 @@ from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
+from cppo_lab.tracking.ship_process import ShipProcess
 from cppo_lab.tracking.shipping import ship, unsent
 from cppo_lab.tracking.spool import End, Line, new_record
 
 EVERY_SECONDS = 2.0
+ASIDE_AFTER_SECONDS = 30.0  # of training: a shorter run would be over before the process has imported MLflow
 LONGEST_PAUSE_SECONDS = 60.0  # between two tries of a store that is away
 # How long the end of a run waits for its points to arrive: they are safe on file, and `cppo sync` sends them.
 PATIENCE_SECONDS = 60.0
@@ -35,6 +41,9 @@ class Shipper:
         self.folder, self.uri, self._recorder = folder, uri, recorder
         self.hurry = False  # the process is being ended
         self._client: MlflowClient | None = None
+        self._started = time.monotonic()
+        self._process: ShipProcess | None = None
+        self._alone = False  # there can be no such process
         self._stop = threading.Event()
         self._away_since: float | None = None
         self._thread = threading.Thread(target=self._work, name="shipper", daemon=True)
@@ -48,6 +57,8 @@ class Shipper:
     ) -> None:
         """Send what is left. A store that stays away is named, and nothing is lost by it."""
         self._stop.set()
+        if self._process is not None:
+            self._process.kill()  # it may hang with its store; what is left is sent from here
         patience = HURRY_SECONDS if self.hurry else PATIENCE_SECONDS
         self._thread.join(patience)
         if self._thread.is_alive() or unsent(self.folder, self.uri):
@@ -62,6 +73,8 @@ class Shipper:
         pause = EVERY_SECONDS
         while not self._stop.wait(pause):
             pause = EVERY_SECONDS if self._try() else self._longer(pause)
+        if self._process is not None:
+            self._process.close()
         deadline = time.monotonic() + (HURRY_SECONDS if self.hurry else PATIENCE_SECONDS)
         while not self._try(last=True) and time.monotonic() < deadline:
             time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
@@ -73,24 +86,49 @@ class Shipper:
 
     def _try(self, last: bool = False) -> bool:
         """Ship once; False if the store did not take it."""
-        unwritten = list(self._recorder.spool.unwritten) if last and self._recorder else []
         try:
-            self._client = self._client or open_client(self.uri)
-            ship(self.folder, self.uri, self._client, unwritten)
-        except _FAULTS as error:
+            fault = self._here(last) if last or not self._aside() else self._there()
+        except BrokenPipeError:
+            return self._stop.is_set() or self._try()
+        if fault:
             if self._away_since is None:
                 self._away_since = time.monotonic()
-                print(
-                    f"tracking store does not answer, training goes on: {fault_line(error)}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                said = f"tracking store does not answer, training goes on: {fault}"
+                print(said, file=sys.stderr, flush=True)
             return False
         if self._away_since is not None:
             away = time.monotonic() - self._away_since
             print(f"tracking store is back after {away:.0f} s", file=sys.stderr, flush=True)
             self._away_since = None
         return True
+
+    def _here(self, last: bool) -> str:
+        """Ship in this process; the store's fault, empty if there is none."""
+        unwritten = list(self._recorder.spool.unwritten) if last and self._recorder else []
+        try:
+            self._client = self._client or open_client(self.uri)
+            ship(self.folder, self.uri, self._client, unwritten)
+        except _FAULTS as error:
+            return fault_line(error)
+        return ""
+
+    def _there(self) -> str:
+        """The same in the other process. Raises BrokenPipeError if it is gone, and then does without."""
+        assert self._process is not None
+        try:
+            return self._process.ship()
+        except BrokenPipeError:
+            self._alone = True
+            raise
+
+    def _aside(self) -> bool:
+        """Whether there is a process to ship from, by now."""
+        if self._process is None and time.monotonic() - self._started >= ASIDE_AFTER_SECONDS:
+            try:
+                self._process = ShipProcess(self.folder, self.uri)
+            except OSError:
+                self._alone = True
+        return self._process is not None and not self._alone
 
 
 def record_unstarted(spec: RunSpec, tags: Mapping[str, str], folder: Path, uri: str, reason: str) -> None:

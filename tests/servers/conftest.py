@@ -1,4 +1,4 @@
-"""Real servers for the tests in this folder: a PostgreSQL for the session, an MLflow server for each module.
+"""Real servers for the tests in this folder: a PostgreSQL and an MLflow server for the session, started on demand.
 
 Without PostgreSQL its tests are skipped, but where CI or CPPO_REQUIRE_POSTGRES is set that is a failure.
 """
@@ -55,7 +55,7 @@ def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, sqlite_tables: Path) -> Iterator[MlflowServer]:
     """An MLflow server over SQLite. A test that kills or pauses it brings it back."""
     folder = tmp_path_factory.mktemp("server")

@@ -76,11 +76,11 @@ def assert_never_waited(trainer: Trainer) -> None:
     assert max(waits) < LONGEST_WAIT
 
 
-def in_mid_run(trainer: Trainer, server: MlflowServer) -> Trainer:
-    """Starts it, and waits until the server has points of it."""
+def in_mid_run(trainer: Trainer, uri: str) -> Trainer:
+    """Starts it, and waits until the store has points of it."""
     trainer.start()
     deadline = time.monotonic() + 60
-    while not any(run.data.metrics for run in runs_of(server.uri, trainer.settings.spec)):
+    while not any(run.data.metrics for run in runs_of(uri, trainer.settings.spec)):
         assert time.monotonic() < deadline, trainer.log()
         time.sleep(0.05)
     assert trainer.step() < LAST / 2, "the rest is too short for what is to come"
@@ -105,7 +105,7 @@ def copy_of(tables: Path, folder: Path) -> str:
 def test_the_server_is_killed_in_mid_run_and_restarted(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = in_mid_run(trainer(server.uri, step_seconds=SLOW), server)
+    going = in_mid_run(trainer(server.uri, step_seconds=SLOW), server.uri)
     server.kill()
     try:
         going.reach(going.step() + 80)
@@ -122,7 +122,7 @@ def test_the_server_hangs_in_mid_run(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     seconds = max(SLOW, 2 * PAUSE / LAST)
-    going = in_mid_run(trainer(server.uri, step_seconds=seconds), server)
+    going = in_mid_run(trainer(server.uri, step_seconds=seconds), server.uri)
     server.pause()
     try:
         start = going.step()
@@ -169,7 +169,7 @@ def test_the_server_was_never_there_and_the_store_moves(
 def test_the_server_answers_with_errors_for_a_while(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server)
+    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server.uri)
     refuse = Fault(status=503)
     proxy.answer(refuse)
     going.reach(going.step() + 80)
@@ -184,7 +184,7 @@ def test_a_page_in_place_of_an_answer(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     """As of a login page, or of a gateway that is kind."""
-    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server)
+    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server.uri)
     page = Fault(status=200)
     proxy.answer(page)
     going.reach(going.step() + 80)
@@ -223,7 +223,7 @@ def test_answers_are_lost_after_the_work_was_done(
     lost = Fault(cut=True, path=path, times=times)
     going = trainer(proxy.uri, step_seconds=SLOW)
     if begun:
-        in_mid_run(going, server)
+        in_mid_run(going, server.uri)
     proxy.answer(lost)
     if not begun:
         going.start()

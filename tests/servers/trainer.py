@@ -83,6 +83,7 @@ def attempt(settings: "Settings") -> None:
     if settings.stub:
         base.CORES["mini"] = f"{__name__}:train"
     shipper.EVERY_SECONDS = settings.ship_seconds
+    shipper.ASIDE_AFTER_SECONDS = settings.aside_after
     shipper.LONGEST_PAUSE_SECONDS = 2.0
     try:
         run_module.execute(Attempt(settings.spec, settings.runs, settings.uri))
@@ -102,6 +103,7 @@ class Settings:
     environment: Mapping[str, str]
     step_seconds: float = 0.015
     ship_seconds: float = 0.3
+    aside_after: float = 1e9  # seconds until a process of its own ships
     stub: bool = True
 
     @property

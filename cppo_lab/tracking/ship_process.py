@@ -1,0 +1,104 @@
+"""Shipping in a process beside the one that trains.
+
+MLflow spends processor time on each point, most of all on a SQLite file, and a thread that spends it in the training
+process holds Python's interpreter meanwhile: training that computes in small operations all but stands still. Whatever
+happens to this process costs nothing: what it has not sent is sent by the next attempt at it, here or there.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
+from cppo_lab.tracking.shipping import ship
+
+PARENT_SECONDS = 5.0  # how often it looks whether the training process still lives
+NICENESS = 5  # training comes first
+_COMMAND = [sys.executable, "-c", "from cppo_lab.tracking.ship_process import main; main()"]
+
+
+class ShipProcess:
+    """The process that ships `folder` to the store at `uri`, as the training process sees it.
+
+    Raises OSError if it cannot be started.
+    """
+
+    def __init__(self, folder: Path, uri: str) -> None:
+        # A session of its own: a Ctrl-C is for the training process, which ends this one.
+        self._process = subprocess.Popen(
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        # Not by the command line, which all users of the machine may read: the URI may hold a password.
+        self._first = json.dumps({"folder": str(folder), "uri": uri}) + "\n"
+
+    def ship(self) -> str:
+        """Ship once; what the store's fault is, empty if there is none.
+
+        Raises BrokenPipeError if the process is gone.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{self._first}\n")
+        self._first = ""
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer.endswith("\n"):
+            raise BrokenPipeError("the process that ships is gone")
+        return str(json.loads(answer))
+
+    def kill(self) -> None:
+        """End it, whatever it does: its work is done again."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """Free what it held. Nobody may be in `ship` any more."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:  # a word that it never read
+                continue
+
+
+def main() -> None:
+    """Ship once for each line of standard input; ends with the training process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # Slurm's are for all processes of a job
+    os.nice(NICENESS)
+    parent, client, task = os.getppid(), None, json.loads(_first_line())
+    if not task:
+        return
+    folder, uri = Path(task["folder"]), str(task["uri"])
+    while _asked(parent):
+        fault = ""
+        try:
+            client = client or open_client(uri)
+            ship(folder, uri, client)
+        except (*STORE_FAULTS, UserError) as error:
+            fault = fault_line(error)
+        try:
+            os.write(1, f"{json.dumps(fault)}\n".encode())
+        except BrokenPipeError:
+            return
+
+
+def _first_line() -> bytes:
+    """Read byte by byte: what follows is waited for on the descriptor itself."""
+    text = b""
+    while not text.endswith(b"\n") and (byte := os.read(0, 1)):
+        text += byte
+    return text or b"{}"
+
+
+def _asked(parent: int) -> bool:
+    """Waits for a line; False if the training process is gone. Its own children may keep the pipe open."""
+    while not select.select([0], [], [], PARENT_SECONDS)[0]:
+        if os.getppid() != parent:
+            return False
+    return os.read(0, 1) == b"\n"
