@@ -71,6 +71,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm's are for all processes of a job
     os.nice(NICENESS)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what libraries print is no answer
     parent, client, task = os.getppid(), None, json.loads(_first_line())
     if not task:
         return
@@ -83,7 +85,7 @@ def main() -> None:
         except (*STORE_FAULTS, UserError) as error:
             fault = fault_line(error)
         try:
-            os.write(1, f"{json.dumps(fault)}\n".encode())
+            os.write(answers, f"{json.dumps(fault)}\n".encode())
         except BrokenPipeError:
             return
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
+from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.ship_process import ShipProcess
+from cppo_lab.tracking.shipping import unsent
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
 from tests.servers.records import assert_whole
@@ -84,6 +87,23 @@ def test_its_store_hangs(
     assert trainer(proxy.uri).start().end() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
+
+
+def test_what_mlflow_prints_is_no_answer(
+    sqlite_tables: Path, tiny_spec: RunSpec, workspace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It prints where to look at a run that has ended."""
+    uri = copy_of(sqlite_tables, workspace)
+    recorder = Recorder(tiny_spec, {}, workspace / "runs" / tiny_spec.run_id)
+    recorder.log(0, {"train/reward": 0.5})
+    recorder.finish(Outcome(DONE, 0))
+    process = ShipProcess(recorder.folder, uri)
+    try:
+        assert (process.ship(), process.ship()) == ("", "")
+    finally:
+        process.close()
+    assert not unsent(recorder.folder, uri)
+    assert capfd.readouterr().out == ""
 
 
 def test_it_says_what_is_wrong_with_the_store(workspace: Path) -> None:
