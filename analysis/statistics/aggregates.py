@@ -37,11 +37,6 @@ def iqm(strata: Sequence[FloatArray]) -> FloatArray:
     return np.asarray(np.mean(runs[..., cut : runs.shape[-1] - cut], axis=-1))
 
 
-def optimality_gap(strata: Sequence[FloatArray], target: float = 1.0) -> FloatArray:
-    """How far the runs stay below `target`, on average; what lies above it counts as at it."""
-    return target - np.mean(_task_means([np.minimum(runs, target) for runs in strata]), axis=-1)
-
-
 AGGREGATES: Mapping[str, Statistic] = MappingProxyType({"mean": mean, "iqm": iqm, "median": median})
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cppo_lab.analysis.statistics.student import t_cdf, t_quantile
 
 LEVEL = 0.95
-ONE_RUN = "one run: how much seeds differ is not known, so there is no interval and no test"
-NO_SPREAD = "all runs have the same score: there is no spread to tell an interval from"
+ONE_RUN = "a single run does not show how much seeds differ"
+NO_SPREAD = "without any spread between runs nothing says how sure it is"
 _SAME = 1e-9  # fractions closer than this differ by rounding alone
 
 

@@ -5,15 +5,14 @@ run, so their scatter says how firm a point of its curve is and nothing about an
 from dataclasses import dataclass
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, State
 from cppo_lab.analysis.statistics.sampling import SamplingError, run_sampling_error
-from cppo_lab.analysis.window import step_noise
+from cppo_lab.analysis.statistics.values import RunValues
 
 CANNOT = (
     "how much the score would change with another seed",
     "whether a difference from another method comes from the method or from the seed",
     "any 95 % interval, p-value or probability of improvement",
-    "how many seeds would decide a comparison: that takes the spread of at least two, better three",
+    "how many seeds would decide a comparison: that takes the spread of two or more",
 )
 
 
@@ -32,19 +31,16 @@ class SingleRun:
     cannot: tuple[str, ...] = CANNOT
 
 
-def single_runs(board: Scoreboard) -> tuple[SingleRun, ...]:
-    """The cells of the board with exactly one finished run, in its order."""
-    cells: dict[tuple[str, str], list[RunScore]] = {}
-    for run in board.runs:
-        if run.state in (State.SCORED, State.COLLAPSE):
-            cells.setdefault((run.model, run.variant), []).append(run)
+def single_runs(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[SingleRun, ...]:
+    """The cells of the board with exactly one finished run, in its order; `runs` are its `run_values`."""
+    scored = {(run.model, run.variant, run.seed): run for run in board.runs}
+    cells: dict[tuple[str, str], list[RunValues]] = {}
+    for run in runs:
+        cells.setdefault((run.model, run.variant), []).append(run)
     return tuple(
         SingleRun(
-            model,
-            variant,
-            run_sampling_error(board, runs[0]),
-            step_noise(board.curves.of(runs[0].mlflow_id or ""), runs[0].t_stop),
+            model, variant, run_sampling_error(board, scored[model, variant, only.seed]), only.step_noise
         )
-        for (model, variant), runs in cells.items()
-        if len(runs) == 1
+        for (model, variant), (only, *others) in cells.items()
+        if not others
     )

@@ -28,9 +28,9 @@ class Seeds:
     unknown: str = ""
 
     def words(self) -> str:
-        """`12 seeds`, `more than 100 seeds`, or why it is not known."""
+        """`12 seeds`, `more than 100 seeds`, `not known`."""
         if self.unknown:
-            return self.unknown
+            return "not known"
         return f"more than {MOST} seeds" if self.count is None else f"{self.count} seeds"
 
 
@@ -49,7 +49,7 @@ def seeds_for_superiority(found: Estimate, smallest: float) -> Seeds:
     """To find the observed difference to be above 0, or below `smallest`, whichever takes fewer."""
     deviation = _deviation(found)
     if deviation is None:
-        return Seeds(None, _why_unknown(found))
+        return Seeds(None, found.unknown)
     distance = max(found.value, smallest - found.value)
     return _fewest(lambda n: power(distance, deviation, n))
 
@@ -58,7 +58,7 @@ def seeds_for_equivalence(found: Estimate, margin: float) -> Seeds:
     """To find the observed difference inside the margin if it is inside, else outside."""
     deviation = _deviation(found)
     if deviation is None:
-        return Seeds(None, _why_unknown(found))
+        return Seeds(None, found.unknown)
     outside = abs(found.value) - margin
     if outside >= 0:
         return _fewest(lambda n: power(outside, deviation, n))
@@ -75,7 +75,3 @@ def _deviation(found: Estimate) -> float | None:
 
 def _fewest(reached: Callable[[int], float]) -> Seeds:
     return Seeds(next((n for n in range(2, MOST + 1) if reached(n) >= POWER), None))
-
-
-def _why_unknown(found: Estimate) -> str:
-    return "not known: " + found.unknown

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, State
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed
-from cppo_lab.analysis.window import late_curve, step_noise
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,8 @@ class Place:
     """One variant in the order of a model. `rank`: 1 + the number of strictly higher means over seeds.
 
     `margin`: how far the next lower variant lies below (None: the last). `noise`: standard error of that margin from
-    the scatter of single evaluations alone, taken as independent (None: not known); seeds come on top of it.
+    the scatter of single evaluations alone, taken as independent (None: not known). It is the least there is: seeds
+    come on top of it, and with BEST and CORRECTED the luck of the pick.
     """
 
     variant: str
@@ -62,7 +61,10 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
     cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
     means = {variant: math.fsum(values) / len(values) for variant, values in cells.items() if values}
     order = sorted(means, key=lambda variant: -means[variant])
-    noise = {variant: _noise(board, model, variant, score) for variant in order}
+    noise = {
+        variant: _noise([run for run in runs if (run.model, run.variant) == (model, variant)], score)
+        for variant in order
+    }
     places = []
     for variant, below in zip(order, [*order[1:], None], strict=True):
         places.append(
@@ -78,26 +80,14 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
     return Ranking(model, score, tuple(places))
 
 
-def _noise(board: Scoreboard, model: str, variant: str, score: Score) -> float | None:
+def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
     """Standard error of a cell's score from the scatter of evaluations; None if any of its runs does not show it."""
-    runs = [
-        run
-        for run in board.runs
-        if (run.model, run.variant) == (model, variant) and run.state in (State.SCORED, State.COLLAPSE)
+    squares = [
+        run.step_noise**2 / {Score.FINAL: run.late, Score.AREA: run.evaluations}.get(score, 1)
+        for run in runs
+        if run.step_noise is not None
     ]
-    squares = [_squared_noise(board, run, score) for run in runs]
-    known = [square for square in squares if square is not None]
-    return math.sqrt(math.fsum(known)) / len(known) if known and len(known) == len(squares) else None
-
-
-def _squared_noise(board: Scoreboard, run: RunScore, score: Score) -> float | None:
-    curve = board.curves.of(run.mlflow_id or "")
-    noise = step_noise(curve, run.t_stop)
-    if noise is None:
-        return None
-    inside = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
-    averaged = {Score.FINAL: len(late_curve(curve, run.t_stop)), Score.AREA: len(inside)}
-    return noise**2 / averaged.get(score, 1)
+    return math.sqrt(math.fsum(squares)) / len(runs) if len(squares) == len(runs) else None
 
 
 def _both(first: float | None, second: float | None) -> float | None:

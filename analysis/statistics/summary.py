@@ -78,7 +78,7 @@ def sweep_statistics(board: Scoreboard, seed: int = SEED, resamples: int = RESAM
         aggregates=_aggregates(board, runs, np.random.default_rng(seed), resamples),
         overall=_overall(board, runs, cells),
         rankings=rankings(board, runs),
-        single=single_runs(board),
+        single=single_runs(board, runs),
     )
 
 

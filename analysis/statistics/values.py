@@ -19,7 +19,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, State
 from cppo_lab.analysis.statistics.selection_bias import corrected_score
-from cppo_lab.analysis.window import LATE_SHARE
+from cppo_lab.analysis.window import LATE_SHARE, late_curve, step_noise
 
 
 class Score(StrEnum):
@@ -33,7 +33,11 @@ class Score(StrEnum):
 
 @dataclass(frozen=True)
 class RunValues:
-    """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed."""
+    """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
+
+    `step_noise`: scatter of one evaluation (`window.step_noise`), None under 3 late ones. `evaluations` in the window,
+    `late` of them in its last part.
+    """
 
     model: str
     variant: str
@@ -43,6 +47,9 @@ class RunValues:
     corrected: float | None
     final: float
     area: float
+    step_noise: float | None
+    evaluations: int
+    late: int
 
     def of(self, score: Score) -> float | None:
         """One of the four."""
@@ -81,6 +88,9 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
         final=_final(means, run.t_stop),
         area=_area(means),
+        step_noise=step_noise(curve, run.t_stop),
+        evaluations=len(window),
+        late=len(late_curve(curve, run.t_stop)),
     )
 
 

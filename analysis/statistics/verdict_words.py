@@ -18,7 +18,7 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     if verdict.outcome is not Outcome.UNDECIDED:
         return sentence
     if verdict.seeds.unknown:
-        return f"{sentence} How many seeds would decide it is {verdict.seeds.words()}."
+        return f"{sentence} How many seeds would decide it is not known: {verdict.seeds.unknown}."
     return (
         f"{sentence} If the true differences are the observed ones, {verdict.seeds.words()} per method would decide "
         f"it with probability {POWER}."
@@ -41,7 +41,7 @@ def _numbers(claim: Claim, found: Comparison, name: Callable[[str], str]) -> str
     estimate = found.difference.estimate
     value = f"{pair}, {_points(estimate.value)} points"
     if estimate.low is None or estimate.high is None:
-        return f"{value} ({estimate.unknown})."
+        return f"{value}, without an interval: {estimate.unknown}."
     how = f"{estimate.n} pairs of runs" if found.difference.paired else "unpaired runs"
     limit = (
         f"an advantage below {_plain(SMALLEST)} counts as none"

@@ -87,7 +87,7 @@ def judge(
 ) -> Verdict:
     """One claim against the scored sweep it is about (None: there is none) and `run_values` of it."""
     if board is None:
-        no_runs = Seeds(None, f"not known: no run of sweep {claim.sweep!r} is finished")
+        no_runs = Seeds(None, f"no run of sweep {claim.sweep!r} is finished")
         return Verdict(claim, score, Outcome.UNDECIDED, (), None, no_runs, False, {})
     found = _compare_all(claim, board, runs, score)
     outcome = _outcome(found)
@@ -152,7 +152,7 @@ def _leans_for(claim: Claim, value: float) -> bool:
 
 def _seeds_for(claim: Claim, found: Difference | None) -> Seeds:
     if found is None:
-        return Seeds(None, "not known: one side has no finished run")
+        return Seeds(None, "one side has no finished run")
     if claim.margin is None:
         return seeds_for_superiority(found.estimate, SMALLEST)
     return seeds_for_equivalence(found.estimate, claim.margin)
@@ -200,7 +200,7 @@ def _doubt(claim: Claim, comparison: Comparison) -> tuple[int, float]:
 def _seeds(found: Sequence[Comparison]) -> Seeds:
     """All comparisons must be decided, unless one leans against the claim: deciding that one is then enough."""
     if not found:
-        return Seeds(None, "not known: there is nothing to compare")
+        return Seeds(None, "there is nothing to compare")
     unknown = next((each.seeds for each in found if each.seeds.unknown), None)
     if unknown is not None:
         return unknown
