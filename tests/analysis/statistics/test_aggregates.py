@@ -46,7 +46,9 @@ TASK = st.lists(st.integers(0, 9), min_size=2, max_size=6)
 
 
 @given(st.lists(st.tuples(TASK, TASK), min_size=1, max_size=4), st.floats(0.01, 100), st.floats(-5, 5))
-def test_improvement_properties(tasks: list[tuple[list[int], list[int]]], factor: float, shift: float) -> None:
+def test_improvement_properties(
+    tasks: list[tuple[list[int], list[int]]], factor: float, shift: float
+) -> None:
     ours, theirs = [np.array(a, float) for a, _ in tasks], [np.array(b, float) for _, b in tasks]
     found, back = probability_of_improvement(ours, theirs), probability_of_improvement(theirs, ours)
     assert found.value + back.value == pytest.approx(1)
@@ -67,9 +69,7 @@ def test_improvement_of_a_single_run_has_no_interval() -> None:
 
 
 MATRIX = st.integers(1, 4).flatmap(
-    lambda tasks: st.lists(
-        st.lists(st.floats(0, 1), min_size=tasks, max_size=tasks), min_size=1, max_size=6
-    )
+    lambda tasks: st.lists(st.lists(st.floats(0, 1), min_size=tasks, max_size=tasks), min_size=1, max_size=6)
 )
 
 
