@@ -7,7 +7,7 @@ the two curves it compares is not even a property of these runs.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed
@@ -66,7 +66,7 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
         for variant in order
     }
     places = []
-    for variant, below in zip(order, [*order[1:], None], strict=True):
+    for variant, below in zip_longest(order, order[1:]):
         places.append(
             Place(
                 variant=variant,

@@ -3,11 +3,12 @@
 The highest of many noisy evaluations is too high: it was picked for its noise too. Here the step is picked on all
 benchmarks but one, and scored on the one left out; every benchmark is left out once, and the mean counts. The sampling
 errors of different benchmarks are independent (other problems, other answers), so what made a step look best on the
-others is no help on the one left out. What is left is a small bias downwards (about 0.2 points in simulated
-studies, docs/statistics.md), because the step is picked with fewer benchmarks and what is good for one alone is lost.
+others is no help on the one left out. What is left is a small bias downwards (0.1 to 0.3 points in simulated studies,
+docs/statistics.md), because the step is picked with fewer benchmarks and what is good for one alone is lost. The price
+is scatter: about twice that of the best step's score.
 
-Picking the step on other seeds instead was tried: it asks how good a step fixed in advance is, not how good the picked
-checkpoint is, and lies 0.7 to 1.6 points below that. It also needs several seeds; this needs several benchmarks.
+Picking the step on other seeds instead asks how good a step fixed in advance is, not how good the picked checkpoint
+is: where runs wander it lies 0.5 to 1.3 points below that. It also needs several seeds; this needs several benchmarks.
 """
 
 from collections.abc import Sequence

@@ -115,6 +115,15 @@ def test_equal_scores_share_a_rank() -> None:
     assert (ranking.rank("c"), ranking.rank("x")) == (3, None)
 
 
+def test_a_score_that_no_run_has_is_left_out() -> None:
+    """With one benchmark the best step cannot be corrected."""
+    found = sweep_statistics(
+        board_of([MadeRun("dppo", "m", seed, {"a": {0: 0.1, 50: 0.3}}) for seed in (0, 1)])
+    )
+    assert {ranking.score for ranking in found.rankings} == set(Score) - {Score.CORRECTED}
+    assert {entry.score for entry in found.aggregates} == set(Score) - {Score.CORRECTED}
+
+
 def test_baseline() -> None:
     assert baseline_of(["cppo", "dppo"]) == "dppo"
     assert baseline_of(["cppo", "grpo"]) == "cppo"
