@@ -64,6 +64,18 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
     return sampling_error(shares, problems, samples)
 
 
+def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
+    """Of one evaluation of a typical run of a cell (root mean square); None where that of any run is not known."""
+    found = [run_sampling_error(board, run) for run in runs]
+    known = [error for error in found if error is not None]
+    if not known or len(known) < len(found):
+        return None
+    return SamplingError(
+        math.sqrt(math.fsum(error.answers**2 for error in known) / len(known)),
+        math.sqrt(math.fsum(error.problems**2 for error in known) / len(known)),
+    )
+
+
 def _problems(board: Scoreboard, run: RunScore) -> int | None:
     logged = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
     if logged.isdecimal() and int(logged) > 0:

@@ -14,6 +14,7 @@ from cppo_lab.analysis.statistics.one_seed import SingleRun, single_runs
 from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
 from cppo_lab.analysis.statistics.ranking import Ranking, rankings
 from cppo_lab.analysis.statistics.resampling import RESAMPLES, bootstrap
+from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_error
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, run_values
 
 SEED = 20260610  # of the bootstrap: the same runs give the same intervals
@@ -23,7 +24,8 @@ SEED = 20260610  # of the bootstrap: the same runs give the same intervals
 class CellStatistics:
     """One (model, variant) over its seeds. A score that no run has is not in `scores`, nor in `differences`.
 
-    `differences`: minus the baseline. `missing`: the declared seeds without a finished run.
+    `differences`: minus the baseline. `missing`: the declared seeds without a finished run. `sampling`: the error of one
+    evaluation of one run; it is part of the spread between runs, so the intervals have it already.
     """
 
     model: str
@@ -31,6 +33,7 @@ class CellStatistics:
     runs: int
     collapsed: int
     missing: tuple[int | None, ...]
+    sampling: SamplingError | None
     scores: dict[Score, Estimate]
     differences: dict[Score, Difference]
 
@@ -100,6 +103,7 @@ def _cell(
         runs=len(finished),
         collapsed=sum(run.state is State.COLLAPSE for run in finished),
         missing=tuple(run.seed for run in declared if run not in finished),
+        sampling=cell_sampling_error(board, finished),
         scores=scores,
         differences=differences,
     )

@@ -115,6 +115,14 @@ def test_equal_scores_share_a_rank() -> None:
     assert (ranking.rank("c"), ranking.rank("x")) == (3, None)
 
 
+def test_the_sampling_error_of_one_evaluation() -> None:
+    runs = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.5, 0.1))]
+    [cell] = sweep_statistics(board_of(runs)).cells
+    assert cell.sampling is not None
+    assert cell.sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
+    assert two_models().cells[0].sampling is None  # benchmarks of unknown size
+
+
 def test_a_score_that_no_run_has_is_left_out() -> None:
     """With one benchmark the best step cannot be corrected."""
     found = sweep_statistics(
