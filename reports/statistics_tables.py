@@ -14,7 +14,7 @@ from cppo_lab.reports.headlines import points
 from cppo_lab.reports.names import OURS, display_name
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
-from cppo_lab.reports.verdict_view import ABSENT, SCORES
+from cppo_lab.reports.verdict_view import ABSENT
 
 # Kinds of table -> the part of their file names.
 KINDS = ("scores", "differences", "models", "order")
@@ -55,12 +55,12 @@ def _scores(found: Statistics, core: str, title: str, several_models: bool) -> T
         )
         for cell in found.cells
     )
-    headings = ("runs", *(SCORES[score] for score in Score), "luck of the pick", "one evaluation", "collapsed")
+    headings = ("runs", "best step", "corrected", "final mean", "area", "luck", "one evaluation", "collapsed")
     notes = (
         "Percent. best step: the paper's selection rule, which favours a noisy run. corrected: the step is picked on "
-        "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area under the "
-        "curve: mean height of the curve.",
-        "luck of the pick: best step minus corrected. one evaluation: its standard error from the answers drawn to "
+        "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
+        "under the curve: its mean height.",
+        "luck: of the pick, best step minus corrected. one evaluation: its standard error from the answers drawn to "
         "these problems, at most. A collapsed run counts in final mean and area with the score it ended at.",
         "±: half the 95 % interval of the mean over seeds (Student's t). Where there is none, one run is no sample of "
         "seeds, or all runs have the same score.",

@@ -1,5 +1,6 @@
 """The paper's claims as the page begins with them: each with its verdict, its numbers and why."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.one_seed import CANNOT
-from cppo_lab.analysis.statistics.values import Score, run_values
+from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
 from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Comparison, Outcome, Verdict, judge
 from cppo_lab.reports.names import OURS, display_name
@@ -76,20 +77,14 @@ def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = Fals
     heard = [claim for claim in CLAIMS if claim.sweep in boards]
     if not heard and not whole:
         heard = [claim for name, board in boards.items() for claim in _own_claim(name, board)]
-    found = []
-    for claim in heard:
-        board = boards[claim.sweep]
-        found.append(judge(claim, board, run_values(board)))
-    alone = bool(found) and all(
-        each.difference is not None and each.difference.estimate.unknown == ONE_RUN
-        for verdict in found
-        for each in verdict.comparisons
-    )
+    values = {name: run_values(board) for name, board in boards.items()}
+    found = [judge(claim, boards[claim.sweep], values[claim.sweep]) for claim in heard]
+    alone = bool(found) and all(map(_single_runs, found))
     return VerdictView(
         summary=_summary(found),
         caution=_caution(core, bool(found)),
         core=core,
-        lines=tuple(_line(verdict) for verdict in found),
+        lines=tuple(_line(verdict, values[verdict.claim.sweep]) for verdict in found),
         method=_METHOD,
         cannot=CANNOT if alone else (),
         unheard=tuple(
@@ -133,18 +128,33 @@ def _summary(found: list[Verdict]) -> str:
     return f"{len(found)} claim{'s' if len(found) > 1 else ''}: {said}."
 
 
-def _line(verdict: Verdict) -> VerdictLine:
+def _line(verdict: Verdict, runs: tuple[RunValues, ...]) -> VerdictLine:
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
         sweep=verdict.claim.sweep,
         text=verdict.claim.text,
         outcome=verdict.outcome.value,
-        sentence=reason(verdict, display_name),
+        sentence=_one_run(verdict) if _single_runs(verdict) else reason(verdict, display_name),
         observed=_observed(verdict),
-        numbers=_numbers(verdict),
+        numbers=_numbers(verdict, runs),
         comparisons=tuple(_comparison(each) for each in verdict.comparisons),
         others="; ".join(others),
     )
+
+
+def _single_runs(verdict: Verdict) -> bool:
+    """Whether every comparison is of one run with one run."""
+    found = [each.difference for each in verdict.comparisons]
+    return bool(found) and all(each is not None and each.estimate.unknown == ONE_RUN for each in found)
+
+
+def _one_run(verdict: Verdict) -> str:
+    found = verdict.deciding
+    if found is None or found.difference is None:
+        return ""
+    pair = f"{display_name(found.variant)} against {display_name(found.against)} on {found.model}"
+    more = " Runs of the sweep are missing or unfinished, so this may change." if verdict.provisional else ""
+    return f"With one run on each side nothing is decided; the least clear is {pair}.{more}"
 
 
 def _observed(verdict: Verdict) -> str:
@@ -158,10 +168,18 @@ def _observed(verdict: Verdict) -> str:
     return f"The observed differences point its way in {toward} of {len(known)} comparisons."
 
 
-def _numbers(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, str], ...]:
     found = verdict.deciding
     if found is None or found.difference is None:
         return ()
+    if _single_runs(verdict):
+        noise = _noise(found, runs)
+        return (
+            ("difference", f"{_points(found.difference.estimate.value)} points"),
+            ("noise of the evaluations alone", "not known" if noise is None else f"{100 * noise:.2f} points"),
+            ("95 % interval, p, seeds to decide it", "not known"),
+            ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
+        )
     return (
         ("difference", f"{_points(found.difference.estimate.value)} points"),
         ("95 % interval", _interval(found)),
@@ -169,6 +187,17 @@ def _numbers(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         ("adjusted p", _p(found.p_adjusted)),
         ("seeds that would decide it", verdict.seeds.words()),
     )
+
+
+def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
+    """Standard error of the difference of two final means from the scatter of their evaluations, the least there is."""
+    squares = [
+        None if run.step_noise is None or not run.late else run.step_noise**2 / run.late
+        for run in runs
+        if run.model == found.model and run.variant in (found.variant, found.against)
+    ]
+    known = [square for square in squares if square is not None]
+    return math.sqrt(math.fsum(known)) if len(known) == len(squares) else None
 
 
 def _comparison(each: Comparison) -> ComparisonLine:

@@ -134,15 +134,15 @@
       draw(draw(this.svg, "clipPath", { id: clip }), "rect", { x: left - 5, y: 0, width: right - left + 10, height: base + 5 });
       const lines = draw(this.svg, "g", { "clip-path": `url(#${clip})` });
       for (const series of this.series) {
-        const style = { class: `line ${series.kind}`, stroke: series.colour, "data-method": series.m };
+        const style = { class: `line ${series.kind}`, style: `--c: ${series.colour}`, "data-method": series.m };
         const path = (values) => values.map((value, i) => `${i ? "L" : "M"}${x(series.x[i]).toFixed(1)} ${y(value).toFixed(1)}`).join("");
         if (explorer.reach) draw(lines, "path", { ...style, class: "raw", d: path(series.y) });
         const thin = series.kind === "run" && series.several ? " thin" : "";
         draw(lines, "path", { ...style, class: style.class + thin, d: path(series.s) });
-        if (series.best) draw(lines, "circle", { cx: x(series.best[0]), cy: y(series.best[1]), r: 3.5, fill: series.colour, class: "best" });
+        if (series.best) draw(lines, "circle", { cx: x(series.best[0]), cy: y(series.best[1]), r: 3.5, ...style, class: "best" });
         if (series.collapsed) {
           const [cx, cy] = [x(series.x.at(-1)), y(series.s.at(-1))];
-          draw(lines, "path", { d: `M${cx - 5} ${cy - 5}L${cx + 5} ${cy + 5}M${cx - 5} ${cy + 5}L${cx + 5} ${cy - 5}`, stroke: series.colour, class: "collapse" });
+          draw(lines, "path", { d: `M${cx - 5} ${cy - 5}L${cx + 5} ${cy + 5}M${cx - 5} ${cy + 5}L${cx + 5} ${cy - 5}`, ...style, class: "collapse" });
         }
       }
       this.band = draw(this.svg, "rect", { class: "band", y: 12, height: base - 12, width: 0 });
@@ -229,7 +229,7 @@
       const series = this.series[at.n], px = this.x(series.x[at.i]), py = this.y(series.s[at.i]);
       this.mark.setAttribute("cx", px);
       this.mark.setAttribute("cy", py);
-      this.mark.setAttribute("stroke", series.colour);
+      this.mark.style.setProperty("--c", series.colour);
       const mean = this.explorer.reach ? ` (smoothed ${short(series.s[at.i])})` : "";
       this.tip.replaceChildren(make("strong", {}, series.label), make("br"), `step ${short(series.x[at.i])}: ${short(series.y[at.i])}${mean}`, make("br"), series.name);
       const wide = this.tip.offsetWidth, over = py > this.tip.offsetHeight + 18;
@@ -242,7 +242,7 @@
     constructor(box, data, key) {
       Object.assign(this, { data, key, view: data.views[0], hidden: new Set(), reach: 0, paper: false });
       box.querySelectorAll("[hidden]").forEach((node) => { node.hidden = false; });
-      box.querySelector(".legend")?.remove();
+      box.classList.add("on");
       const controls = box.querySelector(".controls");
       controls.append(...this.controls());
       this.panels = [...box.querySelectorAll("figure")].map((figure, number) => new Panel(this, figure, number));
@@ -253,7 +253,7 @@
       const legend = make("div", { class: "toggles", role: "group", "aria-label": "Methods shown" });
       this.data.methods.forEach(([label, colour], m) => {
         const button = make("button", { type: "button", "aria-pressed": "true" }, make("span", { class: "swatch" }), label);
-        button.firstChild.style.background = colour;
+        button.firstChild.style.setProperty("--c", colour);
         button.addEventListener("click", () => {
           if (!this.hidden.delete(m)) this.hidden.add(m);
           button.setAttribute("aria-pressed", String(!this.hidden.has(m)));
