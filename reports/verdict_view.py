@@ -180,13 +180,15 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
             ("95 % interval, p, seeds to decide it", "not known"),
             ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
         )
-    return (
+    numbers = (
         ("difference", f"{_points(found.difference.estimate.value)} points"),
         ("95 % interval", _interval(found)),
         ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
-        ("adjusted p", _p(found.p_adjusted)),
-        ("seeds that would decide it", verdict.seeds.words()),
+        ("adjusted p for it", _p(found.p_adjusted)),
     )
+    if verdict.outcome is Outcome.UNDECIDED:
+        numbers += (("would decide it", verdict.seeds.words()),)
+    return numbers
 
 
 def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
