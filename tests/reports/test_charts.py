@@ -1,65 +1,32 @@
 """The curves that the page's script gets, and the list of runs that its numbers lead to."""
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports.build import ReportRequest
 from cppo_lab.reports.charts import charts_json, charts_of
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.run_list import anchors_of, mlflow_link, run_groups
+from tests.reports.made_pair import request_for_pair, write_pair
 
-MODEL = "qwen3_8b_base"
-
-
-def verl_board(empty_store: Path, folder: Path, core: str = "verl") -> Scoreboard:
-    """CPPO on one of the paper's models, trained here."""
-    shutil.copy(empty_store, folder / "mlflow.db")
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    client = MlflowClient(uri)
-    experiment = client.create_experiment(schema.experiment_name(core))
-    tags = {
-        schema.TAG_RUN_ID: "ours",
-        schema.TAG_RULE: "cppo",
-        schema.TAG_MODEL: MODEL,
-        schema.TAG_CORE: core,
-        schema.TAG_SEED: "0",
-        schema.TAG_T_STOP: "490",
-        schema.TAG_STATUS: schema.DONE,
-        schema.sweep_tag("main"): "cppo",
-    }
-    run = client.create_run(experiment, tags=tags)
-    points = [
-        Metric(schema.validation_metric(name), 0.001 * step, step, step)
-        for name in ("aime24", "aime25", "aime26")
-        for step in (0, 100, 200)
-    ]
-    client.log_batch(
-        run.info.run_id, metrics=points, params=[Param("model.repository", "Qwen/Qwen3-8B-Base")]
-    )
-    client.set_terminated(run.info.run_id)
-    expected = [ExpectedRun("ours", MODEL, "cppo", 0)]
-    return score_sweep(read_sweep(uri, schema.experiment_name(core), "main"), expected)
-
-
-def test_the_papers_curve_lies_beside_ours(
-    empty_store: Path, tmp_path: Path, paper_board: Scoreboard
-) -> None:
-    board = verl_board(empty_store, tmp_path)
+def test_the_papers_curve_lies_beside_ours(empty_uri: str, tmp_path: Path, paper_board: Scoreboard) -> None:
+    write_pair(empty_uri)
+    request = request_for_pair(empty_uri, tmp_path / "out")
+    board = score_sweep(read_sweep(empty_uri, request.experiment, "main"), request.expected)
     charts = charts_of(board, "x", anchors_of(board, "0"))
     assert [view.name for view in charts.views] == ["Mean of the benchmarks", "AIME24", "AIME25", "AIME26"]
-    ours, theirs = charts.views[0].series
-    assert (ours.kind, ours.name, ours.steps, ours.runs) == ("run", "seed 0, ours", (0, 100, 200), "runs-0-0")
-    assert ours.best == (200, 20.0)
+    ours = charts.views[0].series[3]
+    assert (ours.kind, ours.name, ours.runs) == ("run", "seed 0, cppo-0", "runs-0-1")
+    assert ours.steps == tuple(range(0, 201, 10))
+    assert ours.best == (200, 35.0)
+    theirs = charts.views[0].series[-1]
+    assert [series.kind for series in charts.views[0].series].count("paper") == 2
     assert (theirs.kind, theirs.name, theirs.runs) == ("paper", "the paper's", "")
     (run,) = [one for one in paper_board.runs if (one.model, one.variant) == ("Qwen3-8B-Base", "cppo")]
     curve = paper_board.curves.of(run.mlflow_id or "")[schema.MEAN]
