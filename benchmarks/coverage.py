@@ -25,7 +25,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import METRIC_COLUMNS, RUN_COLUMNS, SweepData
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.aggregates import AGGREGATES
+from cppo_lab.analysis.statistics.aggregates import AGGREGATES, probability_of_improvement
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.resampling import bootstrap, percentile_interval
@@ -83,6 +83,30 @@ def coverage(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
                 plain = [percentile_interval(list(x), statistic, rng, RESAMPLES) for x in drawn]
                 theirs = np.mean([low <= truth <= high for low, high in plain])
                 yield f"four models, {name}, {n} seeds, {draw.__name__}", {"ours": ours, "percentile": theirs}
+
+
+def improvement(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """The interval of the probability of improvement, where the true one is 0.5 and 0.92."""
+    for models in (1, 4):
+        for n in SEEDS:
+            columns = {}
+            for shift, truth in ((0.0, 0.5), (2.0, 0.9214)):
+                rng = np.random.default_rng(n)
+                ours, theirs = (
+                    rng.normal(shift, 1, (studies, models, n)),
+                    rng.normal(0, 1, (studies, models, n)),
+                )
+                found = [
+                    probability_of_improvement(list(a), list(b)) for a, b in zip(ours, theirs, strict=True)
+                ]
+                columns[f"P = {truth:.2f}"] = np.mean(
+                    [
+                        each.low <= truth <= each.high
+                        for each in found
+                        if each.low is not None and each.high is not None
+                    ]
+                )
+            yield f"{models} {'model' if models == 1 else 'models'}, {n} seeds", columns
 
 
 def pooling(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
@@ -205,6 +229,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="500 studies in place of 2,000")
     studies = 500 if parser.parse_args().quick else 2000
     covered = show("coverage, %", coverage(studies), 100, 1)
+    show("coverage of the probability of improvement, %", improvement(studies), 100, 1)
     show("coverage, %, if scatter is pooled", pooling(studies), 100, 1)
     picked = show("error of the best step's score, points", selection(studies // 4), 1, 2)
     false = show("any false finding, %", families(studies), 100, 1)

@@ -2,8 +2,9 @@
 
 The power of n runs per variant, for a true difference that lies `distance` beyond the limit to be excluded and a spread
 `deviation` of one pair's difference, is about P(T <= distance sqrt(n) / deviation - t) with t the 97.5 % quantile and
-T Student's t, both with n - 1 degrees of freedom. Difference and spread are the observed ones. From three seeds the
-spread is known to a factor of about 0.5 to 6, so the number of seeds is an order of magnitude, not a promise.
+T Student's t, both with n - 1 degrees of freedom. To refute one of several comparisons the quantile is that of the
+first step of Holm's procedure. Difference and spread are the observed ones. From three seeds the spread is known to a
+factor of about 0.5 to 6, so the number of seeds is an order of magnitude, not a promise.
 """
 
 import math
@@ -14,6 +15,7 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.student import t_cdf, t_quantile
 
 POWER = 0.8
+ALPHA = 0.025  # one-sided: what a two-sided 95 % interval leaves on each side
 MOST = 100  # seeds; beyond it is only said that it takes more
 
 
@@ -34,9 +36,9 @@ class Seeds:
         return f"more than {MOST} seeds" if self.count is None else f"{self.count} seeds"
 
 
-def power(distance: float, deviation: float, n: int) -> float:
-    """Probability that n >= 2 pairs exclude a limit that lies `distance` away."""
-    t = t_quantile(0.975, n - 1)
+def power(distance: float, deviation: float, n: int, comparisons: int = 1) -> float:
+    """Probability that n >= 2 pairs exclude a limit that lies `distance` away, at ALPHA / `comparisons`."""
+    t = t_quantile(1 - ALPHA / comparisons, n - 1)
     return t_cdf(distance * math.sqrt(n) / deviation - t, n - 1)
 
 
@@ -45,24 +47,32 @@ def equivalence_power(value: float, margin: float, deviation: float, n: int) -> 
     return max(0.0, power(margin - value, deviation, n) + power(margin + value, deviation, n) - 1)
 
 
-def seeds_for_superiority(found: Estimate, smallest: float) -> Seeds:
-    """To find the observed difference to be above 0, or below `smallest`, whichever takes fewer."""
+def seeds_for_superiority(found: Estimate, smallest: float, comparisons: int = 1) -> Seeds:
+    """To find the observed difference to be above 0, or below `smallest` as one of so many, whichever takes fewer.
+
+    More than those that `found` has, which did not decide it.
+    """
     deviation = _deviation(found)
     if deviation is None:
         return Seeds(None, found.unknown)
-    distance = max(found.value, smallest - found.value)
-    return _fewest(lambda n: power(distance, deviation, n))
+    above, below = found.value, smallest - found.value
+    return _fewest(
+        found.n, lambda n: max(power(above, deviation, n), power(below, deviation, n, comparisons))
+    )
 
 
-def seeds_for_equivalence(found: Estimate, margin: float) -> Seeds:
-    """To find the observed difference inside the margin if it is inside, else outside."""
+def seeds_for_equivalence(found: Estimate, margin: float, comparisons: int = 1) -> Seeds:
+    """To find the observed difference inside the margin if it is inside, else outside as one of so many.
+
+    More than those that `found` has, which did not decide it.
+    """
     deviation = _deviation(found)
     if deviation is None:
         return Seeds(None, found.unknown)
     outside = abs(found.value) - margin
     if outside >= 0:
-        return _fewest(lambda n: power(outside, deviation, n))
-    return _fewest(lambda n: equivalence_power(found.value, margin, deviation, n))
+        return _fewest(found.n, lambda n: power(outside, deviation, n, comparisons))
+    return _fewest(found.n, lambda n: equivalence_power(found.value, margin, deviation, n))
 
 
 def _deviation(found: Estimate) -> float | None:
@@ -73,5 +83,5 @@ def _deviation(found: Estimate) -> float | None:
     return None if found.error is None else found.error * math.sqrt(found.n)
 
 
-def _fewest(reached: Callable[[int], float]) -> Seeds:
-    return Seeds(next((n for n in range(2, MOST + 1) if reached(n) >= POWER), None))
+def _fewest(present: int, reached: Callable[[int], float]) -> Seeds:
+    return Seeds(next((n for n in range(max(2, present + 1), MOST + 1) if reached(n) >= POWER), None))

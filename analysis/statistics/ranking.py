@@ -96,11 +96,3 @@ def _both(first: float | None, second: float | None) -> float | None:
 
 def _sign(value: int) -> int:
     return (value > 0) - (value < 0)
-
-
-def first_places(found: Sequence[Ranking]) -> dict[Score, dict[str, str]]:
-    """Score -> model -> the variant in the first place."""
-    firsts: dict[Score, dict[str, str]] = {}
-    for ranking in found:
-        firsts.setdefault(ranking.score, {})[ranking.model] = ranking.places[0].variant
-    return firsts

@@ -24,8 +24,8 @@ SEED = 20260610  # of the bootstrap: the same runs give the same intervals
 class CellStatistics:
     """One (model, variant) over its seeds. A score that no run has is not in `scores`, nor in `differences`.
 
-    `differences`: minus the baseline. `missing`: the declared seeds without a finished run. `sampling`: the error of one
-    evaluation of one run; it is part of the spread between runs, so the intervals have it already.
+    `differences`: minus the baseline. `missing`: the declared seeds without a finished run. `sampling`: the error of
+    one evaluation of one run; it is part of the spread between runs, so the intervals have it already.
     """
 
     model: str

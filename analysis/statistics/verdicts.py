@@ -21,10 +21,8 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, pairs
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.paired import Difference, difference
-from cppo_lab.analysis.statistics.power import Seeds, seeds_for_equivalence, seeds_for_superiority
+from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
-
-ALPHA = 0.025  # one-sided: what a two-sided 95 % interval leaves on each side
 
 
 class Outcome(StrEnum):
@@ -40,7 +38,8 @@ class Comparison:
     """One pair of variants on one model; `difference` is None where a side has no finished run.
 
     `p_for`, `p_against`: see the module's text; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment, to
-    single out this comparison from the others of the claim. `seeds`: what would decide it alone. `leans_for`: whether
+    single out this comparison from the others of the claim. `seeds`: what would decide it (if it is decided, what did).
+    `leans_for`: whether
     the observed difference, were it the true one, would make it supported.
     """
 
@@ -115,6 +114,7 @@ def _compare_all(
     p_for = [None if found is None else _p_for(claim, found) for *_, found in compared]
     p_against = [None if found is None else _p_against(claim, found) for *_, found in compared]
     adjusted_for, adjusted_against = _holm(p_for), _holm(p_against)
+    outcomes = [_one_outcome(*each) for each in zip(p_for, adjusted_against, strict=True)]
     return tuple(
         Comparison(
             model=model,
@@ -124,8 +124,8 @@ def _compare_all(
             p_for=p_for[index],
             p_against=p_against[index],
             p_adjusted=adjusted_for[index],
-            outcome=_one_outcome(p_for[index], adjusted_against[index]),
-            seeds=_seeds_for(claim, found),
+            outcome=outcomes[index],
+            seeds=_seeds_for(claim, found, outcomes[index], len(compared)),
             leans_for=found is not None and _leans_for(claim, found.estimate.value),
         )
         for index, (model, variant, against, found) in enumerate(compared)
@@ -150,12 +150,14 @@ def _leans_for(claim: Claim, value: float) -> bool:
     return value > SMALLEST / 2 if claim.margin is None else abs(value) < claim.margin
 
 
-def _seeds_for(claim: Claim, found: Difference | None) -> Seeds:
+def _seeds_for(claim: Claim, found: Difference | None, outcome: Outcome, comparisons: int) -> Seeds:
     if found is None:
         return Seeds(None, "one side has no finished run")
+    if outcome is not Outcome.UNDECIDED:
+        return Seeds(found.estimate.n)
     if claim.margin is None:
-        return seeds_for_superiority(found.estimate, SMALLEST)
-    return seeds_for_equivalence(found.estimate, claim.margin)
+        return seeds_for_superiority(found.estimate, SMALLEST, comparisons)
+    return seeds_for_equivalence(found.estimate, claim.margin, comparisons)
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -49,6 +49,20 @@ def test_seeds() -> None:
     assert Seeds(7).words() == "7 seeds"
 
 
+def test_refuting_one_of_many_takes_more_and_supporting_does_not() -> None:
+    for value, more in ((-0.02, True), (0.03, False)):
+        one, many = (seeds_for_superiority(found(value, 0.02), 0.01, k).count for k in (1, 24))
+        assert one is not None and many is not None
+        assert (many > one) is more
+        assert power(0.03, 0.02, many, 24 if more else 1) >= 0.8
+    outside = [seeds_for_equivalence(found(0.05, 0.02), 0.02, k).count for k in (1, 24)]
+    assert outside[0] is not None and outside[1] is not None and outside[0] < outside[1]
+
+
+def test_it_takes_more_seeds_than_those_that_left_it_open() -> None:
+    assert seeds_for_superiority(found(0.05, 0.02, n=20), 0.01) == Seeds(21)
+
+
 def test_no_advantage_is_decided_by_ruling_out_the_smallest_one() -> None:
     assert seeds_for_superiority(found(-0.01, 0.02), 0.01) == seeds_for_superiority(found(0.02, 0.02), 0.01)
 

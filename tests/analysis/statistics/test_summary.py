@@ -6,7 +6,7 @@ import pytest
 
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.one_seed import CANNOT
-from cppo_lab.analysis.statistics.ranking import Ranking, first_places, kendall, rankings
+from cppo_lab.analysis.statistics.ranking import Ranking, kendall, rankings
 from cppo_lab.analysis.statistics.summary import Statistics, baseline_of, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score, run_values
 from tests.analysis.made_sweeps import MadeRun, both
@@ -105,7 +105,6 @@ def test_order_and_margins() -> None:
     assert kendall(best, final) == pytest.approx(1 / 3)  # one of three pairs is swapped
     assert kendall(best, best) == 1
     assert kendall(best, Ranking("m", Score.BEST, ())) is None
-    assert first_places(list(found.values()))[Score.BEST] == {"m": "peak"}
 
 
 def test_equal_scores_share_a_rank() -> None:

@@ -177,3 +177,22 @@ def test_the_papers_names() -> None:
     assert named("cppo", ("cppo_tv", "cppo_kl")) == "cppo_tv"
     assert named("cppo", ("cppo", "cppo_tv")) == "cppo"
     assert named("cppo_soft", ("cppo_tv",)) == "cppo_soft"
+
+
+def test_seeds_of_a_claim_are_those_of_its_hardest_comparison_unless_one_leans_against_it() -> None:
+    wiggles = (0.05, -0.04, 0.03, -0.04)
+    easy, hard = moved(0.0, *wiggles), moved(0.02, *wiggles)
+    ours = [score + 0.06 for score in BASE]
+    verdict = judged(BEST, flat({"a": ours, "easy": easy, "hard": hard}))
+    counts = {each.against: each.seeds.count for each in verdict.comparisons}
+    assert verdict.outcome is Outcome.UNDECIDED
+    assert counts["easy"] is not None and counts["hard"] is not None and counts["easy"] < counts["hard"]
+    assert verdict.seeds.count == counts["hard"]
+    better = moved(
+        0.1, 0.01, -0.02, 0.03, -0.02
+    )  # above ours by the look of it: settling that settles the claim
+    verdict = judged(BEST, flat({"a": ours, "easy": easy, "hard": hard, "better": better}))
+    against = {each.against: each for each in verdict.comparisons}["better"]
+    assert verdict.outcome is Outcome.UNDECIDED and not against.leans_for
+    assert verdict.seeds == against.seeds
+    assert against.seeds.count is not None and against.seeds.count < counts["hard"]
