@@ -21,6 +21,9 @@ from cppo_lab.reports.tables import core_of
 Anchors = Mapping[tuple[str, str], str]  # (model, variant) -> id of its rows in the list of runs
 OURS, MEAN, PAPER = "run", "mean", "paper"
 _REPOSITORY = "model.repository"  # as the configuration of a run is logged
+MANY = (
+    300  # runs of a sweep; of more, the page has the means over seeds alone, or it would take many megabytes
+)
 _DIGITS = 6  # significant ones, of every value
 
 
@@ -106,7 +109,9 @@ def _validation(
             line = line_of(board, runs, palette[variant], benchmark) if runs else None
             if line is not None:
                 seeds = {run.run_id or "": run.seed for run in runs}
-                yield from _lines(line, panel, method, seeds, anchors[model, variant])
+                alone = len(runs) == 1 or len(board.runs) <= MANY
+                found = _lines(line, panel, method, seeds, anchors[model, variant])
+                yield from (series for series in found if alone or series.kind == MEAN)
 
 
 def _lines(
@@ -166,22 +171,25 @@ def _paper_model(board: Scoreboard, model: str) -> str:
 def _paper_curves(sweep: str, model: str, benchmark: str) -> dict[str, tuple[tuple[int, float], ...]]:
     """Variant -> (step, fraction) of the paper's curves; of its ablations only the means are known."""
     found: dict[str, dict[int, list[float]]] = {}
-    if not model:
-        return {}
-    ablations = ablation_curves()
-    if benchmark == schema.MEAN and sweep in set(ablations["ablation"]):
-        rows = ablations[(ablations["ablation"] == sweep) & (ablations["model"] == model)]
-        for row in rows.itertuples():
-            found.setdefault(str(row.variant), {})[int(row.step)] = [float(row.value)]
-    elif sweep == MAIN:
-        for line in printed_table("validation_curves"):
+    if model and sweep == MAIN:
+        for line in _printed_curves():
             if line["model"] == model and benchmark in (schema.MEAN, line["benchmark"]):
                 at = found.setdefault(line["method"], {}).setdefault(int(line["step"]), [])
                 at.append(float(line["avg_at_16"]))
+    elif model and benchmark == schema.MEAN:
+        ablations = ablation_curves()
+        rows = ablations[(ablations["ablation"] == sweep) & (ablations["model"] == model)]
+        for variant, step, value in zip(rows["variant"], rows["step"], rows["value"], strict=True):
+            found.setdefault(str(variant), {})[int(step)] = [float(value)]
     return {
         variant: tuple((step, sum(values) / len(values)) for step, values in sorted(points.items()))
         for variant, points in found.items()
     }
+
+
+@cache
+def _printed_curves() -> list[dict[str, str]]:
+    return printed_table("validation_curves")
 
 
 def _short(value: float) -> float:

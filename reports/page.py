@@ -129,4 +129,3 @@ def _charts_json(charts: Charts) -> Markup:
 
 def _template(name: str) -> str:
     return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
-

@@ -133,10 +133,8 @@ def _order(found: Statistics, core: str, title: str, several_models: bool) -> Te
         places = {place.variant: place for place in final.places}
         for place in best.places:
             end = places.get(place.variant)
-            cells = (str(place.rank), *_margin(place), *_end(end))
-            cells += tuple(
-                _rank(of_model.get(score), place.variant) for score in (Score.CORRECTED, Score.AREA)
-            )
+            others = (_rank(of_model.get(score), place.variant) for score in (Score.CORRECTED, Score.AREA))
+            cells = (str(place.rank), *_margin(place), *_end(end), *others)
             rows.append(_row(model, place.variant, cells, several_models))
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
     notes = (

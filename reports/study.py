@@ -169,4 +169,3 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
             texts[f"long_{sweep.grid.name}.csv"] = sheets.long_csv(sweep.board)
             texts[f"runs_{sweep.grid.name}.csv"] = sheets.runs_csv(sweep.board)
     return texts
-

@@ -8,8 +8,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, Study
 from cppo_lab.reports.charts import Charts, charts_of
-from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.figures.ablations import full_method
+from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.figures.inline import inline_svg
 from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.headlines import Headline, headlines
@@ -146,9 +146,7 @@ def render_study(page: StudyPage) -> str:
     return render_template("study.html.j2", page)
 
 
-def study_charts(
-    study: Study, anchors: Mapping[str, Mapping[tuple[str, str], str]]
-) -> Mapping[str, Charts]:
+def study_charts(study: Study, anchors: Mapping[str, Mapping[tuple[str, str], str]]) -> Mapping[str, Charts]:
     """Sweep -> its curves; those of the main sweep with its diagnostics. Colours are those of the figures."""
     found = {}
     for number, sweep in enumerate(study.sweeps):

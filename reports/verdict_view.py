@@ -94,10 +94,11 @@ def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = Fals
 
 
 _METHOD = (
-    f"Judged by the mean of the last 30 % of the window: nothing is picked there, and a collapse counts. A method is "
-    f"better where the 95 % interval of the difference lies above 0; an advantage below {100 * SMALLEST:g} point counts "
-    f"as none. Two methods are alike where it lies within {100 * MARGIN:g} points, a margin of ours: the paper gives "
-    "none. p is one-sided, with Holm's adjustment over the comparisons of the claim; its level is 0.025."
+    "Judged by the mean of the last 30 % of the window: nothing is picked there, and a collapse counts. A method is "
+    "better where the 95 % interval of the difference lies above 0; an advantage below "
+    f"{100 * SMALLEST:g} point counts as none. Two methods are alike where it lies within {100 * MARGIN:g} points, a "
+    "margin of ours: the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
+    "its level is 0.025."
 )
 
 
@@ -112,9 +113,7 @@ def _own_claim(name: str, board: Scoreboard) -> tuple[Claim, ...]:
 def _caution(core: str, judged: bool) -> str:
     if core == "mini":
         about = "verdicts are" if judged else "everything here is"
-        return (
-            f"core=mini: {about} about a miniature model on a synthetic task, no evidence for or against the paper."
-        )
+        return f"core=mini: {about} about a miniature model on a synthetic task, no evidence for or against the paper."
     if core == schema.PAPER:
         return "The runs are the paper's own, read off its curves: the claims are held against the data behind them."
     return ""
@@ -180,7 +179,7 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
             ("95 % interval, p, seeds to decide it", "not known"),
             ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
         )
-    numbers = (
+    numbers: tuple[tuple[str, str], ...] = (
         ("difference", f"{_points(found.difference.estimate.value)} points"),
         ("95 % interval", _interval(found)),
         ("runs", f"{found.difference.ours} and {found.difference.theirs}"),

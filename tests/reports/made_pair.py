@@ -51,4 +51,6 @@ def request_for_pair(uri: str, out: Path, model: str = MODEL) -> ReportRequest:
     expected = tuple(
         ExpectedRun(f"{variant}-{seed}", model, variant, seed) for variant in HEIGHT for seed in (0, 1)
     )
-    return ReportRequest("main", uri, schema.experiment_name(CORE), expected, out, "A pair", "Which is better?")
+    return ReportRequest(
+        "main", uri, schema.experiment_name(CORE), expected, out, "A pair", "Which is better?"
+    )

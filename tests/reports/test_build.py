@@ -36,7 +36,9 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
         f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf")
     }
     assert set(files) == TABLES | STATISTICS | DIFFERENCES | figures | {"index.html", MARKER}
-    assert "51.00 ± 12.7 |" in files["statistics_scores.md"].decode()  # Student's t with one degree of freedom
+    assert (
+        "51.00 ± 12.7 |" in files["statistics_scores.md"].decode()
+    )  # Student's t with one degree of freedom
     assert (
         files["table_full.csv"].decode().splitlines()[0]
         == "model,t_stop,method,chain24,chain25,chain26,avg,core"

@@ -15,6 +15,7 @@ from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.run_list import anchors_of, mlflow_link, run_groups
 from tests.reports.made_pair import request_for_pair, write_pair
 
+
 def test_the_papers_curve_lies_beside_ours(empty_uri: str, tmp_path: Path, paper_board: Scoreboard) -> None:
     write_pair(empty_uri)
     request = request_for_pair(empty_uri, tmp_path / "out")
@@ -61,7 +62,9 @@ def test_seeds_their_mean_and_the_diagnostics(demo_request: ReportRequest) -> No
 def test_no_name_can_end_the_data(demo_request: ReportRequest) -> None:
     hostile = "</script><script>alert(1)</script>&<!--\u2028"
     data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
-    expected = [replace(entry, model=hostile, variant=entry.variant + hostile) for entry in demo_request.expected]
+    expected = [
+        replace(entry, model=hostile, variant=entry.variant + hostile) for entry in demo_request.expected
+    ]
     board = score_sweep(data, expected)
     text = charts_json(charts_of(board, "x", anchors_of(board, "0")))
     assert not set("<>&\u2028") & set(text)
