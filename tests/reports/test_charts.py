@@ -9,6 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports import charts
 from cppo_lab.reports.build import ReportRequest
 from cppo_lab.reports.charts import charts_json, charts_of
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
@@ -20,14 +21,14 @@ def test_the_papers_curve_lies_beside_ours(empty_uri: str, tmp_path: Path, paper
     write_pair(empty_uri)
     request = request_for_pair(empty_uri, tmp_path / "out")
     board = score_sweep(read_sweep(empty_uri, request.experiment, "main"), request.expected)
-    charts = charts_of(board, "x", anchors_of(board, "0"))
-    assert [view.name for view in charts.views] == ["Mean of the benchmarks", "AIME24", "AIME25", "AIME26"]
-    ours = charts.views[0].series[3]
+    found = charts_of(board, "x", anchors_of(board, "0"))
+    assert [view.name for view in found.views] == ["Mean of the benchmarks", "AIME24", "AIME25", "AIME26"]
+    ours = found.views[0].series[3]
     assert (ours.kind, ours.name, ours.runs) == ("run", "seed 0, cppo-0", "runs-0-1")
     assert ours.steps == tuple(range(0, 201, 10))
     assert ours.best == (200, 35.0)
-    theirs = charts.views[0].series[-1]
-    assert [series.kind for series in charts.views[0].series].count("paper") == 2
+    theirs = found.views[0].series[-1]
+    assert [series.kind for series in found.views[0].series].count("paper") == 2
     assert (theirs.kind, theirs.name, theirs.runs) == ("paper", "the paper's", "")
     (run,) = [one for one in paper_board.runs if (one.model, one.variant) == ("Qwen3-8B-Base", "cppo")]
     curve = paper_board.curves.of(run.mlflow_id or "")[schema.MEAN]
@@ -40,23 +41,33 @@ def test_the_paper_is_not_laid_over_itself_nor_over_other_models(
 ) -> None:
     data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
     for board in (paper_board, score_sweep(data, demo_request.expected)):
-        charts = charts_of(board, "x", anchors_of(board, "0"))
-        assert "paper" not in {series.kind for view in charts.views for series in view.series}
+        found = charts_of(board, "x", anchors_of(board, "0"))
+        assert "paper" not in {series.kind for view in found.views for series in view.series}
 
 
 def test_seeds_their_mean_and_the_diagnostics(demo_request: ReportRequest) -> None:
     data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
     board = score_sweep(data, demo_request.expected)
-    charts = charts_of(board, "x", anchors_of(board, "0"), diagnostics_info(board, ""))
-    assert charts.methods == (("GRPO", "#59A14F"), ("CPPO", "#0052D9"))
-    mean = charts.views[0]
+    found = charts_of(board, "x", anchors_of(board, "0"), diagnostics_info(board, ""))
+    assert found.methods == (("GRPO", "#59A14F"), ("CPPO", "#0052D9"))
+    mean = found.views[0]
     assert [(series.method, series.name) for series in mean.series] == [
         *((0, "seed 0, grpo-0"), (0, "seed 1, grpo-1"), (0, "mean of 2 runs")),
         *((1, "seed 0, cppo-0"), (1, "seed 1, cppo-1"), (1, "mean of 2 runs")),
     ]
     assert mean.series[-1].values == (5.1, 25.5, 51.0, 40.8, 45.9)
-    assert charts.views[-1].name == "Reward (fraction)"
-    assert charts.views[-1].series[0].steps[:2] == (1.0, 2.0)
+    assert found.views[-1].name == "Reward (fraction)"
+    assert found.views[-1].series[0].steps[:2] == (1.0, 2.0)
+
+
+def test_of_very_many_runs_there_are_the_means_alone(
+    demo_request: ReportRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(charts, "MANY", 3)
+    data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
+    board = score_sweep(data, demo_request.expected)
+    views = charts_of(board, "x", anchors_of(board, "0")).views
+    assert {series.kind for view in views for series in view.series} == {"mean"}
 
 
 def test_no_name_can_end_the_data(demo_request: ReportRequest) -> None:
