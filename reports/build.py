@@ -23,6 +23,8 @@ from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import core_of, full_table, main_table
 from cppo_lab.reports.text_tables import text_files
+from cppo_lab.reports.verdict_table import verdict_table
+from cppo_lab.reports.verdict_view import verdict_view
 
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
@@ -101,9 +103,13 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
         "table_long.csv": sheets.long_csv(board),
         "runs.csv": sheets.runs_csv(board),
     }
+    verdicts = verdict_view({request.name: board}, core_of(board))
     sure = statistics_tables(board, request.title)
-    for kind, table in sure.items():
-        texts |= text_files(f"statistics_{kind}", table)
+    for name, table in {
+        "verdicts": verdict_table(verdicts),
+        **{f"statistics_{kind}": one for kind, one in sure.items()},
+    }.items():
+        texts |= {} if table is None else text_files(name, table)
     view = None
     if of_paper and not board.gaps:
         view, audit_texts = _audit(board)
@@ -116,7 +122,7 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
         pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
     about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")
     tables, files = (main, full, tuple(sure.values())), sorted([*texts, *pictures])
-    page = page_info(board, tables, (shown, traces), view, about, request.uri, files)
+    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, files)
     texts["index.html"] = render_page(page)
     texts[MARKER] = f"report {request.name}; {origin(core_of(board))}\n"
     return {name: text.encode() for name, text in texts.items()} | pictures

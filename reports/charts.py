@@ -4,16 +4,15 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import named
 from cppo_lab.analysis.study import MAIN
+from cppo_lab.reports.figures.curves import CurvesInfo
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, DiagnosticsInfo
 from cppo_lab.reports.figures.lines import Line, line_of
-from cppo_lab.reports.figures.style import colours
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import core_of
@@ -68,37 +67,40 @@ def charts_of(
     board: Scoreboard,
     key: str,
     anchors: Anchors,
+    shown: CurvesInfo,
     diagnostics: DiagnosticsInfo | None = None,
-    aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> Charts:
     """Validation by benchmark and by their mean, then the diagnostics if there are any.
 
-    `aliases`: see `style.colours`.
+    `shown`: the figure of the same board, which has the colours.
     """
-    variants = in_order(board.variants)
-    palette = colours(variants, aliases)
+    drawn = {line.variant: line.colour for panel in shown.panels for line in panel.lines}
+    variants = tuple(name for name in in_order(board.variants) if name in drawn)
+    core = core_of(board)
+    source = "" if core == schema.PAPER else f", core={core}"
     benchmarks = [schema.MEAN, *board.benchmarks]
     views = []
     for benchmark in benchmarks:
-        series = [*_validation(board, benchmark, variants, palette, anchors)]
+        series = [*_validation(board, benchmark, drawn, variants, anchors)]
         if series:
             series += _of_the_paper(board, benchmark, variants)
             heading = "Mean of the benchmarks" if benchmark == schema.MEAN else benchmark_name(benchmark)
-            views.append(View(heading, f"Avg@{board.curves.samples} (%)", tuple(series)))
+            views.append(View(heading, f"Avg@{board.curves.samples} (%){source}", tuple(series)))
     if diagnostics is not None:
         for metric in diagnostics.metrics:
             panels = [panel for panel in diagnostics.panels if panel.metric == metric]
             found = tuple(_traces(board.models, panels, variants, anchors))
-            views.append(View(panels[0].label[0].upper() + panels[0].label[1:], panels[0].label, found))
-    methods = tuple((display_name(name), palette[name]) for name in variants)
+            label = panels[0].label
+            views.append(View(label[0].upper() + label[1:], label + source, found))
+    methods = tuple((display_name(name), drawn[name]) for name in variants)
     return Charts(key, board.models, methods, tuple(views))
 
 
 def _validation(
     board: Scoreboard,
     benchmark: str,
+    drawn: Mapping[str, str],
     variants: tuple[str, ...],
-    palette: Mapping[str, str],
     anchors: Anchors,
 ) -> Iterable[Series]:
     for panel, model in enumerate(board.models):
@@ -106,7 +108,7 @@ def _validation(
             continue
         for method, variant in enumerate(variants):
             runs = [run for run in board.runs if (run.model, run.variant) == (model, variant)]
-            line = line_of(board, runs, palette[variant], benchmark) if runs else None
+            line = line_of(board, runs, drawn[variant], benchmark) if runs else None
             if line is not None:
                 seeds = {run.run_id or "": run.seed for run in runs}
                 alone = len(runs) == 1 or len(board.runs) <= MANY
@@ -133,6 +135,8 @@ def _traces(
 ) -> Iterable[Series]:
     for panel in panels:
         for trace in panel.traces:
+            if trace.variant not in variants:  # it has no validation, hence no place in the legend
+                continue
             name = "one run" if trace.runs == 1 else f"mean of {trace.runs} runs"
             yield Series(
                 models.index(panel.model),

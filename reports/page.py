@@ -20,7 +20,7 @@ from cppo_lab.reports.names import origin
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable
 from cppo_lab.reports.text_tables import TextTable
-from cppo_lab.reports.verdict_view import VerdictView, verdict_view
+from cppo_lab.reports.verdict_view import VerdictView
 
 _LIST = "0"  # the page has one list of runs
 
@@ -59,6 +59,7 @@ class PageInfo:
 def page_info(
     board: Scoreboard,
     tables: tuple[MainTable, FullTable, tuple[TextTable, ...]],
+    verdicts: VerdictView,
     shown: tuple[curves.CurvesInfo, diagnostics.DiagnosticsInfo | None],
     audit: AuditView | None,
     about: tuple[str, str, str, str],
@@ -83,9 +84,9 @@ def page_info(
         headlines=headlines(board),
         main=tables[0],
         full=tables[1],
-        verdicts=verdict_view({board.data.sweep: board}, tables[0].core),
+        verdicts=verdicts,
         statistics=tables[2],
-        charts=charts_of(board, "main", anchors, diagnostics_shown),
+        charts=charts_of(board, "main", anchors, curves_shown, diagnostics_shown),
         anchors=anchors,
         legend=curves_shown.legend,
         curves=inline_curves(curves_shown),

@@ -1,6 +1,7 @@
 """The statistics of a sweep as tables: scores with and without the luck of the pick, differences, order, margins."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.aggregates import Share
@@ -11,7 +12,7 @@ from cppo_lab.analysis.statistics.sampling import SamplingError
 from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.headlines import points
-from cppo_lab.reports.names import OURS, display_name
+from cppo_lab.reports.names import OURS, display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
@@ -31,7 +32,8 @@ def statistics_tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
         tables["models"] = _over_models(found, core, title, len(board.models))
     if any(len(ranking.places) > 1 for ranking in found.rankings):
         tables["order"] = _order(found, core, title, several_models)
-    return tables
+    source = f"Source: {origin(core)}."
+    return {kind: replace(table, notes=(source, *table.notes)) for kind, table in tables.items()}
 
 
 def _row(model: str, variant: str, cells: Iterable[str], several_models: bool) -> TextRow:

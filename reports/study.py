@@ -21,6 +21,8 @@ from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, render_study, study_core, study_page
 from cppo_lab.reports.tables import MainTable, full_table, main_table
+from cppo_lab.reports.verdict_table import verdict_table
+from cppo_lab.reports.verdict_view import verdict_view
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,10 @@ def _tables(study: Study) -> StudyTables:
         for sweep in study.sweeps
         if sweep.board is not None
     }
+    boards = {sweep.grid.name: sweep.board for sweep in study.sweeps if sweep.board is not None}
+    verdicts = verdict_view(boards, study_core(study), whole=True)
     if board is None:
-        return StudyTables(None, distinction, None, None, ablations, sure)
+        return StudyTables(None, distinction, None, None, ablations, sure, verdicts)
     return StudyTables(
         main=main,
         distinction=distinction,
@@ -126,6 +130,7 @@ def _tables(study: Study) -> StudyTables:
         full=full_table(board, "Score by benchmark (Table 4)"),
         ablations=ablations,
         statistics=sure,
+        verdicts=verdicts,
     )
 
 
@@ -161,6 +166,8 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
             texts[f"{name}.md"] = markup.full_markdown(ablation.table)
             texts[f"{name}.tex"] = markup.full_latex(ablation.table)
             texts[f"{name}.csv"] = sheets.full_csv(ablation.table)
+    claims = verdict_table(tables.verdicts)
+    texts |= {} if claims is None else text_tables.text_files("verdicts", claims)
     for name, sure in tables.statistics.items():
         for kind, table in sure.items():
             texts |= text_tables.text_files(f"statistics_{name}_{kind}", table)

@@ -9,6 +9,7 @@ from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, Study
 from cppo_lab.reports.charts import Charts, charts_of
 from cppo_lab.reports.figures.ablations import full_method
+from cppo_lab.reports.figures.curves import curves_info
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.figures.inline import inline_svg
 from cppo_lab.reports.figures.picture import Absent, Picture
@@ -18,7 +19,7 @@ from cppo_lab.reports.page import render_template
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable, core_of
 from cppo_lab.reports.text_tables import TextTable
-from cppo_lab.reports.verdict_view import VerdictView, verdict_view
+from cppo_lab.reports.verdict_view import VerdictView
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class StudyTables:
     full: FullTable | None
     ablations: tuple[Ablation, ...]
     statistics: Mapping[str, Mapping[str, TextTable]]
+    verdicts: VerdictView
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def study_page(
         sweep_count=len(study.sweeps),
         gaps=tuple(f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()),
         absent=absent_parts(study, pictures),
-        verdicts=verdict_view({grid.name: board for grid, board in shown}, core, whole=True),
+        verdicts=tables.verdicts,
         headlines=study_headlines(study),
         main=tables.main,
         main_absent=study.why_absent(MAIN) if tables.main is None else "",
@@ -154,8 +156,8 @@ def study_charts(study: Study, anchors: Mapping[str, Mapping[tuple[str, str], st
         if board is None:
             continue
         diagnostics = diagnostics_info(board, "") if name == MAIN else None
-        aliases = {} if name == MAIN else full_method(study, board)
-        found[name] = charts_of(board, str(number), anchors[name], diagnostics, aliases)
+        shown = curves_info(board, "", aliases={} if name == MAIN else full_method(study, board))
+        found[name] = charts_of(board, str(number), anchors[name], shown, diagnostics)
     return found
 
 

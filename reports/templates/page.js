@@ -213,7 +213,8 @@
       event.preventDefault();
       const old = this.at ?? { n: 0, i: -1 };
       const n = (old.n + go[0] + this.series.length) % this.series.length;
-      this.point({ n, i: Math.min(this.series[n].x.length - 1, Math.max(0, old.i + go[1])) });
+      const inside = this.series[n].x.flatMap((step, i) => (step >= this.low && step <= this.high ? [i] : []));
+      if (inside.length) this.point({ n, i: Math.min(inside.at(-1), Math.max(inside[0], old.i + go[1])) });
     }
 
     follow() {

@@ -19,7 +19,10 @@ from cppo_lab.reports import build
 from cppo_lab.reports.build import MARKER, ReportRequest, build_report, paper_request
 
 TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
-STATISTICS = {f"statistics_{name}.{kind}" for name in ("scores", "order") for kind in ("md", "tex", "csv")}
+VERDICTS = {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
+STATISTICS = VERDICTS | {
+    f"statistics_{name}.{kind}" for name in ("scores", "order") for kind in ("md", "tex", "csv")
+}
 DIFFERENCES = {f"statistics_differences.{kind}" for kind in ("md", "tex", "csv")}  # of several seeds
 TABLES |= {"table_long.csv", "runs.csv"}
 

@@ -12,6 +12,7 @@ from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import charts
 from cppo_lab.reports.build import ReportRequest
 from cppo_lab.reports.charts import charts_json, charts_of
+from cppo_lab.reports.figures.curves import curves_info
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.run_list import anchors_of, mlflow_link, run_groups
 from tests.reports.made_pair import request_for_pair, write_pair
@@ -21,7 +22,7 @@ def test_the_papers_curve_lies_beside_ours(empty_uri: str, tmp_path: Path, paper
     write_pair(empty_uri)
     request = request_for_pair(empty_uri, tmp_path / "out")
     board = score_sweep(read_sweep(empty_uri, request.experiment, "main"), request.expected)
-    found = charts_of(board, "x", anchors_of(board, "0"))
+    found = charts_of(board, "x", anchors_of(board, "0"), curves_info(board, ""))
     assert [view.name for view in found.views] == ["Mean of the benchmarks", "AIME24", "AIME25", "AIME26"]
     ours = found.views[0].series[3]
     assert (ours.kind, ours.name, ours.runs) == ("run", "seed 0, cppo-0", "runs-0-1")
@@ -41,14 +42,14 @@ def test_the_paper_is_not_laid_over_itself_nor_over_other_models(
 ) -> None:
     data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
     for board in (paper_board, score_sweep(data, demo_request.expected)):
-        found = charts_of(board, "x", anchors_of(board, "0"))
+        found = charts_of(board, "x", anchors_of(board, "0"), curves_info(board, ""))
         assert "paper" not in {series.kind for view in found.views for series in view.series}
 
 
 def test_seeds_their_mean_and_the_diagnostics(demo_request: ReportRequest) -> None:
     data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
     board = score_sweep(data, demo_request.expected)
-    found = charts_of(board, "x", anchors_of(board, "0"), diagnostics_info(board, ""))
+    found = charts_of(board, "x", anchors_of(board, "0"), curves_info(board, ""), diagnostics_info(board, ""))
     assert found.methods == (("GRPO", "#59A14F"), ("CPPO", "#0052D9"))
     mean = found.views[0]
     assert [(series.method, series.name) for series in mean.series] == [
@@ -66,7 +67,7 @@ def test_of_very_many_runs_there_are_the_means_alone(
     monkeypatch.setattr(charts, "MANY", 3)
     data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
     board = score_sweep(data, demo_request.expected)
-    views = charts_of(board, "x", anchors_of(board, "0")).views
+    views = charts_of(board, "x", anchors_of(board, "0"), curves_info(board, "")).views
     assert {series.kind for view in views for series in view.series} == {"mean"}
 
 
@@ -77,7 +78,7 @@ def test_no_name_can_end_the_data(demo_request: ReportRequest) -> None:
         replace(entry, model=hostile, variant=entry.variant + hostile) for entry in demo_request.expected
     ]
     board = score_sweep(data, expected)
-    text = charts_json(charts_of(board, "x", anchors_of(board, "0")))
+    text = charts_json(charts_of(board, "x", anchors_of(board, "0"), curves_info(board, "")))
     assert not set("<>&\u2028") & set(text)
     assert json.loads(text)["panels"] == [hostile]
 

@@ -175,6 +175,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     }
     lists = {f"{kind}_{name}.csv" for kind in ("runs", "long") for name in SWEEPS}
     sure = {name for name in files if name.startswith("statistics_")}
+    tables |= {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
     assert {f"statistics_{name}_{what}.csv" for name in SWEEPS for what in ("scores", "differences")} <= sure
     assert set(files) == FIGURES | tables | lists | sure | {"index.html", MARKER}
     html = files["index.html"].decode()
