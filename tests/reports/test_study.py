@@ -189,6 +189,10 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
     assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
+    # Verdicts first, one for each of the paper's claims, labelled as what they are.
+    assert html.index('id="verdicts"') < html.index('id="findings"') < html.index('id="main"')
+    assert html.count('<span class="verdict">core=mini</span>') == 9
+    assert "no evidence for or against the paper" in html
     assert html.count("<script") == 1 + len(SWEEPS)  # the page's own, and the curves of every sweep as data
     assert files["table_3.csv"].decode().splitlines()[:2] == [
         "Model,Prompts,n,Minibatch,Updates,T_max,delta,delta_b_min,w_min,Learning rate,T_stop,core",
