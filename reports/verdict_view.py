@@ -43,8 +43,9 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One claim. `numbers`: (what, value) of the comparison that the outcome hangs on; `observed`: what the runs show
-    whatever that is worth; `others`: the outcome by the other scores.
+    """One claim. `numbers`: (what, value) of the comparison that the outcome hangs on, `deciding` the (model, variant)
+    whose runs those are; `observed`: what the runs show whatever that is worth; `others`: the outcome by the other
+    scores.
     """
 
     sweep: str
@@ -53,6 +54,7 @@ class VerdictLine:
     sentence: str
     observed: str
     numbers: tuple[tuple[str, str], ...]
+    deciding: tuple[str, str] | None
     comparisons: tuple[ComparisonLine, ...]
     others: str
 
@@ -136,6 +138,7 @@ def _line(verdict: Verdict, runs: tuple[RunValues, ...]) -> VerdictLine:
         sentence=_one_run(verdict) if _single_runs(verdict) else reason(verdict, display_name),
         observed=_observed(verdict),
         numbers=_numbers(verdict, runs),
+        deciding=None if verdict.deciding is None else (verdict.deciding.model, verdict.deciding.variant),
         comparisons=tuple(_comparison(each) for each in verdict.comparisons),
         others="; ".join(others),
     )
