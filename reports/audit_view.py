@@ -12,9 +12,10 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One printed number beside the curve's, as text."""
+    """One printed number beside the curve's, as text; `method` is the name that `label` shows."""
 
     model: str
+    method: str
     label: str
     column: str
     printed: str
@@ -52,6 +53,7 @@ def audit_lines(audit: Audit) -> list[AuditLine]:
     return [
         AuditLine(
             model=cell.model,
+            method=cell.method,
             label=display_name(cell.method),
             column="Avg" if cell.column == AVERAGE else benchmark_name(cell.column),
             printed=cell.printed,

@@ -16,13 +16,15 @@ from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
-from cppo_lab.reports.interval_table import interval_table
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.oddities import oddities
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
+from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import core_of, full_table, main_table
-from cppo_lab.reports.text_tables import text_csv, text_latex, text_markdown
+from cppo_lab.reports.text_tables import text_files
+from cppo_lab.reports.verdict_table import verdict_table
+from cppo_lab.reports.verdict_view import verdict_view
 
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
@@ -101,13 +103,13 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
         "table_long.csv": sheets.long_csv(board),
         "runs.csv": sheets.runs_csv(board),
     }
-    spread = interval_table(board, f"95 % intervals over seeds ({request.title})")
-    if spread is not None:
-        texts |= {
-            "table_intervals.md": text_markdown(spread),
-            "table_intervals.tex": text_latex(spread),
-            "table_intervals.csv": text_csv(spread),
-        }
+    verdicts = verdict_view({request.name: board}, core_of(board))
+    sure = statistics_tables(board, request.title)
+    for name, table in {
+        "verdicts": verdict_table(verdicts),
+        **{f"statistics_{kind}": one for kind, one in sure.items()},
+    }.items():
+        texts |= {} if table is None else text_files(name, table)
     view = None
     if of_paper and not board.gaps:
         view, audit_texts = _audit(board)
@@ -119,7 +121,8 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     if traces is not None:
         pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
     about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")
-    page = page_info(board, (main, full, spread), (shown, traces), view, about, sorted([*texts, *pictures]))
+    tables, files = (main, full, tuple(sure.values())), sorted([*texts, *pictures])
+    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, files)
     texts["index.html"] = render_page(page)
     texts[MARKER] = f"report {request.name}; {origin(core_of(board))}\n"
     return {name: text.encode() for name, text in texts.items()} | pictures

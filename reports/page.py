@@ -1,38 +1,28 @@
-"""One self-contained HTML page: frozen info in, text out. No network, no scripts, no dates."""
+"""One self-contained HTML page: frozen info in, text out. No network, no dates, and one script, our own."""
 
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib import resources
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gap
-from cppo_lab.analysis.selection import RunScore
-from cppo_lab.reports.audit_view import ABSENT, AuditView
+from cppo_lab.reports.audit_view import AuditView
+from cppo_lab.reports.charts import Charts, charts_json, charts_of
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.inline import InlineFigure, inline_curves, inline_diagnostics
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.markup import plain, steps_text
-from cppo_lab.reports.names import display_name, origin
+from cppo_lab.reports.names import origin
+from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable
 from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.verdict_view import VerdictView
 
-
-@dataclass(frozen=True)
-class RunLine:
-    """One row of the list of runs, as text."""
-
-    label: str
-    model: str
-    seed: str
-    state: str
-    t_stop: str
-    step: str
-    score: str
-    run_id: str
-    mlflow_id: str
+_LIST = "0"  # the page has one list of runs
 
 
 @dataclass(frozen=True)
@@ -52,27 +42,34 @@ class PageInfo:
     headlines: tuple[Headline, ...]
     main: MainTable
     full: FullTable
-    intervals: TextTable | None
+    verdicts: VerdictView
+    statistics: tuple[TextTable, ...]
+    charts: Charts
+    anchors: Mapping[tuple[str, str], str]
     legend: tuple[tuple[str, str], ...]
     curves: tuple[InlineFigure, ...]
     diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
     audit: AuditView | None
-    runs: tuple[RunLine, ...]
+    runs: tuple[RunGroup, ...]
+    served: bool
     unused: tuple[str, ...]
     files: tuple[str, ...]
 
 
 def page_info(
     board: Scoreboard,
-    tables: tuple[MainTable, FullTable, TextTable | None],
+    tables: tuple[MainTable, FullTable, tuple[TextTable, ...]],
+    verdicts: VerdictView,
     shown: tuple[curves.CurvesInfo, diagnostics.DiagnosticsInfo | None],
     audit: AuditView | None,
     about: tuple[str, str, str, str],
+    uri: str,
     files: Sequence[str],
 ) -> PageInfo:
-    """Puts the page together; `about` is (name, title, question, command)."""
+    """Puts the page together; `about` is (name, title, question, command), `uri` that of the store."""
     name, title, question, command = about
     curves_shown, diagnostics_shown = shown
+    anchors = anchors_of(board, _LIST)
     return PageInfo(
         name=name,
         title=title,
@@ -87,20 +84,24 @@ def page_info(
         headlines=headlines(board),
         main=tables[0],
         full=tables[1],
-        intervals=tables[2],
+        verdicts=verdicts,
+        statistics=tables[2],
+        charts=charts_of(board, "main", anchors, curves_shown, diagnostics_shown),
+        anchors=anchors,
         legend=curves_shown.legend,
         curves=inline_curves(curves_shown),
         diagnostics=inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
         audit=audit,
-        runs=tuple(run_line(run) for run in board.runs),
+        runs=run_groups(board, _LIST, uri),
+        served=uri.startswith("http"),
         unused=tuple(sorted(board.unused["run_id"])),
         files=tuple(files),
     )
 
 
 def render_page(info: PageInfo) -> str:
-    """The page as HTML. Every text in `info` is escaped; only the drawings (`InlineFigure.svg`) are
-    markup.
+    """The page as HTML. Every text in `info` is escaped; only the drawings (`InlineFigure.svg`) are markup. The page's
+    policy lets the browser run its own script alone, known by its hash, and load nothing.
     """
     return render_template("page.html.j2", info)
 
@@ -113,26 +114,19 @@ def render_template(name: str, page: object) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup)
-    return environment.get_template(name).render(page=page, style=Markup(_template("page.css")))
+    environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup, charts_json=_charts_json)
+    script = _template("page.js")
+    return environment.get_template(name).render(
+        page=page,
+        style=Markup(_template("page.css")),
+        script=Markup(script),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _charts_json(charts: Charts) -> Markup:
+    return Markup(charts_json(charts))
 
 
 def _template(name: str) -> str:
     return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def run_line(run: RunScore) -> RunLine:
-    """A run as a row of the list."""
-    choice = run.choice
-    score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
-    return RunLine(
-        label=display_name(run.variant),
-        model=run.model,
-        seed=ABSENT if run.seed is None else str(run.seed),
-        state=run.state.value + (f": {run.reason}" if run.reason else ""),
-        t_stop=ABSENT if run.t_stop is None else str(run.t_stop),
-        step=ABSENT if choice.step is None else str(choice.step),
-        score=score,
-        run_id=run.run_id or ABSENT,
-        mlflow_id=run.mlflow_id or ABSENT,
-    )

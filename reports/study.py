@@ -2,7 +2,6 @@
 ablations and one page. All or nothing, as with the report of one sweep.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,11 @@ from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
+from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, render_study, study_core, study_page
 from cppo_lab.reports.tables import MainTable, full_table, main_table
-from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.verdict_table import verdict_table
+from cppo_lab.reports.verdict_view import verdict_view
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
     for picture in pictures:
         drawn |= _draw(picture)
     about = (request.title, request.question, request.command or f"cppo report {request.name}")
-    page = study_page(study, tables, pictures, about, sorted([*texts, *drawn]))
+    page = study_page(study, tables, pictures, about, request.uri, sorted([*texts, *drawn]))
     texts["index.html"] = render_study(page)
     texts[MARKER] = f"report {request.name}; {origin(study_core(study))}\n"
     return {name: text.encode() for name, text in texts.items()} | drawn
@@ -113,14 +114,23 @@ def _tables(study: Study) -> StudyTables:
     distinction = distinction_table("How the rules differ (Table 2)", used)
     main = None if board is None else main_table(board, "Mean score by model (Table 1)")
     ablations = tuple(_ablation(sweep, main) for sweep in study.sweeps if sweep.grid.name != MAIN)
+    sure = {
+        sweep.grid.name: statistics_tables(sweep.board, sweep.grid.title)
+        for sweep in study.sweeps
+        if sweep.board is not None
+    }
+    boards = {sweep.grid.name: sweep.board for sweep in study.sweeps if sweep.board is not None}
+    verdicts = verdict_view(boards, study_core(study), whole=True)
     if board is None:
-        return StudyTables(None, distinction, None, None, ablations)
+        return StudyTables(None, distinction, None, None, ablations, sure, verdicts)
     return StudyTables(
         main=main,
         distinction=distinction,
         configuration=configuration_table(board, study.models, "Configuration of each model (Table 3)"),
         full=full_table(board, "Score by benchmark (Table 4)"),
         ablations=ablations,
+        statistics=sure,
+        verdicts=verdicts,
     )
 
 
@@ -128,7 +138,7 @@ def _ablation(sweep: StudySweep, main: MainTable | None) -> Ablation:
     table = None if sweep.board is None else full_table(sweep.board, sweep.grid.title)
     known = () if main is None else main.notes
     notes = () if table is None else tuple(note for note in table.notes if note not in known)
-    return Ablation(sweep.grid.title, sweep.grid.question, table, notes, sweep.absent)
+    return Ablation(sweep.grid.name, sweep.grid.title, sweep.grid.question, table, notes, sweep.absent)
 
 
 def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
@@ -140,8 +150,9 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
             "table_1.tex": markup.main_latex(tables.main),
             "table_1.csv": sheets.main_csv(tables.main),
         }
-    for number, text_table in ((2, tables.distinction), (3, tables.configuration)):
-        texts |= _text_files(f"table_{number}", text_table)
+    texts |= text_tables.text_files("table_2", tables.distinction)
+    if tables.configuration is not None:
+        texts |= text_tables.text_files("table_3", tables.configuration)
     if tables.full is not None:
         texts |= {
             "table_4.md": markup.full_markdown(tables.full),
@@ -155,17 +166,13 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
             texts[f"{name}.md"] = markup.full_markdown(ablation.table)
             texts[f"{name}.tex"] = markup.full_latex(ablation.table)
             texts[f"{name}.csv"] = sheets.full_csv(ablation.table)
+    claims = verdict_table(tables.verdicts)
+    texts |= {} if claims is None else text_tables.text_files("verdicts", claims)
+    for name, sure in tables.statistics.items():
+        for kind, table in sure.items():
+            texts |= text_tables.text_files(f"statistics_{name}_{kind}", table)
     for sweep in study.sweeps:
         if sweep.board is not None:
             texts[f"long_{sweep.grid.name}.csv"] = sheets.long_csv(sweep.board)
             texts[f"runs_{sweep.grid.name}.csv"] = sheets.runs_csv(sweep.board)
     return texts
-
-
-def _text_files(name: str, table: TextTable | None) -> dict[str, str]:
-    writers: Sequence = (
-        ("md", text_tables.text_markdown),
-        ("tex", text_tables.text_latex),
-        ("csv", text_tables.text_csv),
-    )
-    return {} if table is None else {f"{name}.{kind}": write(table) for kind, write in writers}

@@ -1,19 +1,25 @@
 """The page of a study: frozen info in, one self-contained HTML text out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, Study
+from cppo_lab.reports.charts import Charts, charts_of
+from cppo_lab.reports.figures.ablations import full_method
+from cppo_lab.reports.figures.curves import curves_info
+from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.figures.inline import inline_svg
 from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.names import origin
-from cppo_lab.reports.page import RunLine, render_template, run_line
+from cppo_lab.reports.page import render_template
+from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable, core_of
 from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.verdict_view import VerdictView
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class PageFigure:
 class Ablation:
     """One sweep beside the main one; `table` None: `absent` says why. `notes`: those that the main table has not."""
 
+    name: str
     title: str
     question: str
     table: FullTable | None
@@ -39,18 +46,22 @@ class Ablation:
 
 @dataclass(frozen=True)
 class StudyTables:
-    """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show."""
+    """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show. `statistics`: sweep ->
+    its tables.
+    """
 
     main: MainTable | None
     distinction: TextTable
     configuration: TextTable | None
     full: FullTable | None
     ablations: tuple[Ablation, ...]
+    statistics: Mapping[str, Mapping[str, TextTable]]
+    verdicts: VerdictView
 
 
 @dataclass(frozen=True)
 class StudyPage:
-    """Everything on the page."""
+    """Everything on the page. `anchors`, `charts` and `statistics` are by sweep."""
 
     name: str
     title: str
@@ -63,6 +74,7 @@ class StudyPage:
     sweep_count: int
     gaps: tuple[str, ...]
     absent: tuple[str, ...]
+    verdicts: VerdictView
     headlines: tuple[Headline, ...]
     main: MainTable | None
     main_absent: str
@@ -70,8 +82,12 @@ class StudyPage:
     configuration: TextTable | None
     full: FullTable | None
     ablations: tuple[Ablation, ...]
+    statistics: Mapping[str, Mapping[str, TextTable]]
+    charts: Mapping[str, Charts]
+    anchors: Mapping[str, Mapping[tuple[str, str], str]]
     figures: tuple[PageFigure, ...]
-    runs: tuple[tuple[str, tuple[RunLine, ...]], ...]
+    runs: tuple[tuple[str, tuple[RunGroup, ...]], ...]
+    served: bool
     unused: tuple[str, ...]
     files: tuple[str, ...]
 
@@ -81,9 +97,10 @@ def study_page(
     tables: StudyTables,
     pictures: Sequence[Picture],
     about: tuple[str, str, str],
+    uri: str,
     files: Sequence[str],
 ) -> StudyPage:
-    """Puts the page together; `about` is (title, question, command)."""
+    """Puts the page together; `about` is (title, question, command), `uri` that of the store."""
     title, question, command = about
     core = study_core(study)
     shown = [(sweep.grid, sweep.board) for sweep in study.sweeps if sweep.board is not None]
@@ -91,6 +108,8 @@ def study_page(
     for grid, board in shown:
         for run in board.gaps:
             gaps.setdefault(describe_gap(run), []).append(grid.name)
+    lists = {grid.name: str(number) for number, (grid, _) in enumerate(shown)}
+    anchors = {grid.name: anchors_of(board, lists[grid.name]) for grid, board in shown}
     used = {run.run_id for board in study.boards for run in board.runs}
     unused = {run_id for board in study.boards for run_id in board.unused["run_id"]} - used
     return StudyPage(
@@ -105,6 +124,7 @@ def study_page(
         sweep_count=len(study.sweeps),
         gaps=tuple(f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()),
         absent=absent_parts(study, pictures),
+        verdicts=tables.verdicts,
         headlines=study_headlines(study),
         main=tables.main,
         main_absent=study.why_absent(MAIN) if tables.main is None else "",
@@ -112,8 +132,12 @@ def study_page(
         configuration=tables.configuration,
         full=tables.full,
         ablations=tables.ablations,
+        statistics=tables.statistics,
+        charts=study_charts(study, anchors),
+        anchors=anchors,
         figures=tuple(page_figure(picture) for picture in pictures),
-        runs=tuple((grid.name, tuple(run_line(run) for run in board.runs)) for grid, board in shown),
+        runs=tuple((grid.name, run_groups(board, lists[grid.name], uri)) for grid, board in shown),
+        served=uri.startswith("http"),
         unused=tuple(sorted(unused)),
         files=tuple(files),
     )
@@ -122,6 +146,19 @@ def study_page(
 def render_study(page: StudyPage) -> str:
     """The page as HTML; every text is escaped, only the drawings are markup."""
     return render_template("study.html.j2", page)
+
+
+def study_charts(study: Study, anchors: Mapping[str, Mapping[tuple[str, str], str]]) -> Mapping[str, Charts]:
+    """Sweep -> its curves; those of the main sweep with its diagnostics. Colours are those of the figures."""
+    found = {}
+    for number, sweep in enumerate(study.sweeps):
+        board, name = sweep.board, sweep.grid.name
+        if board is None:
+            continue
+        diagnostics = diagnostics_info(board, "") if name == MAIN else None
+        shown = curves_info(board, "", aliases={} if name == MAIN else full_method(study, board))
+        found[name] = charts_of(board, str(number), anchors[name], shown, diagnostics)
+    return found
 
 
 def study_core(study: Study) -> str:

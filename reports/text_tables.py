@@ -9,11 +9,12 @@ from cppo_lab.reports.sheets import csv_text
 
 @dataclass(frozen=True)
 class TextRow:
-    """One row: its label and one text for each heading."""
+    """One row: its label and one text for each heading. `pair`: the (model, variant) whose runs it is about."""
 
     label: str
     shaded: bool
     cells: tuple[str, ...]
+    pair: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,12 @@ def text_csv(table: TextTable) -> str:
     core = [table.core] if table.core not in ("", schema.PAPER) else []
     rows = ([row.label, *row.cells, *core] for row in table.rows)
     return csv_text([table.lead, *table.headings, *(["core"] if core else [])], rows)
+
+
+def text_files(name: str, table: TextTable) -> dict[str, str]:
+    """The table under `name` in all three formats, by file name."""
+    return {
+        f"{name}.md": text_markdown(table),
+        f"{name}.tex": text_latex(table),
+        f"{name}.csv": text_csv(table),
+    }

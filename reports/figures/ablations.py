@@ -58,7 +58,7 @@ def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) 
         if board is None:
             panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
             continue
-        info = curves.curves_info(board, heading, board.models[:1], _full_method(study, board))
+        info = curves.curves_info(board, heading, board.models[:1], full_method(study, board))
         panel = info.panels[0]
         panels.append(AblationPanel(name, heading, panel, "", curves.scored_legend(board, panel)))
         run_ids.update(info.run_ids)
@@ -70,7 +70,7 @@ def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) 
     return AblationsInfo(title, source, y_label, tuple(panels), tuple(sorted(run_ids)))
 
 
-def _full_method(study: Study, board: Scoreboard) -> dict[str, str]:
+def full_method(study: Study, board: Scoreboard) -> dict[str, str]:
     """The variants of an ablation whose runs are those of the main sweep's CPPO, under whatever name."""
     main = study.board(MAIN)
     if main is None:

@@ -9,6 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
+from cppo_lab.reports.run_list import mlflow_link
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
@@ -148,3 +149,12 @@ def test_the_descriptions_are_rendered(
     page.goto(links[0])
     page.get_by_role("heading", name="CPPO Lab, core mini").wait_for()
     shot("6-experiment")
+
+
+def test_the_link_of_a_report_opens_the_run(
+    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
+) -> None:
+    one, start = specs()["cppo", 0], urlsplit(links[0])
+    browser_page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", mlflow_id(store, one)))
+    browser_page.get_by_text(one.run_id).first.wait_for()
+    shot("7-run-of-a-report")

@@ -174,7 +174,10 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
         f"table_{name}.{kind}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:]) for kind in ("md", "tex", "csv")
     }
     lists = {f"{kind}_{name}.csv" for kind in ("runs", "long") for name in SWEEPS}
-    assert set(files) == FIGURES | tables | lists | {"index.html", MARKER}
+    sure = {name for name in files if name.startswith("statistics_")}
+    tables |= {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
+    assert {f"statistics_{name}_{what}.csv" for name in SWEEPS for what in ("scores", "differences")} <= sure
+    assert set(files) == FIGURES | tables | lists | sure | {"index.html", MARKER}
     html = files["index.html"].decode()
     assert html.count("<svg") == 11
     assert "Not drawn" not in html
@@ -183,9 +186,14 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     assert "CPPO has the highest score on 4 of 4 models" in html
     counted = Counter(re.findall(r'\bid="([^"]+)"', html))
     assert max(counted.values()) == 1
-    loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', html)
+    drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
     assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
-    assert "<script" not in html
+    # Verdicts first, one for each of the paper's claims, labelled as what they are.
+    assert html.index('id="verdicts"') < html.index('id="findings"') < html.index('id="main"')
+    assert html.count('<span class="verdict">core=mini</span>') == 9
+    assert "no evidence for or against the paper" in html
+    assert html.count("<script") == 1 + len(SWEEPS)  # the page's own, and the curves of every sweep as data
     assert files["table_3.csv"].decode().splitlines()[:2] == [
         "Model,Prompts,n,Minibatch,Updates,T_max,delta,delta_b_min,w_min,Learning rate,T_stop,core",
         "post,32,8,16,2,32,0.15,0.02,0.8,0.0006,20,mini",

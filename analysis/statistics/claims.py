@@ -1,0 +1,124 @@
+"""The paper's claims as a table: what is compared with what, in which sweep, and what counts as supported."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+# An advantage below this is none worth claiming: one point of Avg@16, the noise of one evaluation to the next in the
+# paper's curves (0.5 to 1.4 points). It makes "no advantage" something that a finite number of seeds can show.
+SMALLEST = 0.01
+# "Comparable", "about", "within range": at most two points apart. The paper gives no margin. Two evaluations of equal
+# methods in the paper's curves are 0.7 to 2.0 points apart by noise alone.
+MARGIN = 0.02
+
+
+class Kind(StrEnum):
+    """What a claim says of its variants."""
+
+    BEST = "best of all"  # the first variant is above every other of the sweep, on every model
+    SUPERIORITY = "superiority"  # every variant of the first tier is above every one of the second
+    ORDERING = "ordering"  # every variant of a tier is above every one of the next, for three tiers or more
+    EQUIVALENCE = "equivalence"  # the variants of the first tier are within `margin` of those of the second
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim. `tiers`: variants, best first; BEST has one tier. `margin` is a fraction, for EQUIVALENCE alone."""
+
+    key: str
+    text: str
+    sweep: str
+    kind: Kind
+    tiers: tuple[tuple[str, ...], ...]
+    margin: float | None = None
+
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("cppo_best", "CPPO is best in every setting", "main", Kind.BEST, (("cppo",),)),
+    Claim(
+        "mechanisms",
+        "Each single mechanism beats DPPO, and the two together beat each",
+        "single_mechanism",
+        Kind.ORDERING,
+        (("cppo",), ("cppo_no_position_weight", "cppo_no_prefix_budget"), ("dppo",)),
+    ),
+    Claim(
+        "ordering",
+        "Position weights in order beat shuffled ones",
+        "position_weight_ordering",
+        Kind.SUPERIORITY,
+        (("cppo_no_prefix_budget",), ("cppo_no_prefix_budget_shuffled",)),
+    ),
+    Claim(
+        "soft",
+        "The soft gate is within range of the mask",
+        "mask_vs_soft",
+        Kind.EQUIVALENCE,
+        (("cppo_soft",), ("cppo",)),
+        MARGIN,
+    ),
+    Claim(
+        "neighbours",
+        "CPPO and the settings next to (0.02, 0.8) stay above DPPO",
+        "sensitivity",
+        Kind.SUPERIORITY,
+        (("cppo", "cppo_fixed_budget", "cppo_low_w_min"), ("dppo",)),
+    ),
+    Claim(
+        "kl_about_tv",
+        "CPPO on KL is comparable to CPPO on total variation",
+        "kl_vs_tv",
+        Kind.EQUIVALENCE,
+        (("cppo_kl",), ("cppo",)),
+        MARGIN,
+    ),
+    Claim("kl_above", "CPPO on KL is above DPPO", "kl_vs_tv", Kind.SUPERIORITY, (("cppo_kl",), ("dppo",))),
+    Claim(
+        "trm_max_avg",
+        "TRM Max&Avg is about DPPO",
+        "kl_vs_tv",
+        Kind.EQUIVALENCE,
+        (("trm_max_avg",), ("dppo",)),
+        MARGIN,
+    ),
+    Claim(
+        "binary",
+        "The binary divergence is about Top-K",
+        "binary_vs_topk",
+        Kind.EQUIVALENCE,
+        (("cppo_binary_tv",), ("cppo",)),
+        MARGIN,
+    ),
+)
+
+# The names that the paper's ablation curves carry -> ours.
+_PAPER_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "cppo_tv": "cppo",
+        "cppo_topk_tv": "cppo",
+        "cppo_db0.02_w0.8": "cppo",
+        "cppo_db0.03_w0.8": "cppo_fixed_budget",
+        "cppo_db0.02_w0.6": "cppo_low_w_min",
+    }
+)
+
+
+def named(variant: str, variants: Sequence[str]) -> str:
+    """The name under which a sweep with these `variants` has `variant`; the name itself if it has not."""
+    if variant in variants:
+        return variant
+    return next((name for name in variants if _PAPER_NAMES.get(name) == variant), variant)
+
+
+def pairs(claim: Claim, variants: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(variant, the one it is compared with) for a sweep with these `variants`, as the sweep names them."""
+    if claim.kind is Kind.BEST:
+        best = named(claim.tiers[0][0], variants)
+        return tuple((best, other) for other in variants if other != best)
+    return tuple(
+        (named(above, variants), named(below, variants))
+        for upper, lower in zip(claim.tiers, claim.tiers[1:], strict=False)
+        for above in upper
+        for below in lower
+    )

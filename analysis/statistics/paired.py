@@ -1,0 +1,91 @@
+"""Differences between two variants on one model, and over models.
+
+Runs with the same seed see the same prompts in the same order and are validated on the same problems: where two seeds
+or more are shared, each pair gives one difference, and what the seed does to both cancels. Otherwise all runs count, in
+the way of Welch: neither equal numbers of runs nor equal spread are assumed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cppo_lab.analysis.statistics.aggregates import Share, probability_of_improvement
+from cppo_lab.analysis.statistics.estimate import Estimate, combine, mean_estimate
+from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`variant` minus `against` on `model` ("" for the mean over models). `paired`: by seed.
+
+    `ours` and `theirs` are the numbers of runs, `improvement` is P(a run of ours scores higher).
+    """
+
+    model: str
+    variant: str
+    against: str
+    score: Score
+    estimate: Estimate
+    paired: bool
+    ours: int
+    theirs: int
+    improvement: Share
+
+
+def difference_of(
+    ours: Mapping[int | None, float], theirs: Mapping[int | None, float]
+) -> tuple[Estimate, bool] | None:
+    """The difference of two cells, seed -> score, and whether it is paired; None where one is empty.
+
+    Its `n` counts pairs, or the runs of the side that has fewer.
+    """
+    if not ours or not theirs:
+        return None
+    shared = [seed for seed in ours if seed in theirs]
+    if len(shared) > 1 or (len(shared) == 1 and len(ours) == len(theirs) == 1):
+        paired = mean_estimate([ours[seed] - theirs[seed] for seed in shared])
+        return None if paired is None else (paired, True)
+    cells = [cell for values in (ours, theirs) if (cell := mean_estimate(list(values.values()))) is not None]
+    welch = combine(cells, (1.0, -1.0))
+    return None if welch is None else (replace(welch, n=min(len(ours), len(theirs))), False)
+
+
+def difference(
+    runs: tuple[RunValues, ...], model: str, variant: str, against: str, score: Score
+) -> Difference | None:
+    """`variant` minus `against` on one model; None where one of them has no finished run."""
+    ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
+    found = difference_of(ours, theirs)
+    if found is None:
+        return None
+    value, paired = found
+    improvement = probability_of_improvement(
+        [np.array(list(ours.values()))], [np.array(list(theirs.values()))]
+    )
+    return Difference(model, variant, against, score, value, paired, len(ours), len(theirs), improvement)
+
+
+def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) -> Difference | None:
+    """The mean over models of differences of the same two variants; None for none."""
+    if not parts:
+        return None
+    first = parts[0]
+    value = combine([part.estimate for part in parts], [1 / len(parts)] * len(parts))
+    if value is None:
+        return None
+    sides = [
+        [np.array(list(by_seed(runs, part.model, variant, first.score).values())) for part in parts]
+        for variant in (first.variant, first.against)
+    ]
+    return Difference(
+        model="",
+        variant=first.variant,
+        against=first.against,
+        score=first.score,
+        estimate=value,
+        paired=all(part.paired for part in parts),
+        ours=sum(part.ours for part in parts),
+        theirs=sum(part.theirs for part in parts),
+        improvement=probability_of_improvement(*sides),
+    )

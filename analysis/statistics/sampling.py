@@ -1,0 +1,84 @@
+"""The sampling error of Avg@k: how far one evaluation may be off because it drew few answers to few problems.
+
+Whether each answer was right is not logged, only the share p of right ones, over n problems with k answers each. With
+p_i the chance of an answer to problem i being right and rho = var(p_i) / (p (1 - p)) the share of the variance that
+lies between problems:
+
+    other answers to the same problems:      p (1 - p) (1 - rho) / (n k)
+    other answers to other problems as hard: p (1 - p) (rho + (1 - rho) / k) / n
+
+rho is not known from p alone. rho = 0 bounds the first from above, rho = 1 the second: p (1 - p) / n.
+
+Two runs are compared on the same problems. Given these problems their answers are drawn independently and the first
+variances add up. The problems' difficulty cancels as far as the runs share it, which p alone does not show either, so
+nothing is claimed about other problems beyond the bound above.
+
+The spread over seeds contains this error already, as every run is evaluated on answers of its own: an interval over
+seeds must not have it added once more. It is what can be said of a single run, and how much of the spread over seeds
+more answers could remove.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore
+
+AIME_PROBLEMS = 30
+_MADE_PROBLEMS = "data.validation_problems"  # as the configuration of a run on made problems is logged
+
+
+@dataclass(frozen=True)
+class SamplingError:
+    """Standard errors of one evaluation (fractions): at most `answers` for these problems, `problems` for others."""
+
+    answers: float
+    problems: float
+
+
+def answers_variance(share: float, problems: int, samples: int, between: float = 0.0) -> float:
+    """Variance over other answers to the same problems; `between` is rho, 0 gives the upper bound."""
+    return share * (1 - share) * (1 - between) / (problems * samples)
+
+
+def problems_variance(share: float, problems: int, samples: int, between: float = 1.0) -> float:
+    """Variance over other answers to other problems; `between` is rho, 1 gives the upper bound."""
+    return share * (1 - share) * (between + (1 - between) / samples) / problems
+
+
+def sampling_error(shares: Sequence[float], problems: int, samples: int) -> SamplingError:
+    """Bounds for the unweighted mean over benchmarks with these shares, each of `problems` problems."""
+    count = len(shares)
+    answers = math.fsum(answers_variance(share, problems, samples) for share in shares)
+    others = math.fsum(problems_variance(share, problems, samples) for share in shares)
+    return SamplingError(math.sqrt(answers) / count, math.sqrt(others) / count)
+
+
+def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None:
+    """Of the evaluation at the selected step; None where benchmarks or their number of problems are not known."""
+    shares, samples = list(run.choice.components.values()), board.curves.samples
+    problems = _problems(board, run)
+    if not shares or problems is None or samples < 1:
+        return None
+    return sampling_error(shares, problems, samples)
+
+
+def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
+    """Of one evaluation of a typical run of a cell (root mean square); None where that of any run is not known."""
+    found = [run_sampling_error(board, run) for run in runs]
+    known = [error for error in found if error is not None]
+    if not known or len(known) < len(found):
+        return None
+    return SamplingError(
+        math.sqrt(math.fsum(error.answers**2 for error in known) / len(known)),
+        math.sqrt(math.fsum(error.problems**2 for error in known) / len(known)),
+    )
+
+
+def _problems(board: Scoreboard, run: RunScore) -> int | None:
+    logged = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
+    if logged.isdecimal() and int(logged) > 0:
+        return int(logged)
+    names = run.choice.components
+    return AIME_PROBLEMS if names and all(name.lower().startswith("aime") for name in names) else None

@@ -1,0 +1,120 @@
+"""The scores of every finished run: the four numbers that all statistics are about.
+
+best: the paper's selection rule; too high, and more so for a noisy run. corrected: the same without the luck of the
+pick (`selection_bias`). final: mean over the last part of the window (`window.LATE_SHARE`); nothing is picked. area:
+mean height of the curve over the window (area under it by trapezoids, divided by its length): how fast it learned.
+
+In `final` and `area` a collapsed run goes on at the score it ended with, or began with if that is lower: stopping a
+broken run early must not flatter it. `best` and `corrected` do not know of the collapse.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import pandas as pd
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore, State
+from cppo_lab.analysis.statistics.selection_bias import corrected_score
+from cppo_lab.analysis.window import LATE_SHARE, late_curve, step_noise
+
+
+class Score(StrEnum):
+    """Which number of a run; see the module's text."""
+
+    BEST = "best"
+    CORRECTED = "corrected"
+    FINAL = "final"
+    AREA = "area"
+
+
+@dataclass(frozen=True)
+class RunValues:
+    """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
+
+    `step_noise`: scatter of one evaluation (`window.step_noise`), None under 3 late ones. `evaluations` in the window,
+    `late` of them in its last part.
+    """
+
+    model: str
+    variant: str
+    seed: int | None
+    collapsed: bool
+    best: float
+    corrected: float | None
+    final: float
+    area: float
+    step_noise: float | None
+    evaluations: int
+    late: int
+
+    def of(self, score: Score) -> float | None:
+        """One of the four."""
+        value: float | None = getattr(self, score.value)
+        return value
+
+
+def run_values(board: Scoreboard) -> tuple[RunValues, ...]:
+    """Every run of the board that is a result, in the board's order."""
+    return tuple(
+        _values(board, run, run.choice.score)
+        for run in board.runs
+        if run.state in (State.SCORED, State.COLLAPSE) and run.choice.score is not None
+    )
+
+
+def by_seed(runs: tuple[RunValues, ...], model: str, variant: str, score: Score) -> dict[int | None, float]:
+    """Seed -> score of the runs of one cell that have it."""
+    return {
+        run.seed: value
+        for run in runs
+        if (run.model, run.variant) == (model, variant) and (value := run.of(score)) is not None
+    }
+
+
+def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
+    curve = board.curves.of(run.mlflow_id or "")
+    window = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
+    means = _to_the_end(window[schema.MEAN].dropna(), run)
+    return RunValues(
+        model=run.model,
+        variant=run.variant,
+        seed=run.seed,
+        collapsed=run.state is State.COLLAPSE,
+        best=best,
+        corrected=corrected_score(window, board.benchmarks_of(run.model)),
+        final=_final(means, run.t_stop),
+        area=_area(means),
+        step_noise=step_noise(curve, run.t_stop),
+        evaluations=len(window),
+        late=len(late_curve(curve, run.t_stop)),
+    )
+
+
+def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
+    """The mean scores up to T_stop: those that a collapsed run did not come to are filled in."""
+    if run.state is not State.COLLAPSE or run.t_stop is None or len(means) < 2:
+        return means
+    every = int(means.index[-1] - means.index[-2])
+    missing = range(int(means.index[-1]) + every, run.t_stop + 1, every)
+    # A run whose gradient broke may have ended between validations, with a high score still.
+    ended = min(float(means.iloc[-1]), float(means.iloc[0]))
+    filled = pd.Series(ended, index=pd.Index(missing, dtype=means.index.dtype), dtype=means.dtype)
+    return pd.concat([means, filled]) if len(filled) else means
+
+
+def _final(means: pd.Series, t_stop: int | None) -> float:
+    """The last score counts alone where nothing was evaluated in the last part of the window."""
+    end = int(means.index[-1]) if t_stop is None else t_stop
+    late = means[means.index > (1 - LATE_SHARE) * end]
+    return math.fsum(late) / len(late) if len(late) else float(means.iloc[-1])
+
+
+def _area(means: pd.Series) -> float:
+    steps, scores = means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64)
+    if len(steps) < 2:
+        return float(scores[0])
+    return float(np.sum(np.diff(steps) * (scores[1:] + scores[:-1]) / 2) / (steps[-1] - steps[0]))

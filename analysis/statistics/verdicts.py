@@ -1,0 +1,216 @@
+"""Every claim against the runs: supported, not supported, or undecided, with the numbers.
+
+A claim is made of comparisons, one per pair of variants and model. Each has two one-sided p-values at level 0.025:
+
+    superiority   for: the difference is 0 or less         against: it is `SMALLEST` or more
+    equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
+
+The claim is supported if every comparison is, without adjustment: all must hold, and the chance that all come out by
+luck is no larger than that of the worst (Berger's intersection-union test). It is not supported if any comparison is
+refuted, with Holm's adjustment over them, since any of many may be refuted by luck. Otherwise it is undecided.
+
+By default verdicts are about the mean of the last part of the window: nothing is picked there, and a collapse counts.
+`others` says what the same claim comes to with the other scores.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, pairs
+from cppo_lab.analysis.statistics.multiplicity import holm
+from cppo_lab.analysis.statistics.paired import Difference, difference
+from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
+from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
+
+
+class Outcome(StrEnum):
+    """What a claim, or one comparison of it, comes to."""
+
+    SUPPORTED = "supported"
+    NOT_SUPPORTED = "not supported"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One pair of variants on one model; `difference` is None where a side has no finished run.
+
+    `p_for`, `p_against`: see the module's text; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment, to
+    single out this comparison from the others of the claim. `seeds`: what would decide it (if it is decided, what did).
+    `leans_for`: whether
+    the observed difference, were it the true one, would make it supported.
+    """
+
+    model: str
+    variant: str
+    against: str
+    difference: Difference | None
+    p_for: float | None
+    p_against: float | None
+    p_adjusted: float | None
+    outcome: Outcome
+    seeds: Seeds
+    leans_for: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim judged by one score. `deciding`: the comparison that the outcome hangs on (None: nothing to compare).
+
+    `seeds`: how many per variant would decide it if the observed differences are the true ones. `provisional`: runs of
+    the sweep are missing or unfinished. `others`: the outcome by the other scores.
+    """
+
+    claim: Claim
+    score: Score
+    outcome: Outcome
+    comparisons: tuple[Comparison, ...]
+    deciding: Comparison | None
+    seeds: Seeds
+    provisional: bool
+    others: Mapping[Score, Outcome]
+
+
+def verdicts(boards: Mapping[str, Scoreboard], score: Score = Score.FINAL) -> tuple[Verdict, ...]:
+    """All claims against the sweeps, by name; a claim whose sweep is not there is undecided."""
+    values = {name: run_values(board) for name, board in boards.items()}
+    return tuple(
+        judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ()), score) for claim in CLAIMS
+    )
+
+
+def judge(
+    claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...], score: Score = Score.FINAL
+) -> Verdict:
+    """One claim against the scored sweep it is about (None: there is none) and `run_values` of it."""
+    if board is None:
+        no_runs = Seeds(None, f"no run of sweep {claim.sweep!r} is finished")
+        return Verdict(claim, score, Outcome.UNDECIDED, (), None, no_runs, False, {})
+    found = _compare_all(claim, board, runs, score)
+    outcome = _outcome(found)
+    others = {other: _outcome(_compare_all(claim, board, runs, other)) for other in Score if other != score}
+    return Verdict(
+        claim=claim,
+        score=score,
+        outcome=outcome,
+        comparisons=found,
+        deciding=_deciding(claim, found, outcome),
+        seeds=_seeds(found),
+        provisional=bool(board.gaps),
+        others=others,
+    )
+
+
+def _compare_all(
+    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score
+) -> tuple[Comparison, ...]:
+    compared = [
+        (model, *pair, difference(runs, model, *pair, score))
+        for model in board.models
+        for pair in pairs(claim, [name for name in board.variants if (model, name) in board.cells])
+    ]
+    p_for = [None if found is None else _p_for(claim, found) for *_, found in compared]
+    p_against = [None if found is None else _p_against(claim, found) for *_, found in compared]
+    adjusted_for, adjusted_against = _holm(p_for), _holm(p_against)
+    outcomes = [_one_outcome(*each) for each in zip(p_for, adjusted_against, strict=True)]
+    return tuple(
+        Comparison(
+            model=model,
+            variant=variant,
+            against=against,
+            difference=found,
+            p_for=p_for[index],
+            p_against=p_against[index],
+            p_adjusted=adjusted_for[index],
+            outcome=outcomes[index],
+            seeds=_seeds_for(claim, found, outcomes[index], len(compared)),
+            leans_for=found is not None and _leans_for(claim, found.estimate.value),
+        )
+        for index, (model, variant, against, found) in enumerate(compared)
+    )
+
+
+def _p_for(claim: Claim, found: Difference) -> float | None:
+    if claim.margin is None:
+        return found.estimate.p_above(0.0)
+    above, below = found.estimate.p_above(-claim.margin), found.estimate.p_below(claim.margin)
+    return None if above is None or below is None else max(above, below)
+
+
+def _p_against(claim: Claim, found: Difference) -> float | None:
+    if claim.margin is None:
+        return found.estimate.p_below(SMALLEST)
+    above, below = found.estimate.p_above(claim.margin), found.estimate.p_below(-claim.margin)
+    return None if above is None or below is None else min(above, below)
+
+
+def _leans_for(claim: Claim, value: float) -> bool:
+    return value > SMALLEST / 2 if claim.margin is None else abs(value) < claim.margin
+
+
+def _seeds_for(claim: Claim, found: Difference | None, outcome: Outcome, comparisons: int) -> Seeds:
+    if found is None:
+        return Seeds(None, "one side has no finished run")
+    if outcome is not Outcome.UNDECIDED:
+        return Seeds(found.estimate.n)
+    if claim.margin is None:
+        return seeds_for_superiority(found.estimate, SMALLEST, comparisons)
+    return seeds_for_equivalence(found.estimate, claim.margin, comparisons)
+
+
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjustment of those that are known. The unknown ones count as 1, so that a gap lowers no p-value."""
+    adjusted = holm([1.0 if p is None else p for p in p_values])
+    return [None if p is None else value for p, value in zip(p_values, adjusted, strict=True)]
+
+
+def _one_outcome(p_for: float | None, p_against: float | None) -> Outcome:
+    """A tiny but sure advantage is both above 0 and below SMALLEST: above 0 is what is claimed."""
+    if p_for is not None and p_for <= ALPHA:
+        return Outcome.SUPPORTED
+    return Outcome.NOT_SUPPORTED if p_against is not None and p_against <= ALPHA else Outcome.UNDECIDED
+
+
+def _outcome(found: Sequence[Comparison]) -> Outcome:
+    outcomes = {comparison.outcome for comparison in found}
+    if Outcome.NOT_SUPPORTED in outcomes:
+        return Outcome.NOT_SUPPORTED
+    return Outcome.SUPPORTED if outcomes == {Outcome.SUPPORTED} else Outcome.UNDECIDED
+
+
+def _deciding(claim: Claim, found: Sequence[Comparison], outcome: Outcome) -> Comparison | None:
+    """Not supported: the surest refutation. Else the comparison that is the least sure, or without any number."""
+    if not found:
+        return None
+    if outcome is Outcome.NOT_SUPPORTED:
+        refuted = [each for each in found if each.outcome is outcome]
+        return min(refuted, key=lambda each: 1.0 if each.p_against is None else each.p_against)
+    return max(found, key=lambda each: _doubt(claim, each))
+
+
+def _doubt(claim: Claim, comparison: Comparison) -> tuple[int, float]:
+    if comparison.difference is None:
+        return 2, 0.0
+    if comparison.p_for is None:
+        value = comparison.difference.estimate.value
+        return 1, -value if claim.margin is None else abs(value)
+    return 0, comparison.p_for
+
+
+def _seeds(found: Sequence[Comparison]) -> Seeds:
+    """All comparisons must be decided, unless one leans against the claim: deciding that one is then enough."""
+    if not found:
+        return Seeds(None, "there is nothing to compare")
+    unknown = next((each.seeds for each in found if each.seeds.unknown), None)
+    if unknown is not None:
+        return unknown
+    against = [each.seeds for each in found if not each.leans_for]
+    if against:
+        return min(against, key=_count)
+    return max((each.seeds for each in found), key=_count)
+
+
+def _count(seeds: Seeds) -> float:
+    return float("inf") if seeds.count is None else seeds.count

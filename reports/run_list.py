@@ -1,0 +1,84 @@
+"""The list of runs that every number of a page leads to, and where each run is in MLflow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from cppo_lab.analysis.audit import percent, round_half_up
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore
+from cppo_lab.reports.names import display_name
+from cppo_lab.reports.verdict_view import ABSENT
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One row of the list of runs, as text. `link`: the run's page on the MLflow server, empty where there is none."""
+
+    label: str
+    model: str
+    seed: str
+    state: str
+    t_stop: str
+    step: str
+    score: str
+    run_id: str
+    mlflow_id: str
+    link: str
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """The rows of one cell of the tables; `anchor` is their id on the page."""
+
+    anchor: str
+    runs: tuple[RunLine, ...]
+
+
+def anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
+    """(model, variant) -> id of its rows; `key` tells the lists of one page apart. Names are no part of an id: they
+    may hold anything.
+    """
+    return {pair: f"runs-{key}-{number}" for number, pair in enumerate(board.cells)}
+
+
+def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
+    """The runs of a board, cell by cell as declared; `uri` is that of the store they were read from."""
+    return tuple(
+        RunGroup(
+            anchor,
+            tuple(run_line(run, uri) for run in board.runs if (run.model, run.variant) == pair),
+        )
+        for pair, anchor in anchors_of(board, key).items()
+    )
+
+
+def run_line(run: RunScore, uri: str) -> RunLine:
+    """A run as a row of the list."""
+    choice = run.choice
+    score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
+    return RunLine(
+        label=display_name(run.variant),
+        model=run.model,
+        seed=ABSENT if run.seed is None else str(run.seed),
+        state=run.state.value + (f": {run.reason}" if run.reason else ""),
+        t_stop=ABSENT if run.t_stop is None else str(run.t_stop),
+        step=ABSENT if choice.step is None else str(choice.step),
+        score=score,
+        run_id=run.run_id or ABSENT,
+        mlflow_id=run.mlflow_id or ABSENT,
+        link="" if run.mlflow_id is None else mlflow_link(uri, run.mlflow_id),
+    )
+
+
+def mlflow_link(uri: str, mlflow_id: str) -> str:
+    """The address of a run's page on the server at `uri`, without user and password; empty for any other store.
+
+    MLflow's page finds the experiment of `#/runs/<id>` by itself.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in ("http", "https"):
+        return ""
+    host = parts.netloc.rpartition("@")[2]
+    place = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
+    return f"{place}#/runs/{quote(mlflow_id, safe='')}"

@@ -1,0 +1,193 @@
+"""The statistics of a sweep as tables: scores with and without the luck of the pick, differences, order, margins."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.aggregates import Share
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.paired import Difference
+from cppo_lab.analysis.statistics.ranking import Place, Ranking, kendall
+from cppo_lab.analysis.statistics.sampling import SamplingError
+from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Statistics, sweep_statistics
+from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.reports.headlines import points
+from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.verdict_view import ABSENT
+
+# Kinds of table -> the part of their file names.
+KINDS = ("scores", "differences", "models", "order")
+
+
+def statistics_tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
+    """Kind (see KINDS) -> table; those that the runs have no numbers for are left out."""
+    found, core = sweep_statistics(board), core_of(board)
+    several_models, several_runs = len(board.models) > 1, any(cell.runs > 1 for cell in found.cells)
+    tables = {"scores": _scores(found, core, title, several_models)}
+    if several_runs:
+        tables["differences"] = _differences(found, core, title, several_models)
+    if several_runs and several_models and found.aggregates:
+        tables["models"] = _over_models(found, core, title, len(board.models))
+    if any(len(ranking.places) > 1 for ranking in found.rankings):
+        tables["order"] = _order(found, core, title, several_models)
+    source = f"Source: {origin(core)}."
+    return {kind: replace(table, notes=(source, *table.notes)) for kind, table in tables.items()}
+
+
+def _row(model: str, variant: str, cells: Iterable[str], several_models: bool) -> TextRow:
+    label = (f"{model}: " if several_models else "") + display_name(variant)
+    return TextRow(label, variant == OURS, tuple(cells), (model, variant))
+
+
+def _scores(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
+    rows = tuple(
+        _row(
+            cell.model,
+            cell.variant,
+            (
+                str(cell.runs),
+                *(_estimate(cell.scores.get(score)) for score in Score),
+                _picked(cell),
+                _sampling(cell.sampling),
+                f"{cell.collapsed} of {cell.runs}",
+            ),
+            several_models,
+        )
+        for cell in found.cells
+    )
+    headings = ("runs", "best step", "corrected", "final mean", "area", "luck", "one evaluation", "collapsed")
+    notes = (
+        "Percent. best step: the paper's selection rule, which favours a noisy run. corrected: the step is picked on "
+        "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
+        "under the curve: its mean height.",
+        "luck: of the pick, best step minus corrected. one evaluation: its standard error from the answers drawn to "
+        "these problems, at most. A collapsed run counts in final mean and area with the score it ended at.",
+        "±: half the 95 % interval of the mean over seeds (Student's t). Where there is none, one run is no sample of "
+        "seeds, or all runs have the same score.",
+    )
+    return TextTable(f"Scores of the runs ({title})", core, "method", headings, rows, notes)
+
+
+def _differences(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
+    rows = []
+    for cell in found.cells:
+        final = cell.differences.get(Score.FINAL)
+        if cell.variant == found.baseline:
+            continue
+        p = found.adjusted.get((cell.model, cell.variant, Score.FINAL))
+        cells = (
+            *(
+                _difference(cell.differences.get(score))
+                for score in (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
+            ),
+            ABSENT if p is None else ("< 0.001" if p < 0.001 else f"{p:.3f}"),
+            ABSENT if final is None else _share(final.improvement),
+            ABSENT if final is None else ("by seed" if final.paired else "no"),
+        )
+        rows.append(_row(cell.model, cell.variant, cells, several_models))
+    headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
+    notes = (
+        f"Points above {display_name(found.baseline)}, ± half the 95 % interval; paired by seed where both have two or "
+        "more of the same seeds, else Welch's.",
+        "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
+        "P(improvement): that a run of the method has a higher final mean than one of "
+        f"{display_name(found.baseline)}, with its 95 % interval.",
+    )
+    lead = f"minus {display_name(found.baseline)}"
+    return TextTable(f"Differences ({title})", core, lead, headings, tuple(rows), notes)
+
+
+def _over_models(found: Statistics, core: str, title: str, models: int) -> TextTable:
+    aggregates = {(each.variant, each.name): each for each in found.aggregates if each.score is Score.FINAL}
+    overall = {each.variant: each for each in found.overall if each.score is Score.FINAL}
+    rows = []
+    for variant in dict.fromkeys(variant for variant, _ in aggregates):
+        above = overall.get(variant)
+        cells = (
+            *(_aggregate(aggregates.get((variant, name))) for name in ("mean", "iqm", "median")),
+            _difference(above),
+            ABSENT if above is None else _share(above.improvement),
+        )
+        rows.append(TextRow(display_name(variant), variant == OURS, cells))
+    base = display_name(found.baseline)
+    headings = ("mean", "IQM", "median", f"minus {base}", "P(improvement)")
+    notes = (
+        "Final mean in percent, ± half the 95 % interval of a bootstrap stratified by model. IQM: mean of the middle "
+        f"half of all runs. P(improvement): against {base}, averaged over models.",
+    )
+    return TextTable(f"Over all {models} models ({title})", core, "method", headings, tuple(rows), notes)
+
+
+def _order(found: Statistics, core: str, title: str, several_models: bool) -> TextTable:
+    by_model: dict[str, dict[Score, Ranking]] = {}
+    for ranking in found.rankings:
+        by_model.setdefault(ranking.model, {})[ranking.score] = ranking
+    rows, alike = [], []
+    for model, of_model in by_model.items():
+        best, final = of_model.get(Score.BEST), of_model.get(Score.FINAL)
+        if best is None or final is None:
+            continue
+        tau = kendall(best, final)
+        if tau is not None:
+            alike.append(f"{model} {tau:.2f}" if several_models else f"{tau:.2f}")
+        places = {place.variant: place for place in final.places}
+        for place in best.places:
+            end = places.get(place.variant)
+            others = (_rank(of_model.get(score), place.variant) for score in (Score.CORRECTED, Score.AREA))
+            cells = (str(place.rank), *_margin(place), *_end(end), *others)
+            rows.append(_row(model, place.variant, cells, several_models))
+    headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
+    notes = (
+        "Ranks on each model. margin: points above the next lower method. noise: standard error of the margin from the "
+        "scatter of single evaluations alone, the least there is; seeds come on top of it.",
+        f"Agreement of the order by best step with that by final mean (Kendall's tau-b; 1 is the same): "
+        f"{', '.join(alike) or 'not known'}.",
+    )
+    return TextTable(f"Order and margins ({title})", core, "method", headings, tuple(rows), notes)
+
+
+def _end(place: Place | None) -> tuple[str, str, str]:
+    return (ABSENT, ABSENT, ABSENT) if place is None else (str(place.rank), *_margin(place))
+
+
+def _margin(place: Place) -> tuple[str, str]:
+    margin = ABSENT if place.margin is None else points(place.margin)
+    return margin, ABSENT if place.noise is None else points(place.noise)
+
+
+def _rank(ranking: Ranking | None, variant: str) -> str:
+    rank = None if ranking is None else ranking.rank(variant)
+    return ABSENT if rank is None else str(rank)
+
+
+def _picked(cell: CellStatistics) -> str:
+    best, corrected = cell.scores.get(Score.BEST), cell.scores.get(Score.CORRECTED)
+    return ABSENT if best is None or corrected is None else points(best.value - corrected.value)
+
+
+def _sampling(error: SamplingError | None) -> str:
+    return ABSENT if error is None else points(error.answers)
+
+
+def _aggregate(found: Aggregate | None) -> str:
+    return ABSENT if found is None else _estimate(found.estimate)
+
+
+def _difference(found: Difference | None) -> str:
+    return ABSENT if found is None else _estimate(found.estimate, signed=True)
+
+
+def _estimate(found: Estimate | None, signed: bool = False) -> str:
+    if found is None:
+        return ABSENT
+    half = "" if found.half is None else f" ± {100 * found.half:.1f}"
+    sign = "+" if signed and found.value > 0 else ""
+    return f"{sign}{points(found.value)}{half}"
+
+
+def _share(share: Share) -> str:
+    if share.low is None or share.high is None:
+        return f"{share.value:.2f}"
+    return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"

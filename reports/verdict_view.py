@@ -1,0 +1,239 @@
+"""The paper's claims as the page begins with them: each with its verdict, its numbers and why."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind
+from cppo_lab.analysis.statistics.estimate import ONE_RUN
+from cppo_lab.analysis.statistics.one_seed import CANNOT
+from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
+from cppo_lab.analysis.statistics.verdict_words import reason
+from cppo_lab.analysis.statistics.verdicts import Comparison, Outcome, Verdict, judge
+from cppo_lab.reports.names import OURS, display_name
+
+ABSENT = "–"
+SCORES: Mapping[Score, str] = {
+    Score.BEST: "best step",
+    Score.CORRECTED: "best step, corrected",
+    Score.FINAL: "final mean",
+    Score.AREA: "area under the curve",
+}
+
+
+@dataclass(frozen=True)
+class ComparisonLine:
+    """One pair of variants on one model, as text; `ours` and `theirs` are (model, variant), to link to their runs."""
+
+    model: str
+    label: str
+    against: str
+    ours: tuple[str, str]
+    theirs: tuple[str, str]
+    runs: str
+    difference: str
+    interval: str
+    p: str
+    improvement: str
+    seeds: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class VerdictLine:
+    """One claim. `numbers`: (what, value) of the comparison that the outcome hangs on, `deciding` the (model, variant)
+    whose runs those are; `observed`: what the runs show whatever that is worth; `others`: the outcome by the other
+    scores.
+    """
+
+    sweep: str
+    text: str
+    outcome: str
+    sentence: str
+    observed: str
+    numbers: tuple[tuple[str, str], ...]
+    deciding: tuple[str, str] | None
+    comparisons: tuple[ComparisonLine, ...]
+    others: str
+
+
+@dataclass(frozen=True)
+class VerdictView:
+    """The first section of a page. `caution`: what the runs are no evidence for; `cannot`: what single runs do not
+    tell, empty with several seeds; `unheard`: claims about sweeps that are not here.
+    """
+
+    summary: str
+    caution: str
+    core: str
+    lines: tuple[VerdictLine, ...]
+    method: str
+    cannot: tuple[str, ...]
+    unheard: tuple[str, ...]
+
+
+def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = False) -> VerdictView:
+    """The claims that these sweeps, by name, can speak to; of the `whole` study the others are named as well."""
+    heard = [claim for claim in CLAIMS if claim.sweep in boards]
+    if not heard and not whole:
+        heard = [claim for name, board in boards.items() for claim in _own_claim(name, board)]
+    values = {name: run_values(board) for name, board in boards.items()}
+    found = [judge(claim, boards[claim.sweep], values[claim.sweep]) for claim in heard]
+    alone = bool(found) and all(map(_single_runs, found))
+    return VerdictView(
+        summary=_summary(found),
+        caution=_caution(core, bool(found)),
+        core=core,
+        lines=tuple(_line(verdict, values[verdict.claim.sweep]) for verdict in found),
+        method=_METHOD,
+        cannot=CANNOT if alone else (),
+        unheard=tuple(
+            f"{claim.text} (sweep {claim.sweep})" for claim in CLAIMS if whole and claim.sweep not in boards
+        ),
+    )
+
+
+_METHOD = (
+    "Judged by the mean of the last 30 % of the window: nothing is picked there, and a collapse counts. A method is "
+    "better where the 95 % interval of the difference lies above 0; an advantage below "
+    f"{100 * SMALLEST:g} point counts as none. Two methods are alike where it lies within {100 * MARGIN:g} points, a "
+    "margin of ours: the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
+    "its level is 0.025."
+)
+
+
+def _own_claim(name: str, board: Scoreboard) -> tuple[Claim, ...]:
+    """What the paper claims of its main grid, asked of a sweep that it says nothing of."""
+    if OURS not in board.variants or len(board.variants) < 2:
+        return ()
+    text = "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
+    return (replace(CLAIMS[0], text=text, sweep=name, kind=Kind.BEST, tiers=((OURS,),)),)
+
+
+def _caution(core: str, judged: bool) -> str:
+    if core == "mini":
+        about = "verdicts are" if judged else "everything here is"
+        return f"core=mini: {about} about a miniature model on a synthetic task, no evidence for or against the paper."
+    if core == schema.PAPER:
+        return "The runs are the paper's own, read off its curves: the claims are held against the data behind them."
+    return ""
+
+
+def _summary(found: list[Verdict]) -> str:
+    if not found:
+        return "None of the paper's claims is about the variants of this sweep."
+    counts = [(outcome, sum(verdict.outcome is outcome for verdict in found)) for outcome in Outcome]
+    said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
+    return f"{len(found)} claim{'s' if len(found) > 1 else ''}: {said}."
+
+
+def _line(verdict: Verdict, runs: tuple[RunValues, ...]) -> VerdictLine:
+    others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
+    return VerdictLine(
+        sweep=verdict.claim.sweep,
+        text=verdict.claim.text,
+        outcome=verdict.outcome.value,
+        sentence=_one_run(verdict) if _single_runs(verdict) else reason(verdict, display_name),
+        observed=_observed(verdict),
+        numbers=_numbers(verdict, runs),
+        deciding=None if verdict.deciding is None else (verdict.deciding.model, verdict.deciding.variant),
+        comparisons=tuple(_comparison(each) for each in verdict.comparisons),
+        others="; ".join(others),
+    )
+
+
+def _single_runs(verdict: Verdict) -> bool:
+    """Whether every comparison is of one run with one run."""
+    found = [each.difference for each in verdict.comparisons]
+    return bool(found) and all(each is not None and each.estimate.unknown == ONE_RUN for each in found)
+
+
+def _one_run(verdict: Verdict) -> str:
+    found = verdict.deciding
+    if found is None or found.difference is None:
+        return ""
+    pair = f"{display_name(found.variant)} against {display_name(found.against)} on {found.model}"
+    more = " Runs of the sweep are missing or unfinished, so this may change." if verdict.provisional else ""
+    return f"With one run on each side nothing is decided; the least clear is {pair}.{more}"
+
+
+def _observed(verdict: Verdict) -> str:
+    """The direction of the estimates: all that single runs have, and the first thing to know of the others."""
+    known = [each for each in verdict.comparisons if each.difference is not None]
+    if not known:
+        return ""
+    toward = sum(each.leans_for for each in known)
+    if len(known) == 1:
+        return f"The observed difference points {'its way' if toward else 'the other way'}."
+    return f"The observed differences point its way in {toward} of {len(known)} comparisons."
+
+
+def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, str], ...]:
+    found = verdict.deciding
+    if found is None or found.difference is None:
+        return ()
+    if _single_runs(verdict):
+        noise = _noise(found, runs)
+        return (
+            ("difference", f"{_points(found.difference.estimate.value)} points"),
+            ("noise of the evaluations alone", "not known" if noise is None else f"{100 * noise:.2f} points"),
+            ("95 % interval, p, seeds to decide it", "not known"),
+            ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
+        )
+    numbers: tuple[tuple[str, str], ...] = (
+        ("difference", f"{_points(found.difference.estimate.value)} points"),
+        ("95 % interval", _interval(found)),
+        ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
+        ("adjusted p for it", _p(found.p_adjusted)),
+    )
+    if verdict.outcome is Outcome.UNDECIDED:
+        numbers += (("would decide it", verdict.seeds.words()),)
+    return numbers
+
+
+def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
+    """Standard error of the difference of two final means from the scatter of their evaluations, the least there is."""
+    squares = [
+        None if run.step_noise is None or not run.late else run.step_noise**2 / run.late
+        for run in runs
+        if run.model == found.model and run.variant in (found.variant, found.against)
+    ]
+    known = [square for square in squares if square is not None]
+    return math.sqrt(math.fsum(known)) if len(known) == len(squares) else None
+
+
+def _comparison(each: Comparison) -> ComparisonLine:
+    found = each.difference
+    return ComparisonLine(
+        model=each.model,
+        label=display_name(each.variant),
+        against=display_name(each.against),
+        ours=(each.model, each.variant),
+        theirs=(each.model, each.against),
+        runs=ABSENT if found is None else f"{found.ours} and {found.theirs}",
+        difference=ABSENT if found is None else _points(found.estimate.value),
+        interval=_interval(each),
+        p=_p(each.p_adjusted),
+        improvement=ABSENT if found is None else f"{found.improvement.value:.2f}",
+        seeds=each.seeds.words(),
+        outcome=each.outcome.value,
+    )
+
+
+def _interval(each: Comparison) -> str:
+    found = None if each.difference is None else each.difference.estimate
+    if found is None or found.low is None or found.high is None:
+        return "none"
+    return f"{_points(found.low)} to {_points(found.high)}"
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction:+.2f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

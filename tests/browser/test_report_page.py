@@ -1,0 +1,209 @@
+"""A report's page in a real browser: its curves answer to the pointer, it fits a phone, and it asks for nothing."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cppo_lab.reports.build import build_report
+from tests.browser.requirement import CHROMIUM, absent, give_up
+from tests.reports.made_pair import request_for_pair, value, write_pair
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = '8B</script><img src="x" onerror="document.title=1">'
+WAIT_MS = 20_000  # the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report on disk, with a model whose name tries to break out of the page."""
+    if reason := absent():
+        give_up(reason)
+    folder = tmp_path_factory.mktemp("report")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    write_pair(uri, HOSTILE)
+    return build_report(request_for_pair(uri, folder / "out", HOSTILE)).as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(address: str) -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+class Watched:
+    """What a page said and asked for."""
+
+    def __init__(self, page: "Page") -> None:
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: self.asked.append(request.url))
+
+
+@pytest.fixture
+def opened(browser: "Browser", address: str) -> "Iterator[Page]":
+    """The page at desktop width; afterwards it must have said nothing and asked for nothing but itself."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page.set_default_timeout(WAIT_MS)
+    watched = Watched(page)
+    page.goto(address)
+    yield page
+    page.close()
+    assert watched.said == []
+    assert watched.asked == [address]
+
+
+def middle(page: "Page", selector: str) -> tuple[float, float]:
+    """The middle of an element on the screen."""
+    found = page.locator(selector).last
+    found.scroll_into_view_if_needed()
+    box = found.bounding_box()
+    assert box is not None
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_the_pointer_finds_values_and_a_click_the_runs(opened: "Page") -> None:
+    opened.mouse.move(*middle(opened, "circle.best"))
+    tip = opened.locator(".tip").first.inner_text()
+    best = 100 * value(0.35, 1, 200)
+    assert tip.splitlines() == ["CPPO", f"step 200: {best:.4g}", "seed 1, cppo-1"]
+    opened.mouse.down()
+    opened.mouse.up()
+    assert opened.evaluate("location.hash") == "#runs-0-1"
+    assert opened.locator("tbody:target").inner_text().count("cppo-") == 2
+    opened.mouse.move(5, 5)
+    assert opened.locator(".tip").first.is_hidden()
+
+
+def test_keys_go_along_a_curve(opened: "Page") -> None:
+    opened.locator(".plot svg").first.focus()
+    opened.keyboard.press("ArrowRight")
+    opened.keyboard.press("ArrowRight")
+    first = opened.locator(".tip").first.inner_text()
+    assert first.splitlines() == ["DPPO", f"step 10: {100 * value(0.25, 0, 10):.4g}", "seed 0, dppo-0"]
+    opened.keyboard.press("ArrowDown")
+    assert "seed 1, dppo-1" in opened.locator(".tip").first.inner_text()
+
+
+def test_methods_are_switched_off_and_on(opened: "Page") -> None:
+    curves = opened.locator("path.line[data-method='1']")
+    button = opened.get_by_role("button", name="CPPO", exact=True)
+    assert (curves.count(), button.get_attribute("aria-pressed")) == (3, "true")
+    button.click()
+    assert (curves.count(), button.get_attribute("aria-pressed")) == (0, "false")
+    assert opened.locator("path.line[data-method='0']").count() == 3
+    button.click()
+    assert curves.count() == 3
+
+
+def test_smoothing_zoom_view_and_the_papers_curves(opened: "Page") -> None:
+    drawn = opened.locator("path.mean").last
+    before = drawn.get_attribute("d")
+    opened.get_by_label("Smoothing").fill("2")
+    assert opened.locator(".settings output").inner_text() == "mean of 5 points"
+    assert drawn.get_attribute("d") != before
+    assert opened.locator("path.paper").count() == 0
+    opened.get_by_label("the paper's curves (dashed)").check()
+    assert opened.locator("path.paper").count() == 2
+    opened.get_by_role("combobox").select_option("AIME25")
+    assert opened.locator("path.paper").count() == 2
+    x, y = middle(opened, ".plot svg")
+    opened.mouse.move(x - 40, y)
+    opened.mouse.down()
+    opened.mouse.move(x + 60, y)
+    opened.mouse.up()
+    whole = opened.get_by_role("button", name="Whole window")
+    whole.click()
+    assert whole.is_hidden()
+
+
+def test_every_number_of_the_tables_leads_to_its_runs(opened: "Page") -> None:
+    links = opened.locator("td.num a[href^='#runs-']")
+    assert links.count() > 10
+    for href in {link.get_attribute("href") for link in links.all()}:
+        assert opened.locator(f"tbody{href}").count() == 1
+    unlinked = opened.locator("#scores td.num:not(:has(a)), #statistics td:not(:has(a))")
+    assert unlinked.count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str) -> None:
+    opened.set_viewport_size({"width": 390, "height": 844})
+    button = opened.get_by_role("button", name="Colours")
+    while button.inner_text() != f"Colours: {scheme}":
+        button.click()
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 390
+    for selector in ("body", ".quiet", ".verdict.undecided", ".plot text", "td a", ".origin"):
+        assert contrast(opened, selector) >= 4.5, selector
+
+
+def contrast(page: "Page", selector: str) -> float:
+    """WCAG's contrast of a text with what lies behind it."""
+    front, back = page.evaluate(
+        """selector => {
+            const node = document.querySelector(selector), style = getComputedStyle(node);
+            let behind = node, back = "";
+            for (; behind; behind = behind.parentElement) {
+                back = getComputedStyle(behind).backgroundColor;
+                if (back !== "rgba(0, 0, 0, 0)") break;
+            }
+            return [node instanceof SVGElement ? style.fill : style.color, back];
+        }""",
+        selector,
+    )
+    one, other = sorted(map(luminance, (front, back)))
+    return (other + 0.05) / (one + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_paper_has_the_drawings_and_no_controls(opened: "Page") -> None:
+    assert opened.locator(".static").first.is_hidden()
+    opened.emulate_media(media="print")
+    assert opened.locator(".static").first.is_visible()
+    assert opened.locator(".legend").first.is_visible()
+    for selector in (".controls", ".plot", ".scheme"):
+        assert opened.locator(selector).first.is_hidden()
+
+
+def test_without_scripts_there_are_the_drawings(browser: "Browser", address: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert page.locator(".static svg").first.is_visible()
+    assert page.locator(".controls").is_hidden()
+    context.close()
+
+
+def test_the_policy_lets_no_other_script_run(browser: "Browser", address: str) -> None:
+    page = browser.new_page()
+    watched = Watched(page)
+    page.goto(address)
+    page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "document.title = 'broken'";
+            document.body.append(script);
+            new Image().src = "http://127.0.0.1:9/x.png";
+        }"""
+    )
+    page.wait_for_timeout(200)
+    assert page.title() == "A pair"
+    for directive in ("script-src", "img-src"):  # the browser says what it refused
+        assert [text for text in watched.said if directive in text] != [], watched.said
+    page.close()

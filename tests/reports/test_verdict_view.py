@@ -1,0 +1,75 @@
+"""What the page says of the paper's claims."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.one_seed import CANNOT
+from cppo_lab.reports.build import ReportRequest
+from cppo_lab.reports.verdict_view import verdict_view
+
+
+@pytest.fixture
+def demo_board(demo_request: ReportRequest) -> Callable[..., Scoreboard]:
+    def scored(**names: str) -> Scoreboard:
+        expected = tuple(
+            replace(entry, variant=names.get(entry.variant, entry.variant)) for entry in demo_request.expected
+        )
+        return score_sweep(read_sweep(demo_request.uri, demo_request.experiment, "demo"), expected)
+
+    return scored
+
+
+def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Scoreboard) -> None:
+    view = verdict_view({"main": paper_board}, "paper")
+    (line,) = view.lines
+    assert (line.outcome, view.summary) == ("undecided", "1 claim: 1 undecided.")
+    assert view.cannot == CANNOT
+    assert line.observed == "The observed differences point its way in 24 of 24 comparisons."
+    assert line.sentence.endswith("the least clear is CPPO against CISPO on Qwen3-1.7B-Base.")
+    numbers = dict(line.numbers)
+    assert numbers["difference"] == "+1.05 points"  # 11.60 and 10.56, as the findings have them
+    assert numbers["noise of the evaluations alone"] == "0.19 points"
+    assert {each.interval for each in line.comparisons} == {"none"}
+    assert {each.p for each in line.comparisons} == {"none"}
+    assert {each.ours for each in line.comparisons} == {(model, "cppo") for model in paper_board.models}
+
+
+def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(
+    demo_board: Callable[..., Scoreboard],
+) -> None:
+    view = verdict_view({"demo": demo_board()}, "mini")
+    (line,) = view.lines
+    assert line.text == "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
+    # Both differences are 0.20 * (0.8 + 0.9) / 2 (the steps after 28), the seeds' scatter cancels in the pairs.
+    assert dict(line.numbers)["difference"] == "+17.00 points"
+    assert line.outcome == "undecided"
+    assert dict(line.numbers)["would decide it"] == "not known"
+    assert "core=mini" in view.caution
+    assert "no evidence for or against the paper" in view.caution
+    assert view.cannot == ()
+
+
+def test_a_sweep_without_cppo_has_no_claim(demo_board: Callable[..., Scoreboard]) -> None:
+    view = verdict_view({"demo": demo_board(cppo="other")}, "mini")
+    assert view.lines == ()
+    assert view.summary == "None of the paper's claims is about the variants of this sweep."
+
+
+def test_a_study_names_the_claims_that_it_cannot_judge(paper_board: Scoreboard) -> None:
+    view = verdict_view({"main": paper_board}, "paper", whole=True)
+    assert len(view.lines) + len(view.unheard) == 9
+    assert "The binary divergence is about Top-K (sweep binary_vs_topk)" in view.unheard
+
+
+def test_missing_runs_are_said(demo_request: ReportRequest) -> None:
+    more = (*demo_request.expected, ExpectedRun("gone", "mini_base", "dppo", 0))
+    data = read_sweep(demo_request.uri, demo_request.experiment, "demo")
+    view = verdict_view({"demo": score_sweep(data, more, partial=True)}, "mini")
+    assert "no finished run" in view.lines[0].sentence
+    assert "may change" in view.lines[0].sentence
+    assert [each.difference for each in view.lines[0].comparisons] == ["+17.00", "–"]
