@@ -118,6 +118,7 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
         pictures |= _pictures("figure_4", partial(curves.draw, figure_4), figure_4)
     if traces is not None:
         pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
+    texts["tables.tex"] = markup.latex_wrapper(texts)
     about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")
     page = page_info(board, (main, full, spread), (shown, traces), view, about, sorted([*texts, *pictures]))
     texts["index.html"] = render_page(page)

@@ -87,6 +87,7 @@ def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
     """Every file of the report by name."""
     tables = _tables(study)
     texts = _table_files(study, tables)
+    texts["tables.tex"] = markup.latex_wrapper(texts)
     pictures = gallery(study)
     drawn: dict[str, bytes] = {}
     for picture in pictures:
