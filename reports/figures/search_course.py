@@ -15,8 +15,8 @@ from cppo_lab.analysis.search import (
     ranking,
     value_of,
 )
+from cppo_lab.reports.figures.palette import COLOURS
 from cppo_lab.reports.figures.search_panels import legend_below
-from cppo_lab.reports.figures.style import COLOURS
 from cppo_lab.reports.names import objective_name
 
 BEST = COLOURS["cppo"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from cppo_lab.analysis.search import SearchResult, complete_trials, front_of, pareto_front, value_of
+from cppo_lab.reports.figures.palette import COLOURS
 from cppo_lab.reports.figures.search_panels import legend_below
-from cppo_lab.reports.figures.style import COLOURS
 from cppo_lab.reports.names import objective_name
 
 NUMBERED = 12  # trials of the front whose numbers fit
