@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.study import MAIN, OURS, Study
 from cppo_lab.reports.figures import curves
-from cppo_lab.reports.figures.frame import as_they_are, handles_and_labels, surround
+from cppo_lab.reports.figures.frame import as_they_are, handle_length, handles_and_labels, surround
 from cppo_lab.reports.figures.palette import PAPER, Key
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import origin
@@ -101,7 +101,7 @@ def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
         bbox_to_anchor=(-0.02, -0.17),
         fontsize=8,
         borderpad=0,
-        handlelength=2.2,
+        handlelength=handle_length(entry.keys),
     )
     as_they_are(legend)
 

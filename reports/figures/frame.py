@@ -37,12 +37,24 @@ def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], leg
     if lines:
         fig.suptitle("\n".join(lines), fontsize=10, parse_math=False)
     if legend:
-        as_they_are(fig.legend(*handles_and_labels(legend), loc="outside lower center", ncols=columns))
+        as_they_are(
+            fig.legend(
+                *handles_and_labels(legend),
+                loc="outside lower center",
+                ncols=columns,
+                handlelength=handle_length(legend),
+            )
+        )
 
 
 def handles_and_labels(keys: Sequence[Key]) -> tuple[list, list[str]]:
     """What a legend of `keys` is made of."""
     return [key.handle for key in keys], [key.label for key in keys]
+
+
+def handle_length(keys: Sequence[Key]) -> float:
+    """How long the lines of a legend are, in letters: dashes need room to be seen."""
+    return 4.5 if any(key.stroke.dash for key in keys) else 2.2
 
 
 def as_they_are(legend: Legend) -> None:

@@ -30,7 +30,7 @@ class Stroke:
         """The settings of a line with a marker about every eighth of the panel's diagonal."""
         if not self.marker:
             return self.line()
-        return self.line() | {"marker": self.marker, "markevery": 0.12, "markersize": 4.5}
+        return self.line() | {"marker": self.marker, "markevery": 0.12, "markersize": 3.8}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Key:
     @property
     def handle(self) -> Line2D:
         """What stands in the legend before the label."""
-        settings = self.stroke.marked() | {"linewidth": 2.2}
+        settings = self.stroke.marked() | {"linewidth": 1.6 if self.stroke.dash else 2.2}
         settings.pop("markevery", None)
         return Line2D([], [], **settings)
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.figures import curves
-from cppo_lab.reports.figures.frame import as_they_are, handles_and_labels, surround
+from cppo_lab.reports.figures.frame import as_they_are, handle_length, handles_and_labels, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Palette
 from cppo_lab.reports.names import display_name
 
@@ -164,4 +164,5 @@ def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
         return
     curves.draw_panel(info.panel, ax, info.y_label)
     keys = handles_and_labels(info.scores)
-    as_they_are(right.legend(*keys, loc="outside lower center", ncols=3, fontsize=8))
+    length = handle_length(info.scores)
+    as_they_are(right.legend(*keys, loc="outside lower center", ncols=3, fontsize=8, handlelength=length))

@@ -1,6 +1,9 @@
 """Figure 7: CPPO's prefix budget over training on the Base models: its effective rate and what it rejects."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -73,15 +76,28 @@ def _floor(board: Scoreboard, model: str) -> float | None:
 
 
 def draw_share(trace: Trace, ax: Axes) -> None:
-    """A dot at each step that masked any token: at the others there is no share, so nothing to connect."""
+    """A dot at each step that masked any token; those of neighbouring steps are connected."""
     settings = {"color": trace.stroke.colour, "zorder": 3}
     if trace.band:
         ax.fill_between(
             trace.steps, trace.low, trace.high, color=trace.stroke.colour, alpha=0.12, linewidth=0
         )
     ax.plot(trace.steps, trace.mean, "o", markersize=2.2, markeredgewidth=0, **settings)
-    ax.plot(trace.steps, trace.mean, linewidth=0.6, alpha=0.45, **settings)
+    ax.plot(*_broken(trace.steps, trace.mean), linewidth=0.6, alpha=0.45, **settings)
     step_axis(ax)
+
+
+def _broken(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The points with a gap (NaN) wherever two are further apart than the nearest ones."""
+    apart = min((after - before for before, after in pairwise(steps)), default=1.0)
+    x, y = list(steps[:1]), list(values[:1])
+    for before, after, value in zip(steps, steps[1:], values[1:], strict=False):
+        if after - before > 1.5 * apart:
+            x.append(math.nan)
+            y.append(math.nan)
+        x.append(after)
+        y.append(value)
+    return x, y
 
 
 def draw(info: WarmupInfo, fig: Figure, headed: bool = True) -> None:
@@ -102,14 +118,16 @@ def draw(info: WarmupInfo, fig: Figure, headed: bool = True) -> None:
                 f"δ_b,min = {floor:g}",
                 (1, floor),
                 xycoords=ax.get_yaxis_transform(),
-                xytext=(-2, 3),
+                xytext=(-2, -3),
                 textcoords="offset points",
                 ha="right",
+                va="top",
                 fontsize=8,
                 color="#555555",
             )
         ax.set_ylabel(panel.label if column == 0 else "")
         ax.set_xlabel("training step" if row == rows - 1 else "")
+        ax.margins(y=0.16)  # room for the name of the floor, below it
     for ax, panel in zip(axes[1], info.panels[columns:], strict=True):
         if panel.traces:
             ax.set_ylim(-0.02, 1.02)

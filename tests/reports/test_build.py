@@ -34,7 +34,7 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
     figures = {
         f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf")
     }
-    assert set(files) == TABLES | INTERVALS | figures | {"index.html", MARKER}
+    assert set(files) == TABLES | INTERVALS | figures | {"index.html", "tables.tex", MARKER}
     assert "± 12.7 |" in files["table_intervals.md"].decode()  # Student's t with one degree of freedom
     assert (
         files["table_full.csv"].decode().splitlines()[0]
@@ -182,7 +182,7 @@ def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     figures = {
         f"figure_{name}.{kind}" for name in ("4", "curves", "diagnostics") for kind in ("png", "svg", "pdf")
     }
-    assert set(files) == TABLES | figures | {"audit.md", "audit.csv", "index.html", MARKER}
+    assert set(files) == TABLES | figures | {"audit.md", "audit.csv", "index.html", "tables.tex", MARKER}
     html = files["index.html"].decode()
     assert "the paper&#39;s own curves (arXiv 2606.10968), not trained here" in html
     assert "CPPO has the highest score on 4 of 4 models" in html

@@ -16,7 +16,7 @@ from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.frame import legend_columns
 from cppo_lab.reports.figures.inline import inline_svg
-from cppo_lab.reports.figures.style import COLOURS, colours
+from cppo_lab.reports.figures.palette import COLOURS, PALETTES
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
@@ -139,9 +139,9 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
 
 def test_colours_of_other_variants_are_distinct() -> None:
     names = ("cppo", "dppo", "a", "b", "c", "d", "e")
-    palette = colours(names)
-    assert palette["cppo"] == "#0052D9"
-    assert len({palette[name] for name in names} | set(COLOURS.values())) == len(COLOURS) + 5
+    strokes = PALETTES["paper"].strokes(names)
+    assert strokes["cppo"].colour == "#0052D9"
+    assert len({strokes[name].colour for name in names} | set(COLOURS.values())) == len(COLOURS) + 5
 
 
 def test_the_same_info_gives_the_same_bytes_without_dates(two_seeds: Scoreboard) -> None:
