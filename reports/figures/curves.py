@@ -130,7 +130,6 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -
         ax.set_title(panel.model + stop, loc="left", parse_math=False)
     step_axis(ax)
     ax.set_ylabel(y_label)
-    ax.set_ylim(bottom=0)
 
 
 def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
@@ -148,7 +147,6 @@ def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
         fontweight="bold",
         zorder=61,
     )
-    ax.margins(y=0.12)
 
 
 def draw(info: CurvesInfo, fig: Figure, headed: bool = True, in_row: int = 2) -> None:

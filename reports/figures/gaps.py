@@ -85,7 +85,7 @@ def _draw_gap(ax: Axes, curve: GapCurve, line: GapLines, style: str, label: str)
         label=label,
         marker=marker,
         markevery=0.12,
-        markersize=4.5,
+        markersize=3.8,
     )
 
 

@@ -16,6 +16,7 @@ from cppo_lab.reports.figures.palette import Stroke
 from cppo_lab.reports.names import display_name
 
 LABEL_SHARE = 0.2  # of the panel's width that the word "collapse" takes, on the safe side
+HEADROOM = 1.14  # over the highest value, for the star's number
 LABEL_POINTS = 10  # height of a line of labels
 
 
@@ -128,9 +129,14 @@ def collapse_labels(lines: Sequence[Line]) -> tuple[CollapseLabel, ...]:
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
-    """All lines of a panel, the last one on top, and the labels of those that collapsed."""
+    """All lines of a panel, the last one on top, and the labels of those that collapsed.
+
+    The scale is that of the lines: the wide band around a collapse is cut rather than the others pressed flat.
+    """
     for order, line in enumerate(lines):
         draw_line(ax, line, 3 + order)
+    highest = max((max(seed.values) for line in lines for seed in line.seeds), default=0.0)
+    ax.set_ylim(0, HEADROOM * highest or 1)
     for label in collapse_labels(lines):
         ax.annotate(
             "collapse",

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
 from cppo_lab.reports.figures.frame import step_axis, surround
 from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
@@ -37,8 +38,8 @@ class BenchmarkPanel:
 
 @dataclass(frozen=True)
 class RewardLine:
-    """One variant: the reward of each step, and its moving mean; both are means over the runs that logged the
-    step.
+    """One variant: the reward of each step, and its moving mean with its band (`band`: the kind, see
+    `statistics.bands`); both are means over the runs that logged the step.
     """
 
     variant: str
@@ -46,7 +47,10 @@ class RewardLine:
     steps: tuple[int, ...]
     raw: tuple[float, ...]
     smooth_steps: tuple[int, ...]
+    band: str
     smooth: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -100,28 +104,33 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
     )
 
 
-def _mean_over_runs(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.Series:
+def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFrame:
+    """A metric of one cell: a row for each step that any of its runs logged, a column for each run."""
     ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
     logged = board.data.metrics
     rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
-    return rows.sort_values(["step", "value"]).groupby("step")["value"].mean()
+    return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
 
 
 def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardLine | None:
-    raw = _mean_over_runs(board, pair, REWARD)
+    raw = _by_run(board, pair, REWARD)
     if raw.empty:
         return None
-    smooth = _mean_over_runs(board, pair, SMOOTHED)
+    smooth = _by_run(board, pair, SMOOTHED)
     if smooth.empty:
         width = max(3, round(SMOOTHING * len(raw)) | 1)  # odd, so that it is centred
-        smooth = raw.rolling(width, center=True, min_periods=1).mean()
+        smooth = raw.rolling(width, center=True, min_periods=1).mean().where(raw.notna())
+    around = band(smooth)
     return RewardLine(
         variant=pair[1],
         stroke=stroke,
         steps=tuple(int(step) for step in raw.index),
-        raw=tuple(raw),
+        raw=band(raw).mean,
         smooth_steps=tuple(int(step) for step in smooth.index),
-        smooth=tuple(smooth),
+        band=around.kind,
+        smooth=around.mean,
+        low=around.low,
+        high=around.high,
     )
 
 
@@ -148,7 +157,6 @@ def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
     draw_lines(ax, panel.lines)
     ax.set_title(panel.heading, loc="left", parse_math=False)
     ax.set_ylabel(y_label)
-    ax.set_ylim(bottom=0)
     step_axis(ax)
 
 
@@ -157,6 +165,9 @@ def draw_reward(info: ModelInfo, ax: Axes) -> None:
     for line in info.rewards:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
+        if line.band:
+            colour = line.stroke.colour
+            ax.fill_between(line.smooth_steps, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
         ax.plot(line.smooth_steps, line.smooth, linewidth=1.6, zorder=3 + order, **line.stroke.marked())
     ax.set_title("reward (fraction)", loc="left")
     step_axis(ax)

@@ -108,7 +108,8 @@ _PAPER = Palette(
         }
     ),
     others=tuple(
-        Stroke(colour)
+        Stroke(colour, dash)
+        for dash in ((), (5.0, 2.0), (1.0, 1.5))
         for colour in (
             *("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73"),
             *("#2E8B57", "#1FA2C4"),
@@ -160,9 +161,12 @@ _COLORBLIND = Palette(
         }
     ),
     others=tuple(
-        Stroke(colour, dash, marker)
-        for dash, marker in ((_SHORT, ">"), (_DASH_DOTS, "p"), (_LONG_SHORT, "h"))
-        for colour in (_GREEN, _PURPLE, _BLACK, _SKY, _ORANGE)
+        Stroke(
+            (_GREEN, _PURPLE, _BLACK, _SKY, _ORANGE)[index % 5],
+            (_SHORT, _DASH_DOT, _DOTS, _DASH_DOTS, _LONG_SHORT, (2.0, 3.0))[index % 6],
+            (">", "p", "h", "<", "D", "P", "^")[index % 7],
+        )
+        for index in range(30)
     ),
     reasons=MappingProxyType(
         {"token": _VERMILLION, "prefix": "#F0E442", "response": _PURPLE, "away": _SKY, "toward": "#D3D9E0"}
