@@ -99,8 +99,3 @@ def test_pdf(files: dict[str, bytes]) -> None:
 def test_svg_and_pdf_are_vectors(files: dict[str, bytes]) -> None:
     assert b"<image" not in files["svg"]
     assert b"/Subtype /Image" not in files["pdf"]
-    assert (
-        b"/Type /Font"
-        in render(lambda fig: fig.text(0, 0, "text"), "t", (), "c")["pdf"].replace(b"/FontFile", b"")
-        or b"/Font" in files["pdf"]
-    )
