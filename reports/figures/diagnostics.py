@@ -30,7 +30,7 @@ LABELS = {
 @dataclass(frozen=True)
 class Trace:
     """One variant: the mean over its runs with its band (`band`: the kind, see `statistics.bands`), at the middle of
-    each bin of steps.
+    each bin of steps. `smooth`: a moving mean to draw over it, empty for none.
     """
 
     variant: str
@@ -41,6 +41,7 @@ class Trace:
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    smooth: tuple[float, ...] = ()
 
     @property
     def colour(self) -> str:
@@ -138,8 +139,10 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
     for order, trace in enumerate(panel.traces):
         if trace.band:
             ax.fill_between(trace.steps, trace.low, trace.high, color=trace.colour, alpha=0.12, linewidth=0)
-        width = 1.2 if len(trace.steps) <= POINTS else 0.8
-        ax.plot(trace.steps, trace.mean, linewidth=width, zorder=3 + order, **trace.stroke.marked())
+        if trace.smooth:
+            ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=0.5, alpha=0.3, zorder=2)
+        shown = trace.smooth or trace.mean
+        ax.plot(trace.steps, shown, linewidth=1.2, zorder=3 + order, **trace.stroke.marked())
     ax.set_title(heading, loc="left", parse_math=False)
     step_axis(ax)
     if not panel.traces:

@@ -193,8 +193,8 @@ def _model(study: Study, index: int, palette: str) -> Picture:
 
     name = study.models[index] if index < len(study.models) else f"model {index + 1}"
     caption = (
-        "Benchmarks on top; below, the reward of each step (thin) and its moving mean (thick), response length and "
-        "relative log-prob error of each step."
+        "Benchmarks on top; below, reward, response length and relative log-prob error of each step (thin) with their "
+        "moving means (thick; the reward's as logged where it is)."
         + _seeds(study)
         + (" Where a run has ended, the training curves are those of the runs left." if _seeds(study) else "")
     )

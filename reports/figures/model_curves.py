@@ -24,6 +24,7 @@ LENGTH = "train/response_length"
 ERROR = "train/relative_logprob_error"
 SMOOTHING = 0.05  # width of the moving mean as a share of the steps
 KILO = 1000.0
+FEW_POINTS = 150  # that a line may have without a moving mean over it
 POINTS = 2000  # per line of response length and error at most: every step of the paper's runs
 
 
@@ -141,15 +142,24 @@ def _panel(
         trace_of(board, board.data.metrics, (model, name), metric, stroke, POINTS)
         for name, stroke in strokes.items()
     ]
-    traces = [trace for trace in found if trace is not None]
+    traces = [_smoothed(trace) for trace in found if trace is not None]
     if metric == LENGTH and traces and max(max(trace.high) for trace in traces) >= 2 * KILO:
         return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))
     return DiagnosticPanel(model, metric, label, tuple(traces))
 
 
+def _smoothed(trace: Trace) -> Trace:
+    """With a moving mean where seven lines with so many points would be a blot."""
+    if len(trace.steps) <= FEW_POINTS:
+        return trace
+    width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
+    smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
+    return replace(trace, smooth=tuple(smooth))
+
+
 def _in_thousands(trace: Trace) -> Trace:
-    scaled = {name: tuple(value / KILO for value in getattr(trace, name)) for name in ("mean", "low", "high")}
-    return replace(trace, **scaled)
+    parts = ("mean", "low", "high", "smooth")
+    return replace(trace, **{name: tuple(value / KILO for value in getattr(trace, name)) for name in parts})
 
 
 def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
