@@ -95,6 +95,12 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
     assert {"token", "prefix"} <= set(window.masked_by)
 
 
+def test_a_run_that_saw_no_token_is_left_out(store: tuple[str, str]) -> None:
+    """As a run leaves it whose groups were all equal at every watched step."""
+    nothing = {name: [] if isinstance(value, list) else value for name, value in POSITIONS.items()}
+    assert read_positions(store[0], [run_with(store, "positions.json", nothing)]) == {}
+
+
 def test_a_run_without_diagnostics_is_left_out(store: tuple[str, str]) -> None:
     assert read_positions(store[0], [run_with(store), run_with(store, "window.json", WINDOW)]) == {}
 
