@@ -89,11 +89,12 @@ class TokenWindow:
 
 
 def read_positions(uri: str, mlflow_ids: Iterable[str]) -> dict[str, PositionGaps]:
-    """`diagnostics/positions.json` of the runs that have one.
+    """`diagnostics/positions.json` of the runs that have one with tokens in it.
 
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
-    return _read(uri, mlflow_ids, "positions.json", _positions)
+    found = _read(uri, mlflow_ids, "positions.json", _positions)
+    return {mlflow_id: gaps for mlflow_id, gaps in found.items() if gaps.positions}
 
 
 def read_windows(uri: str, mlflow_ids: Iterable[str]) -> dict[str, TokenWindow]:
@@ -179,7 +180,7 @@ def _positions(fields: Fields) -> PositionGaps:
         w_min=fields.optional("w_min"),
         delta=fields.optional("delta"),
     )
-    if gaps.positions != tuple(range(1, len(gaps.positions) + 1)) or not gaps.positions:
+    if gaps.positions != tuple(range(1, len(gaps.positions) + 1)):
         raise fields.bad("has positions other than 1, 2, 3, ...")
     if any(
         seen and math.isnan(gap + top)

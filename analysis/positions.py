@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from cppo_lab.analysis.artifacts import PositionGaps
+from cppo_lab.analysis.statistics.bands import band
 
 BINS = 60  # points per line at most
 FEWEST = 20  # tokens behind a point: the few longest responses would show themselves, not the position
@@ -16,11 +18,12 @@ FEWEST = 20  # tokens behind a point: the few longest responses would show thems
 
 @dataclass(frozen=True)
 class GapCurve:
-    """A gap by token position: per bin of neighbouring positions the mean over the runs, and the lowest and highest
-    run.
+    """A gap by token position: per bin of neighbouring positions the mean over the runs and its band (`band`: the
+    kind, see `statistics.bands`).
     """
 
     positions: tuple[float, ...]
+    band: str
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -60,10 +63,8 @@ def _weighted(values: Sequence[float], tokens: np.ndarray) -> float:
 
 
 def _curve(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> GapCurve:
-    table = np.array(runs)
-    return GapCurve(
-        tuple(steps), tuple(table.mean(axis=1)), tuple(table.min(axis=1)), tuple(table.max(axis=1))
-    )
+    around = band(pd.DataFrame(runs), 0)
+    return GapCurve(tuple(steps), around.kind, around.mean, around.low, around.high)
 
 
 def induced_threshold(delta: float, w_min: float, length: int) -> tuple[float, ...]:

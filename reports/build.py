@@ -15,6 +15,7 @@ from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.oddities import oddities
@@ -36,7 +37,7 @@ class ReportRequest:
     `out`.
 
     `title` and `question` head the page; `command` is what rebuilds it. `partial` reports a grid with gaps,
-    marked.
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
     """
 
     name: str
@@ -48,10 +49,15 @@ class ReportRequest:
     question: str
     partial: bool = False
     command: str = ""
+    palette: str = PAPER
 
 
 def paper_request(
-    uri: str, out: Path, partial: bool = False, command: str = "cppo report main --from paper"
+    uri: str,
+    out: Path,
+    partial: bool = False,
+    command: str = "cppo report main --from paper",
+    palette: str = PAPER,
 ) -> ReportRequest:
     """The report of the paper's own main grid, from the curves that `cppo reference import` put into the
     store.
@@ -66,6 +72,7 @@ def paper_request(
         question="Do the paper's plotted curves give its printed Tables 1 and 4, and how firm is the order?",
         partial=partial,
         command=command,
+        palette=palette,
     )
 
 
@@ -91,8 +98,8 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     heads = ("Table 1", "Table 4") if of_paper else (request.title,) * 2
     main = main_table(board, f"Mean score by model ({heads[0]})")
     full = full_table(board, f"Score by benchmark ({heads[1]})")
-    shown = curves.curves_info(board, f"Validation curves ({request.title})")
-    traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})")
+    shown = curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette)
+    traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})", request.palette)
     texts = {
         "table_main.md": markup.main_markdown(main),
         "table_main.tex": markup.main_latex(main),
@@ -114,13 +121,17 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     if of_paper and not board.gaps:
         view, audit_texts = _audit(board)
         texts |= audit_texts
-    pictures = _pictures("figure_curves", partial(curves.draw, shown), shown)
+    command = request.command or f"cppo report {request.name}"
+    pictures = _pictures(command, "figure_curves", partial(curves.draw, shown), shown)
     if of_paper:
-        figure_4 = curves.curves_info(board, "Validation curves (Figure 4)", FIGURE_4_MODELS)
-        pictures |= _pictures("figure_4", partial(curves.draw, figure_4), figure_4)
+        figure_4 = curves.curves_info(
+            board, "Validation curves (Figure 4)", FIGURE_4_MODELS, palette=request.palette
+        )
+        pictures |= _pictures(command, "figure_4", partial(curves.draw, figure_4), figure_4)
     if traces is not None:
-        pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
-    about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")
+        pictures |= _pictures(command, "figure_diagnostics", partial(diagnostics.draw, traces), traces)
+    texts["tables.tex"] = markup.latex_wrapper(texts)
+    about = (request.name, request.title, request.question, command)
     tables, files = (main, full, tuple(sure.values())), sorted([*texts, *pictures])
     page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, files)
     texts["index.html"] = render_page(page)
@@ -129,10 +140,10 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
 
 
 def _pictures(
-    name: str, draw: partial, info: curves.CurvesInfo | diagnostics.DiagnosticsInfo
+    command: str, name: str, draw: partial, info: curves.CurvesInfo | diagnostics.DiagnosticsInfo
 ) -> dict[str, bytes]:
     title = f"{info.title} ({info.source})"
-    return {f"{name}.{kind}": data for kind, data in render(draw, title, info.run_ids).items()}
+    return {f"{name}.{kind}": data for kind, data in render(draw, title, info.run_ids, command).items()}
 
 
 def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:

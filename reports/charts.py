@@ -13,6 +13,7 @@ from cppo_lab.analysis.study import MAIN
 from cppo_lab.reports.figures.curves import CurvesInfo
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, DiagnosticsInfo
 from cppo_lab.reports.figures.lines import Line, line_of
+from cppo_lab.reports.figures.palette import Stroke
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import core_of
@@ -74,7 +75,7 @@ def charts_of(
 
     `shown`: the figure of the same board, which has the colours.
     """
-    drawn = {line.variant: line.colour for panel in shown.panels for line in panel.lines}
+    drawn = {line.variant: line.stroke for panel in shown.panels for line in panel.lines}
     variants = tuple(name for name in in_order(board.variants) if name in drawn)
     core = core_of(board)
     source = "" if core == schema.PAPER else f", core={core}"
@@ -92,14 +93,14 @@ def charts_of(
             found = tuple(_traces(board.models, panels, variants, anchors))
             label = panels[0].label
             views.append(View(label[0].upper() + label[1:], label + source, found))
-    methods = tuple((display_name(name), drawn[name]) for name in variants)
+    methods = tuple((display_name(name), drawn[name].colour) for name in variants)
     return Charts(key, board.models, methods, tuple(views))
 
 
 def _validation(
     board: Scoreboard,
     benchmark: str,
-    drawn: Mapping[str, str],
+    drawn: Mapping[str, Stroke],
     variants: tuple[str, ...],
     anchors: Anchors,
 ) -> Iterable[Series]:

@@ -1,46 +1,11 @@
 """Tables -> Markdown and LaTeX (booktabs) text."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from cppo_lab.reports.audit_view import AuditView
+from cppo_lab.reports.escapes import escape_latex, escape_markdown
 from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, Row
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "[": "{[}",  # after a row's end LaTeX would read a bare bracket as an optional argument
-    "]": "{]}",
-    "†": r"$^\dagger$",
-    "±": r"$\pm$",
-    "–": "--",
-}
-_MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|"} | {
-    "<": "&lt;",
-    ">": "&gt;",
-    "&": "&amp;",
-    "\n": " ",
-}
-
-
-def escape_latex(text: str) -> str:
-    """Text that LaTeX prints as it stands."""
-    return "".join(_LATEX.get(symbol, symbol) for symbol in text)
-
-
-def escape_markdown(text: str) -> str:
-    """Text that Markdown prints as it stands, also inside a table."""
-    return "".join(_MARKDOWN.get(symbol, symbol) for symbol in text)
 
 
 def plain(entry: Entry) -> str:
@@ -110,19 +75,42 @@ def _latex_row(row: Row, extra: Sequence[str] = ()) -> str:
     return shade + " & ".join([escape_latex(row.label), *map(_latex_entry, row.entries), *extra]) + r" \\"
 
 
+PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepackage{graphicx}")
+
+
 def latex_document(title: str, columns: str, body: Sequence[str], notes: Sequence[str]) -> str:
-    """A LaTeX table around the lines of its body; title and notes are escaped here."""
+    """A LaTeX table around the lines of its body, to be read with `\\input`; title and notes are escaped here.
+
+    A table that is wider than the text is scaled down to it. `PACKAGES` are what it needs.
+    """
     small = " ".join(escape_latex(note) for note in notes)
+    caption = escape_latex(re.sub(r" \(Table \d+\)$", "", title))  # LaTeX numbers it
     lines = [
-        r"% needs \usepackage{booktabs} and \usepackage[table]{xcolor}",
-        r"\begin{table}",
+        f"% needs {' '.join(PACKAGES)}",
+        r"\begin{table}[htbp]",
         r"  \centering",
-        rf"  \caption{{{escape_latex(title)}}}",
-        rf"  \begin{{tabular}}{{{columns}}}",
+        rf"  \caption{{{caption}}}",
+        rf"  \sbox0{{\begin{{tabular}}{{{columns}}}",
         *(f"    {line}" for line in body),
-        r"  \end{tabular}",
-        rf"  \par\smallskip\footnotesize {small}",
+        r"  \end{tabular}}%",
+        r"  \ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
+        r"  \par\smallskip",
+        rf"  \begin{{minipage}}{{\linewidth}}\footnotesize {small}\end{{minipage}}",
         r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def latex_wrapper(files: Iterable[str]) -> str:
+    """A LaTeX document of all tables among `files`: it compiles as it stands in the folder that has them."""
+    tables = sorted(name for name in files if name.startswith("table_") and name.endswith(".tex"))
+    lines = [
+        r"\documentclass{article}",
+        r"\usepackage[margin=2.5cm]{geometry}",
+        *PACKAGES,
+        r"\begin{document}",
+        *(rf"\input{{{name.removesuffix('.tex')}}}\clearpage" for name in tables),
+        r"\end{document}",
     ]
     return "\n".join(lines) + "\n"
 

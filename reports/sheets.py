@@ -7,15 +7,15 @@ from collections.abc import Iterable, Sequence
 from cppo_lab import schema
 from cppo_lab.analysis.audit import Audit, percent
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.escapes import csv_cell
 from cppo_lab.reports.tables import Entry, FullTable, MainTable, core_of
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV with plain line ends, the same on every platform."""
+    """CSV with plain line ends, the same on every platform; no cell is a formula (`escapes.csv_cell`)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))
     return out.getvalue()
 
 

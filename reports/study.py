@@ -14,6 +14,7 @@ from cppo_lab.reports.distinction import distinction_table
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
+from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
@@ -32,7 +33,7 @@ class StudyRequest:
 
     The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
     size. `title` and `question` head the page, `command` is what rebuilds it. `partial` reports a study with gaps,
-    marked.
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class StudyRequest:
     question: str
     partial: bool = False
     command: str = ""
+    palette: str = PAPER
 
 
 def build_study(request: StudyRequest) -> Path:
@@ -61,7 +63,11 @@ def build_study(request: StudyRequest) -> Path:
 
 
 def paper_study_request(
-    uri: str, out: Path, partial: bool = False, command: str = "cppo report study --from paper"
+    uri: str,
+    out: Path,
+    partial: bool = False,
+    command: str = "cppo report study --from paper",
+    palette: str = PAPER,
 ) -> StudyRequest:
     """The study made of the paper's own curves, from what `cppo reference import` put into the store."""
     ablations: dict[str, dict[ExpectedRun, None]] = {}
@@ -81,6 +87,7 @@ def paper_study_request(
         question="What do the paper's plotted curves show when they go through the report of our own runs?",
         partial=partial,
         command=command,
+        palette=palette,
     )
 
 
@@ -88,23 +95,25 @@ def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
     """Every file of the report by name."""
     tables = _tables(study)
     texts = _table_files(study, tables)
-    pictures = gallery(study)
+    texts["tables.tex"] = markup.latex_wrapper(texts)
+    pictures = gallery(study, request.palette)
+    command = request.command or f"cppo report {request.name}"
     drawn: dict[str, bytes] = {}
     for picture in pictures:
-        drawn |= _draw(picture)
-    about = (request.title, request.question, request.command or f"cppo report {request.name}")
+        drawn |= _draw(picture, command)
+    about = (request.title, request.question, command)
     page = study_page(study, tables, pictures, about, request.uri, sorted([*texts, *drawn]))
     texts["index.html"] = render_study(page)
     texts[MARKER] = f"report {request.name}; {origin(study_core(study))}\n"
     return {name: text.encode() for name, text in texts.items()} | drawn
 
 
-def _draw(picture: Picture) -> dict[str, bytes]:
+def _draw(picture: Picture, command: str) -> dict[str, bytes]:
     """The files of one figure; none where it cannot be drawn."""
     if isinstance(picture.drawing, Absent):
         return {}
     title = f"{picture.heading} ({picture.source})"
-    files = render(picture.drawing, title, picture.run_ids)
+    files = render(picture.drawing, title, picture.run_ids, command)
     return {f"{picture.name}.{kind}": data for kind, data in files.items()}
 
 

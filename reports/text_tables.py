@@ -1,5 +1,6 @@
 """Tables whose cells are plain text, such as the constants of each model, and how they are written out."""
 
+import re
 from dataclasses import dataclass
 
 from cppo_lab import schema
@@ -46,7 +47,14 @@ def text_latex(table: TextTable) -> str:
         for row in table.rows
     ]
     body = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
-    return latex_document(table.title, "l" + "r" * len(table.headings), body, table.notes)
+    columns = "l" + "".join(_align(table, column) for column in range(len(table.headings)))
+    return latex_document(table.title, columns, body, table.notes)
+
+
+def _align(table: TextTable, column: int) -> str:
+    """Numbers end below each other, words begin so."""
+    numeric = all(not re.search("[A-Za-z]", row.cells[column]) for row in table.rows)
+    return "r" if numeric else "l"
 
 
 def text_csv(table: TextTable) -> str:

@@ -117,6 +117,13 @@ def _add_reporting(commands: Commands) -> None:
         "--partial", action="store_true", help="report what is there although runs are missing"
     )
     report.add_argument(
+        "--palette",
+        choices=["paper", "colorblind"],
+        default="paper",
+        help="colours of the figures: the paper's (default), or some that colour-blind readers and black-and-white "
+        "prints keep apart, with dashes and markers",
+    )
+    report.add_argument(
         "--study", metavar="NAME", help="of a search: name of its study (default: SEARCH-MODEL)"
     )
     reference = commands.add_parser("reference", help="the paper's own curves")

@@ -22,9 +22,9 @@ def report(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.search.declare import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
-    command = "cppo report " + shlex.join([options.sweep, *options.overrides])
+    command = "cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)])
     if options.source == "paper":
-        page = _paper_report(options, out, f"{command} --from paper")
+        page = _paper_report(options, out, command)
     elif isinstance(declared := load_sweep(options.sweep), Search):
         page = _search_report(declared, options, out)
     elif options.study is not None:
@@ -35,6 +35,13 @@ def report(options: argparse.Namespace) -> int:
         page = _own_report(options, out, command)
     print(f"report: {page}")
     return 0
+
+
+def _chosen(options: argparse.Namespace) -> list[str]:
+    """The options that the content of a report depends on, as they were given."""
+    words = ["--from", "paper"] if options.source == "paper" else []
+    words += ["--partial"] if options.partial else []
+    return words if options.palette == "paper" else [*words, "--palette", options.palette]
 
 
 def _paper_report(options: argparse.Namespace, out: Path, command: str) -> Path:
@@ -49,9 +56,10 @@ def _paper_report(options: argparse.Namespace, out: Path, command: str) -> Path:
             "overrides: cppo report main --from paper"
         )
     uri = store.tracking_uri()
+    about = {"partial": options.partial, "command": command, "palette": options.palette}
     if options.sweep == "study":
-        return build_study(paper_study_request(uri, out, partial=options.partial, command=command))
-    return build_report(paper_request(uri, out, partial=options.partial, command=command))
+        return build_study(paper_study_request(uri, out, **about))
+    return build_report(paper_request(uri, out, **about))
 
 
 def _own_report(options: argparse.Namespace, out: Path, command: str) -> Path:
@@ -76,7 +84,13 @@ def _own_report(options: argparse.Namespace, out: Path, command: str) -> Path:
         )
         for sweep in plan.sweeps
     )
-    about = {"title": plan.title, "question": plan.question, "partial": options.partial, "command": command}
+    about = {
+        "title": plan.title,
+        "question": plan.question,
+        "partial": options.partial,
+        "command": command,
+        "palette": options.palette,
+    }
     if plan.is_study:
         return build_study(StudyRequest(plan.name, uri, experiment, grids, out, **about))
     return build_report(ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about))
@@ -91,6 +105,10 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
 
     if options.partial:
         raise UserError("--partial: the report of a search always shows what is there; remove it")
+    if options.palette != "paper":
+        raise UserError(
+            f"--palette {options.palette}: the report of a search has no methods to tell apart; remove it"
+        )
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]

@@ -100,8 +100,12 @@ class Diagnostics:
         }
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The artifacts by name: `positions`, and `window` where the rule has a prefix budget."""
+        """The artifacts by name: `positions`, and `window` where the rule has a prefix budget; none where no watched
+        step has trained any token.
+        """
         seen = int((self.tokens > 0).sum())
+        if not seen:
+            return {}
         count = self.tokens[:seen].clamp(min=1)
         positions = {
             "position": list(range(1, seen + 1)),

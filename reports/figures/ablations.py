@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.study import MAIN, OURS, Study
 from cppo_lab.reports.figures import curves
-from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.frame import as_they_are, handle_length, handles_and_labels, surround
+from cppo_lab.reports.figures.palette import PAPER, Key
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.tables import core_of
@@ -30,13 +30,13 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class AblationPanel:
-    """One sweep; `panel` None: it cannot be drawn, `absent` says why. `legend`: (label with score, colour)."""
+    """One sweep; `panel` None: it cannot be drawn, `absent` says why. `keys`: labels with scores."""
 
     sweep: str
     heading: str
     panel: curves.Panel | None
     absent: str
-    legend: tuple[tuple[str, str], ...]
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,9 @@ class AblationsInfo:
     run_ids: tuple[str, ...]
 
 
-def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) -> AblationsInfo | Absent:
+def ablations_info(
+    study: Study, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
+) -> AblationsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
     panels, run_ids, y_label, sources = [], set(), "", []
     for name, heading in sweeps:
@@ -58,9 +60,9 @@ def ablations_info(study: Study, title: str, sweeps: Sequence[tuple[str, str]]) 
         if board is None:
             panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
             continue
-        info = curves.curves_info(board, heading, board.models[:1], full_method(study, board))
+        info = curves.curves_info(board, heading, board.models[:1], full_method(study, board), palette)
         panel = info.panels[0]
-        panels.append(AblationPanel(name, heading, panel, "", curves.scored_legend(board, panel)))
+        panels.append(AblationPanel(name, heading, panel, "", curves.scored_keys(board, panel)))
         run_ids.update(info.run_ids)
         sources.append(origin(core_of(board)))
         y_label = info.y_label
@@ -93,24 +95,20 @@ def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
     curves.draw_panel(entry.panel, ax, y_label)
     ax.set_title(f"{entry.heading}\n", loc="left")
     ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, fontsize=8, color="#555555", parse_math=False)
-    lines = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in entry.legend]
-    labels = [label for label, _ in entry.legend]
     legend = ax.legend(
-        lines,
-        labels,
+        *handles_and_labels(entry.keys),
         loc="upper left",
         bbox_to_anchor=(-0.02, -0.17),
         fontsize=8,
         borderpad=0,
-        handlelength=1.5,
+        handlelength=handle_length(entry.keys),
     )
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    as_they_are(legend)
 
 
 def draw(info: AblationsInfo, fig: Figure, headed: bool = True) -> None:
     """The panels in a row."""
-    longest = max(len(panel.legend) for panel in info.panels)
+    longest = max(len(panel.keys) for panel in info.panels)
     surround(fig, (11.4, 3.4 + 0.17 * longest), (info.title, info.source) if headed else (), ())
     axes = fig.subplots(1, len(info.panels), squeeze=False)[0]
     for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):

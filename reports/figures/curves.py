@@ -8,14 +8,13 @@ from types import MappingProxyType
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import State
-from cppo_lab.reports.figures.frame import surround
-from cppo_lab.reports.figures.lines import Line, draw_line, line_of
-from cppo_lab.reports.figures.style import colours
+from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
 
@@ -50,8 +49,13 @@ class CurvesInfo:
     source: str
     y_label: str
     panels: tuple[Panel, ...]
-    legend: tuple[tuple[str, str], ...]  # (label, colour)
+    keys: tuple[Key, ...]
     run_ids: tuple[str, ...]
+
+    @property
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """(label, colour), for a page."""
+        return tuple((key.label, key.stroke.colour) for key in self.keys)
 
 
 def curves_info(
@@ -59,19 +63,20 @@ def curves_info(
     title: str,
     models: Sequence[str] | None = None,
     aliases: Mapping[str, str] = MappingProxyType({}),
+    palette: str = PAPER,
 ) -> CurvesInfo:
     """The figure of a scored sweep, of `models` or of all; a variant without any curve is not in the legend.
 
-    `aliases`: see `style.colours`.
+    `aliases`: see `Palette.strokes`; `palette`: one of PALETTES.
     """
     shown = [run for run in board.runs if models is None or run.model in models]
     variants = in_order(board.variants)
-    palette = colours(variants, aliases)
+    strokes = PALETTES[palette].strokes(variants, aliases)
     panels = []
     for model in dict.fromkeys(run.model for run in shown):
         of_model = [run for run in shown if run.model == model]
         lines = [
-            line_of(board, [run for run in of_model if run.variant == name], palette[name])
+            line_of(board, [run for run in of_model if run.variant == name], strokes[name])
             for name in variants
         ]
         kept = tuple(line for line in lines if line is not None)
@@ -83,19 +88,19 @@ def curves_info(
         source=origin(core_of(board)),
         y_label=f"mean Avg@{board.curves.samples} (%)",
         panels=tuple(panels),
-        legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
+        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
         run_ids=tuple(sorted({run.run_id for run in shown if run.run_id is not None})),
     )
 
 
-def scored_legend(board: Scoreboard, panel: Panel) -> tuple[tuple[str, str], ...]:
-    """(label with the score of the table, colour) of the lines of a panel."""
+def scored_keys(board: Scoreboard, panel: Panel) -> tuple[Key, ...]:
+    """The lines of a panel, each labelled with the score of the table."""
     entries = []
     for line in panel.lines:
         cell = board.cells[panel.model, line.variant]
         score = "" if cell.score is None else str(round_half_up(percent(cell.score.mean)))
         text = State.COLLAPSE.value if cell.state is State.COLLAPSE else score
-        entries.append((f"{line.label}: {text}{'†' if cell.provisional else ''}", line.colour))
+        entries.append(Key(f"{line.label}: {text}{'†' if cell.provisional else ''}", line.stroke))
     return tuple(entries)
 
 
@@ -117,35 +122,31 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -
     """One model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the
     best.
     """
-    for order, line in enumerate(panel.lines):
-        draw_line(ax, line, 3 + order)  # the last variant in the order lies on top
+    draw_lines(ax, panel.lines)
     if panel.top is not None:
         _mark_top(ax, panel, panel.top)
     if titled:
         stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
         ax.set_title(panel.model + stop, loc="left", parse_math=False)
-    ax.set_xlabel("training step")
-    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    step_axis(ax)
     ax.set_ylabel(y_label)
-    ax.set_ylim(bottom=0)
-    ax.margins(x=0.02)
 
 
 def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
     colour = next(line.colour for line in panel.lines if line.variant == top.variant)
+    last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
     ax.plot(top.step, top.score, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
     ax.annotate(
         top.text,
         (top.step, top.score),
         xytext=(0, 7),
         textcoords="offset points",
-        ha="center",
+        ha="right" if top.step > 0.9 * last else "center",
         color=colour,
         fontsize=9,
         fontweight="bold",
         zorder=61,
     )
-    ax.margins(y=0.12)
 
 
 def draw(info: CurvesInfo, fig: Figure, headed: bool = True, in_row: int = 2) -> None:
@@ -154,7 +155,7 @@ def draw(info: CurvesInfo, fig: Figure, headed: bool = True, in_row: int = 2) ->
     rows = -(-len(info.panels) // columns)
     width = {1: 7.2, 2: 10.8}.get(columns, 3.9 * columns)
     texts = (info.title, info.source) if headed else ()
-    surround(fig, (width, (4.2 if columns == 1 else 3.3) * rows), texts, info.legend)
+    surround(fig, (width, (4.2 if columns == 1 else 3.3) * rows), texts, info.keys)
     axes = fig.subplots(rows, columns, squeeze=False)
     for index, ax in enumerate(axes.flat):
         if index < len(info.panels):

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports.figures.frame import surround
-from cppo_lab.reports.figures.style import colours
+from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
 from cppo_lab.reports.names import display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
 
@@ -29,17 +29,24 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """One variant: the mean over its runs, and their lowest and highest, at the middle of each bin of
-    steps.
+    """One variant: the mean over its runs with its band (`band`: the kind, see `statistics.bands`), at the middle of
+    each bin of steps. `smooth`: a moving mean to draw over it, empty for none.
     """
 
     variant: str
-    colour: str
+    stroke: Stroke
     runs: int
     steps: tuple[float, ...]
+    band: str
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
+    smooth: tuple[float, ...] = ()
+
+    @property
+    def colour(self) -> str:
+        """Of the line, for a page."""
+        return self.stroke.colour
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,11 @@ class DiagnosticsInfo:
     models: tuple[str, ...]
     metrics: tuple[str, ...]
     panels: tuple[DiagnosticPanel, ...]
-    legend: tuple[tuple[str, str], ...]
+    keys: tuple[Key, ...]
     run_ids: tuple[str, ...]
 
 
-def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
+def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> DiagnosticsInfo | None:
     """The diagnostics that any of the board's runs logged; None if none did."""
     logged = board.data.metrics
     names = frozenset(logged["metric"].unique())
@@ -73,11 +80,11 @@ def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
     if not metrics:
         return None
     variants = in_order(board.variants)
-    palette = colours(variants)
+    strokes = PALETTES[palette].strokes(variants)
     panels = []
     for model in board.models:
         for metric in metrics:
-            traces = [trace_of(board, logged, (model, name), metric, palette[name]) for name in variants]
+            traces = [trace_of(board, logged, (model, name), metric, strokes[name]) for name in variants]
             kept = tuple(trace for trace in traces if trace is not None)
             panels.append(DiagnosticPanel(model, metric, LABELS[metric], kept))
     drawn = {trace.variant for panel in panels for trace in panel.traces}
@@ -87,21 +94,26 @@ def diagnostics_info(board: Scoreboard, title: str) -> DiagnosticsInfo | None:
         models=board.models,
         metrics=metrics,
         panels=tuple(panels),
-        legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
+        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
         run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
     )
 
 
 def trace_of(
-    board: Scoreboard, logged: pd.DataFrame, pair: tuple[str, str], metric: str, colour: str
+    board: Scoreboard,
+    logged: pd.DataFrame,
+    pair: tuple[str, str],
+    metric: str,
+    stroke: Stroke,
+    points: int = POINTS,
 ) -> Trace | None:
-    """The runs of one cell on one metric; None if none of them logged it."""
+    """The runs of one cell on one metric, in at most `points` bins; None if none of them logged it."""
     ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
     rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
     if rows.empty:
         return None
     steps = int(rows["step"].max()) + 1
-    width = max(1, -(-steps // POINTS))
+    width = max(1, -(-steps // points))
     # A last bin of a few steps would show the noise of single batches: its steps join the bin before.
     last = max(0, steps // width - 1)
     binned = (
@@ -109,29 +121,30 @@ def trace_of(
         .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
         .mean()
     )
-    over_runs = binned.groupby(level="bin")
-    values = over_runs["value"]
+    around = band(binned["value"].unstack("mlflow_id"))
     return Trace(
         variant=pair[1],
-        colour=colour,
+        stroke=stroke,
         runs=rows["mlflow_id"].nunique(),
-        steps=tuple(over_runs["step"].mean()),
-        mean=tuple(values.mean()),
-        low=tuple(values.min()),
-        high=tuple(values.max()),
+        steps=tuple(binned["step"].groupby(level="bin").mean()),
+        band=around.kind,
+        mean=around.mean,
+        low=around.low,
+        high=around.high,
     )
 
 
 def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
-    """One metric on one model; the band is the range over runs."""
+    """One metric on one model."""
     for order, trace in enumerate(panel.traces):
-        if trace.runs > 1:
+        if trace.band:
             ax.fill_between(trace.steps, trace.low, trace.high, color=trace.colour, alpha=0.12, linewidth=0)
-        ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=1.2, zorder=3 + order)
+        if trace.smooth:
+            ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=0.5, alpha=0.3, zorder=2)
+        shown = trace.smooth or trace.mean
+        ax.plot(trace.steps, shown, linewidth=1.2, zorder=3 + order, **trace.stroke.marked())
     ax.set_title(heading, loc="left", parse_math=False)
-    ax.set_xlabel("training step")
-    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    ax.margins(x=0.02)
+    step_axis(ax)
     if not panel.traces:
         ax.set_axis_off()
         ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
@@ -140,7 +153,7 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
 def draw(info: DiagnosticsInfo, fig: Figure) -> None:
     """All panels: models as rows, metrics as columns, with title, source and a shared legend."""
     rows, columns = len(info.models), len(info.metrics)
-    surround(fig, (max(3.3 * columns, 5.4), 2.5 * rows), (info.title, info.source), info.legend)
+    surround(fig, (max(3.3 * columns, 5.4), 2.5 * rows), (info.title, info.source), info.keys)
     axes = fig.subplots(rows, columns, squeeze=False)
     for ax, panel in zip(axes.flat, info.panels, strict=True):
         draw_panel(panel, ax, panel.label)

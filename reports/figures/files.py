@@ -20,14 +20,15 @@ _NO_DATE: dict[str, dict[str, datetime | None]] = {
 def render(
     draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str = ""
 ) -> dict[str, bytes]:
-    """The drawing in all three formats; the run ids, and the command if given, are in the metadata of each."""
-    about = "runs: " + " ".join(run_ids) + (f"; command: {command}" if command else "")
+    """The drawing in all three formats; the run ids and the command that made it are in the metadata of each."""
+    runs = "runs: " + " ".join(run_ids)
+    made = f"made by: {command}" if command else "made by: cppo report"
     with figure_style():
         fig = Figure()
         FigureCanvasAgg(fig)
         draw(fig)
         lay_out_once(fig)
-        return {kind: _save(fig, kind, title, about) for kind in ("png", "svg", "pdf")}
+        return {kind: _save(fig, kind, title, made, runs) for kind in ("png", "svg", "pdf")}
 
 
 def lay_out_once(fig: Figure) -> None:
@@ -36,8 +37,12 @@ def lay_out_once(fig: Figure) -> None:
     fig.set_layout_engine("none")
 
 
-def _save(fig: Figure, kind: str, title: str, about: str) -> bytes:
-    field = {"png": "Description", "svg": "Description", "pdf": "Subject"}[kind]
+def _save(fig: Figure, kind: str, title: str, made: str, runs: str) -> bytes:
+    fields: dict[str, object] = {
+        "png": {"Description": made, "Comment": runs},
+        "svg": {"Description": made, "Keywords": [runs]},
+        "pdf": {"Subject": made, "Keywords": runs},
+    }[kind]
     out = io.BytesIO()
-    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, field: about, **_NO_DATE[kind]})
+    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, **fields, **_NO_DATE[kind]})
     return out.getvalue()

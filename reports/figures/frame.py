@@ -1,11 +1,16 @@
-"""What surrounds the panels of a figure: its title, where the numbers come from, and one legend for all
-panels.
+"""What surrounds the panels of a figure: its title, where the numbers come from, one legend for all panels, and the
+axis of training steps.
 """
 
 import textwrap
+from collections.abc import Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
+from matplotlib.legend import Legend
+from matplotlib.ticker import MaxNLocator
+
+from cppo_lab.reports.figures.palette import Key
 
 CHARACTERS_PER_INCH = 13  # of the title's and the legend's letters, on the safe side
 HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
@@ -18,24 +23,49 @@ def legend_columns(labels: tuple[str, ...], width: float) -> int:
     return max(1, min(len(labels), int(width / (longest / CHARACTERS_PER_INCH + HANDLE_INCHES)), 7))
 
 
-def surround(
-    fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[tuple[str, str], ...]
-) -> None:
+def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
     """Sizes the figure for panels of `size` inches and adds title and source (`texts`; none where a page says
-    both beside the drawing) and the legend (label, colour).
+    both beside the drawing) and the legend.
     """
     width, height = size
     lines = [line for text in texts for line in textwrap.wrap(text, int(width * CHARACTERS_PER_INCH))]
-    labels = tuple(label for label, _ in legend)
-    columns = legend_columns(labels, width)
-    below = -(-len(labels) // columns)
+    columns = legend_columns(tuple(key.label for key in legend), width)
+    below = -(-len(legend) // columns)
     extra = 0.2 if lines else 0.05
     fig.set_size_inches(width, height + LINE_INCHES * (len(lines) + below) + extra)
     fig.set_layout_engine("constrained")
     if lines:
         fig.suptitle("\n".join(lines), fontsize=10, parse_math=False)
-    if not legend:
-        return
-    handles = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in legend]
-    for text in fig.legend(handles, labels, loc="outside lower center", ncols=columns).get_texts():
+    if legend:
+        as_they_are(
+            fig.legend(
+                *handles_and_labels(legend),
+                loc="outside lower center",
+                ncols=columns,
+                handlelength=handle_length(legend),
+            )
+        )
+
+
+def handles_and_labels(keys: Sequence[Key]) -> tuple[list, list[str]]:
+    """What a legend of `keys` is made of."""
+    return [key.handle for key in keys], [key.label for key in keys]
+
+
+def handle_length(keys: Sequence[Key]) -> float:
+    """How long the lines of a legend are, in letters: dashes need room to be seen."""
+    return 4.5 if any(key.stroke.dash for key in keys) else 2.2
+
+
+def as_they_are(legend: Legend) -> None:
+    """Names are shown as they stand, dollar signs included."""
+    for text in legend.get_texts():
         text.set_parse_math(False)
+
+
+def step_axis(ax: Axes) -> None:
+    """Training steps from 0 to the last one that is drawn."""
+    ax.set_xlabel("training step")
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    last = max(float(ax.dataLim.x1), 1.0)
+    ax.set_xlim(-0.02 * last, 1.02 * last)

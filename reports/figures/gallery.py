@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
+from cppo_lab.analysis.statistics.bands import FEWEST
 from cppo_lab.analysis.study import MAIN, ROLES, Study
 from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
+from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
-
-SEEDS = " Lines are means over seeds, bands reach from the lowest to the highest seed."
 
 
 class Info(Protocol):
@@ -21,16 +21,16 @@ class Info(Protocol):
     run_ids: tuple[str, ...]
 
 
-def gallery(study: Study) -> tuple[Picture, ...]:
-    """All eleven figures in order."""
+def gallery(study: Study, palette: str = PAPER) -> tuple[Picture, ...]:
+    """All eleven figures in order, in the colours of `palette` (one of PALETTES)."""
     return (
-        _schematic(study),
+        _schematic(study, palette),
         _picture(
             2,
             "Gap between the policies by token position",
             "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
             "w put on the divergence, for a response as long as the longest." + _seeds(study),
-            partial(gaps.gaps_info, study),
+            partial(gaps.gaps_info, study, palette=palette),
             gaps.draw,
         ),
         _picture(
@@ -38,13 +38,13 @@ def gallery(study: Study) -> tuple[Picture, ...]:
             "The prefix constraint on some tokens of one response",
             "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
             "has left. A token that moves toward μ is always kept.",
-            partial(token_window.window_info, study),
+            partial(token_window.window_info, study, palette=palette),
             token_window.draw,
         ),
-        _main_curves(study),
-        *(_ablations(study, *row) for row in _ROWS),
-        _warmup(study),
-        *(_model(study, index) for index in range(ROLES)),
+        _main_curves(study, palette),
+        *(_ablations(study, palette, *row) for row in _ROWS),
+        _warmup(study, palette),
+        *(_model(study, index, palette) for index in range(ROLES)),
     )
 
 
@@ -71,8 +71,15 @@ def _picture(
 
 
 def _seeds(study: Study) -> str:
-    several = any(cell.expected > 1 for board in study.boards for cell in board.cells.values())
-    return SEEDS if several else ""
+    """What the bands are, where cells have several seeds."""
+    counts = {cell.expected for board in study.boards for cell in board.cells.values()}
+    if max(counts, default=1) < 2:
+        return ""
+    interval = "are the 95 % interval of the mean (Student's t) at each step by itself"
+    kinds = [interval] * (max(counts) >= FEWEST) + ["of two seeds reach from one to the other"] * (
+        2 in counts
+    )
+    return f" Lines are means over seeds; bands {', '.join(kinds)}."
 
 
 def _role(study: Study, index: int) -> str | Absent:
@@ -98,7 +105,7 @@ def _base_models(study: Study) -> tuple[str, ...] | Absent:
     return models or reasons[0]
 
 
-def _schematic(study: Study) -> Picture:
+def _schematic(study: Study, palette: str) -> Picture:
     model = _role(study, ROLES - 1)
     absent = model.reason if isinstance(model, Absent) else ""
     caption = (
@@ -108,22 +115,22 @@ def _schematic(study: Study) -> Picture:
     caption += (
         f"not drawn, {absent}." if absent else f"{model}, with the best score of every method.{_seeds(study)}"
     )
-    info = partial(_schematic_info, study, None if isinstance(model, Absent) else model, absent)
+    shown = None if isinstance(model, Absent) else model
+
+    def info(title: str) -> schematic.SchematicInfo:
+        return schematic.schematic_info(study.board(MAIN), shown, title, absent, palette)
+
     return _picture(1, "Masking rules and the largest model", caption, info, schematic.draw)
 
 
-def _schematic_info(study: Study, model: str | None, absent: str, title: str) -> schematic.SchematicInfo:
-    return schematic.schematic_info(study.board(MAIN), model, title, absent)
-
-
-def _main_curves(study: Study) -> Picture:
+def _main_curves(study: Study, palette: str) -> Picture:
     models = _base_models(study)
 
     def info(title: str) -> curves.CurvesInfo | Absent:
         board = study.board(MAIN)
         if isinstance(models, Absent) or board is None:
             return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
-        return curves.curves_info(board, title, models)
+        return curves.curves_info(board, title, models, palette=palette)
 
     caption = (
         "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
@@ -143,7 +150,9 @@ def _left_out(study: Study, models: tuple[str, ...] | Absent) -> str:
     return " Not shown: " + "; ".join(entry.reason for entry in reasons if isinstance(entry, Absent)) + "."
 
 
-def _ablations(study: Study, number: int, title: str, sweeps: tuple[tuple[str, str], ...]) -> Picture:
+def _ablations(
+    study: Study, palette: str, number: int, title: str, sweeps: tuple[tuple[str, str], ...]
+) -> Picture:
     absent = [f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None]
     missing = f" Not shown: {'; '.join(absent)}." if absent else ""
     caption = (
@@ -151,45 +160,41 @@ def _ablations(study: Study, number: int, title: str, sweeps: tuple[tuple[str, s
         + _seeds(study)
         + missing
     )
-    info = partial(_ablations_info, study, sweeps)
+    info = partial(ablations.ablations_info, study, sweeps=sweeps, palette=palette)
     return _picture(number, title, caption, info, ablations.draw)
 
 
-def _ablations_info(
-    study: Study, sweeps: tuple[tuple[str, str], ...], title: str
-) -> ablations.AblationsInfo | Absent:
-    return ablations.ablations_info(study, title, sweeps)
-
-
-def _warmup(study: Study) -> Picture:
+def _warmup(study: Study, palette: str) -> Picture:
     models = _base_models(study)
 
     def info(title: str) -> warmup.WarmupInfo | Absent:
         board = study.board(MAIN)
         if isinstance(models, Absent) or board is None:
             return models if isinstance(models, Absent) else Absent(study.why_absent(MAIN))
-        return warmup.warmup_info(board, models, title)
+        return warmup.warmup_info(board, models, title, palette)
 
     caption = (
-        "Effective budget rate δ_b, averaged over responses (top), and the part of the masked tokens that the prefix "
-        "budget alone rejected (bottom)." + _seeds(study) + _left_out(study, models)
+        "Effective budget rate δ_b, averaged over responses (top; its axis does not begin at 0), and the part of the "
+        "masked tokens that the prefix budget alone rejected (bottom; a dot for each step that masked any)."
+        + _seeds(study)
+        + _left_out(study, models)
     )
     return _picture(7, "The prefix budget of CPPO during training", caption, info, warmup.draw)
 
 
-def _model(study: Study, index: int) -> Picture:
+def _model(study: Study, index: int, palette: str) -> Picture:
     model = _role(study, index)
 
     def info(title: str) -> model_curves.ModelInfo | Absent:
         board = study.board(MAIN)
         if isinstance(model, Absent) or board is None:
             return model if isinstance(model, Absent) else Absent(study.why_absent(MAIN))
-        return model_curves.model_info(board, model, title)
+        return model_curves.model_info(board, model, title, palette)
 
     name = study.models[index] if index < len(study.models) else f"model {index + 1}"
     caption = (
-        "Benchmarks on top; below, the reward of each step (thin) and its moving mean (thick), response length and "
-        "relative log-prob error as means over neighbouring steps."
+        "Benchmarks on top; below, reward, response length and relative log-prob error of each step (thin) with their "
+        "moving means (thick; the reward's as logged where it is)."
         + _seeds(study)
         + (" Where a run has ended, the training curves are those of the runs left." if _seeds(study) else "")
     )

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator
 from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
 from cppo_lab.analysis.study import COMPARED, MAIN, OURS, Study, runs_of
 from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Stroke
 from cppo_lab.reports.figures.picture import Absent
-from cppo_lab.reports.figures.style import COLOURS
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 
@@ -21,7 +21,7 @@ class GapLines:
 
     variant: str
     label: str
-    colour: str
+    stroke: Stroke
     gaps: GapCurves
 
 
@@ -38,9 +38,10 @@ class GapsInfo:
     delta: float | None
     threshold: tuple[float, ...]
     run_ids: tuple[str, ...]
+    palette: str
 
 
-def gaps_info(study: Study, title: str) -> GapsInfo | Absent:
+def gaps_info(study: Study, title: str, palette: str = PAPER) -> GapsInfo | Absent:
     """The gaps of CPPO on the first model, with DPPO beside it where its runs have them."""
     board = study.board(MAIN)
     if board is None:
@@ -51,7 +52,7 @@ def gaps_info(study: Study, title: str) -> GapsInfo | Absent:
         with_gaps = [run for run in runs_of(board, model, variant) if run.mlflow_id in study.positions]
         found = gap_curves([study.positions[run.mlflow_id or ""] for run in with_gaps])
         if found is not None:
-            lines.append(GapLines(variant, display_name(variant), COLOURS[variant], found))
+            lines.append(GapLines(variant, display_name(variant), PALETTES[palette].methods[variant], found))
             run_ids += [run.run_id or "" for run in with_gaps]
     ours = [run for run in runs_of(board, model, OURS) if run.mlflow_id in study.positions]
     if not any(line.variant == OURS for line in lines):
@@ -67,13 +68,25 @@ def gaps_info(study: Study, title: str) -> GapsInfo | Absent:
         delta=rule.delta,
         threshold=induced_threshold(rule.delta or 0, rule.w_min or 1, longest) if weighted else (),
         run_ids=tuple(sorted(run_ids)),
+        palette=palette,
     )
 
 
 def _draw_gap(ax: Axes, curve: GapCurve, line: GapLines, style: str, label: str) -> None:
-    if line.gaps.runs > 1:
-        ax.fill_between(curve.positions, curve.low, curve.high, color=line.colour, alpha=0.15, linewidth=0)
-    ax.plot(curve.positions, curve.mean, style, color=line.colour, label=label)
+    colour = line.stroke.colour
+    if curve.band:
+        ax.fill_between(curve.positions, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
+    marker = line.stroke.marker if style == "-" else ""
+    ax.plot(
+        curve.positions,
+        curve.mean,
+        style,
+        color=colour,
+        label=label,
+        marker=marker,
+        markevery=0.12,
+        markersize=3.8,
+    )
 
 
 def draw_gaps(info: GapsInfo, ax: Axes) -> None:
@@ -96,7 +109,7 @@ def draw_threshold(info: GapsInfo, ax: Axes) -> None:
     if not info.threshold or info.delta is None:
         ax.text(0.05, 0.9, "the rule has no position weight", transform=ax.transAxes, color="#777777")
         return
-    ours, other = COLOURS[OURS], COLOURS[COMPARED]
+    ours, other = (PALETTES[info.palette].methods[name].colour for name in (OURS, COMPARED))
     steps = range(1, len(info.threshold) + 1)
     ax.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
     ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")

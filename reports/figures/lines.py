@@ -1,4 +1,6 @@
-"""The line of one variant in a validation panel: its runs, their mean and range, and where each run was selected."""
+"""The line of one variant in a validation panel: its runs, their mean and its band, where each run was selected, and
+where one collapsed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +11,13 @@ from matplotlib.axes import Axes
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, State
+from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.reports.figures.palette import Stroke
 from cppo_lab.reports.names import display_name
+
+LABEL_SHARE = 0.2  # of the panel's width that the word "collapse" takes, on the safe side
+HEADROOM = 1.14  # over the highest value, for the star's number
+LABEL_POINTS = 10  # height of a line of labels
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,8 @@ class SeedLine:
 
 @dataclass(frozen=True)
 class Line:
-    """One variant: its runs, and the mean, lowest and highest of the finished ones at the steps they share.
+    """One variant: its runs, and the mean of the finished ones with its band at the steps they share; `band` is the
+    kind of it (see `statistics.bands`).
 
     Where no run is finished, the unfinished ones stand in. A run that collapsed ends early, and with it the mean:
     what the others did afterwards would flatter an unstable method.
@@ -33,16 +42,34 @@ class Line:
 
     variant: str
     label: str
-    colour: str
+    stroke: Stroke
     seeds: tuple[SeedLine, ...]
     steps: tuple[int, ...]
+    band: str
     mean: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
 
+    @property
+    def colour(self) -> str:
+        """Of the line, for a page."""
+        return self.stroke.colour
+
+
+@dataclass(frozen=True)
+class CollapseLabel:
+    """The word beside the last cross of a variant, `level` lines of text above it, on its left or its right."""
+
+    variant: str
+    colour: str
+    step: int
+    value: float
+    level: int
+    to_the_left: bool
+
 
 def line_of(
-    board: Scoreboard, runs: Sequence[RunScore], colour: str, benchmark: str = schema.MEAN
+    board: Scoreboard, runs: Sequence[RunScore], stroke: Stroke, benchmark: str = schema.MEAN
 ) -> Line | None:
     """The runs of one cell on one benchmark or on their mean; None if none of them has a validation inside its
     window.
@@ -57,16 +84,17 @@ def line_of(
         return None
     finished = [curve for run, curve in curves if run.state not in GAPS]
     together = pd.concat(finished or [curve for _, curve in curves], axis=1, join="inner")
-    variant = runs[0].variant
+    variant, around = runs[0].variant, band(together, 0, 100)
     return Line(
         variant=variant,
         label=display_name(variant),
-        colour=colour,
+        stroke=stroke,
         seeds=tuple(_seed_line(run, curve, benchmark) for run, curve in curves),
         steps=tuple(int(step) for step in together.index),
-        mean=tuple(together.mean(axis=1)),
-        low=tuple(together.min(axis=1)),
-        high=tuple(together.max(axis=1)),
+        band=around.kind,
+        mean=around.mean,
+        low=around.low,
+        high=around.high,
     )
 
 
@@ -82,28 +110,60 @@ def _seed_line(run: RunScore, curve: pd.Series, benchmark: str) -> SeedLine:
     )
 
 
+def collapse_labels(lines: Sequence[Line]) -> tuple[CollapseLabel, ...]:
+    """One label for each variant with a run that collapsed, none over another."""
+    last = max((seed.steps[-1] for line in lines for seed in line.seeds), default=1) or 1
+    fallen = []
+    for line in lines:
+        ends = [(seed.steps[-1], seed.values[-1]) for seed in line.seeds if seed.collapsed]
+        if ends:
+            fallen.append((*max(ends), line))
+    placed: list[tuple[CollapseLabel, float]] = []
+    for step, value, line in sorted(fallen, key=lambda entry: entry[0]):
+        left = step > (1 - LABEL_SHARE) * last
+        start = step / last - (LABEL_SHARE if left else 0.0)
+        taken = {other.level for other, begin in placed if abs(begin - start) < LABEL_SHARE}
+        level = next(number for number in range(len(placed) + 1) if number not in taken)
+        placed.append((CollapseLabel(line.variant, line.colour, step, value, level, left), start))
+    return tuple(label for label, _ in placed)
+
+
+def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
+    """All lines of a panel, the last one on top, and the labels of those that collapsed.
+
+    The scale is that of the lines: the wide band around a collapse is cut rather than the others pressed flat.
+    """
+    for order, line in enumerate(lines):
+        draw_line(ax, line, 3 + order)
+    highest = max((max(seed.values) for line in lines for seed in line.seeds), default=0.0)
+    ax.set_ylim(0, HEADROOM * highest or 1)
+    for label in collapse_labels(lines):
+        ax.annotate(
+            "collapse",
+            (label.step, label.value),
+            xytext=(-8 if label.to_the_left else 8, 4 + LABEL_POINTS * label.level),
+            textcoords="offset points",
+            ha="right" if label.to_the_left else "left",
+            color=label.colour,
+            fontsize=8,
+            zorder=62,
+        )
+
+
 def draw_line(ax: Axes, line: Line, front: int) -> None:
-    """Thin seed lines with their band, the mean line, a dot at each selected step, a cross where a run collapsed."""
+    """Thin seed lines with the band, the mean line, a dot at each selected step, a cross where a run collapsed."""
     several = len(line.seeds) > 1
-    if several:
+    if line.band:
         ax.fill_between(line.steps, line.low, line.high, color=line.colour, alpha=0.12, linewidth=0, zorder=2)
+    if several:
         for seed in line.seeds:
             ax.plot(seed.steps, seed.values, color=line.colour, linewidth=0.5, alpha=0.5, zorder=front)
-    ax.plot(line.steps, line.mean, color=line.colour, zorder=front, linewidth=1.6 if several else 1.2)
+    ax.plot(line.steps, line.mean, zorder=front, linewidth=1.6 if several else 1.2, **line.stroke.marked())
     for seed in line.seeds:
         if seed.best is not None:
             ax.plot(
                 *seed.best, "o", markersize=4.5, color=line.colour, markeredgecolor="white", zorder=front + 20
             )
-    fallen = [(seed.steps[-1], seed.values[-1]) for seed in line.seeds if seed.collapsed]
-    for place in fallen:
-        ax.plot(*place, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)
-    if fallen:
-        ax.annotate(
-            "collapse",
-            max(fallen),
-            xytext=(8, 4),
-            textcoords="offset points",
-            color=line.colour,
-            fontsize=8,
-        )
+        if seed.collapsed:
+            end = seed.steps[-1], seed.values[-1]
+            ax.plot(*end, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)

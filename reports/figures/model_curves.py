@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
-from cppo_lab.reports.figures.frame import surround
-from cppo_lab.reports.figures.lines import Line, draw_line, line_of
+from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
 from cppo_lab.reports.figures.picture import Absent
-from cppo_lab.reports.figures.style import colours
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
 
@@ -24,6 +24,8 @@ LENGTH = "train/response_length"
 ERROR = "train/relative_logprob_error"
 SMOOTHING = 0.05  # width of the moving mean as a share of the steps
 KILO = 1000.0
+FEW_POINTS = 150  # that a line may have without a moving mean over it
+POINTS = 2000  # per line of response length and error at most: every step of the paper's runs
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,19 @@ class BenchmarkPanel:
 
 @dataclass(frozen=True)
 class RewardLine:
-    """One variant: the reward of each step, and its moving mean; both are means over the runs that logged the
-    step.
+    """One variant: the reward of each step, and its moving mean with its band (`band`: the kind, see
+    `statistics.bands`); both are means over the runs that logged the step.
     """
 
     variant: str
-    colour: str
+    stroke: Stroke
     steps: tuple[int, ...]
     raw: tuple[float, ...]
     smooth_steps: tuple[int, ...]
+    band: str
     smooth: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -60,28 +65,28 @@ class ModelInfo:
     benchmarks: tuple[BenchmarkPanel, ...]
     rewards: tuple[RewardLine, ...]
     traces: tuple[DiagnosticPanel, ...]
-    legend: tuple[tuple[str, str], ...]
+    keys: tuple[Key, ...]
     run_ids: tuple[str, ...]
 
 
-def model_info(board: Scoreboard, model: str, title: str) -> ModelInfo | Absent:
-    """The figure of one model of the main sweep."""
+def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) -> ModelInfo | Absent:
+    """The figure of one model of the main sweep; `palette`: one of PALETTES."""
     runs = [run for run in board.runs if run.model == model]
     variants = in_order(dict.fromkeys(run.variant for run in runs))
-    palette = colours(variants)
+    strokes = PALETTES[palette].strokes(variants)
     panels = []
     for benchmark in board.benchmarks_of(model):
         lines = [
-            line_of(board, [run for run in runs if run.variant == name], palette[name], benchmark)
+            line_of(board, [run for run in runs if run.variant == name], strokes[name], benchmark)
             for name in variants
         ]
         kept = tuple(line for line in lines if line is not None)
         panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), kept))
-    rewards = [_reward(board, (model, name), palette[name]) for name in variants]
+    rewards = [_reward(board, (model, name), strokes[name]) for name in variants]
     if not any(panel.lines for panel in panels) and not any(rewards):
         return Absent(f"no run on {model} has logged a benchmark or a reward")
     traces = tuple(
-        _panel(board, model, metric, label, palette)
+        _panel(board, model, metric, label, strokes)
         for metric, label in ((LENGTH, "response length (tokens)"), (ERROR, "relative log-prob error"))
     )
     drawn = {line.variant for panel in panels for line in panel.lines} | {
@@ -95,87 +100,97 @@ def model_info(board: Scoreboard, model: str, title: str) -> ModelInfo | Absent:
         benchmarks=tuple(panels),
         rewards=tuple(line for line in rewards if line is not None),
         traces=traces,
-        legend=tuple((display_name(name), palette[name]) for name in variants if name in drawn),
+        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
         run_ids=tuple(sorted({run.run_id for run in runs if run.run_id is not None})),
     )
 
 
-def _mean_over_runs(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.Series:
+def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFrame:
+    """A metric of one cell: a row for each step that any of its runs logged, a column for each run."""
     ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
     logged = board.data.metrics
     rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
-    return rows.groupby("step")["value"].mean()
+    return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
 
 
-def _reward(board: Scoreboard, pair: tuple[str, str], colour: str) -> RewardLine | None:
-    raw = _mean_over_runs(board, pair, REWARD)
+def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardLine | None:
+    raw = _by_run(board, pair, REWARD)
     if raw.empty:
         return None
-    smooth = _mean_over_runs(board, pair, SMOOTHED)
+    smooth = _by_run(board, pair, SMOOTHED)
     if smooth.empty:
         width = max(3, round(SMOOTHING * len(raw)) | 1)  # odd, so that it is centred
-        smooth = raw.rolling(width, center=True, min_periods=1).mean()
+        smooth = raw.rolling(width, center=True, min_periods=1).mean().where(raw.notna())
+    around = band(smooth)
     return RewardLine(
         variant=pair[1],
-        colour=colour,
+        stroke=stroke,
         steps=tuple(int(step) for step in raw.index),
-        raw=tuple(raw),
+        raw=band(raw).mean,
         smooth_steps=tuple(int(step) for step in smooth.index),
-        smooth=tuple(smooth),
+        band=around.kind,
+        smooth=around.mean,
+        low=around.low,
+        high=around.high,
     )
 
 
 def _panel(
-    board: Scoreboard, model: str, metric: str, label: str, palette: dict[str, str]
+    board: Scoreboard, model: str, metric: str, label: str, strokes: dict[str, Stroke]
 ) -> DiagnosticPanel:
     found = [
-        trace_of(board, board.data.metrics, (model, name), metric, colour) for name, colour in palette.items()
+        trace_of(board, board.data.metrics, (model, name), metric, stroke, POINTS)
+        for name, stroke in strokes.items()
     ]
-    traces = [trace for trace in found if trace is not None]
+    traces = [_smoothed(trace) for trace in found if trace is not None]
     if metric == LENGTH and traces and max(max(trace.high) for trace in traces) >= 2 * KILO:
         return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))
     return DiagnosticPanel(model, metric, label, tuple(traces))
 
 
+def _smoothed(trace: Trace) -> Trace:
+    """With a moving mean where seven lines with so many points would be a blot."""
+    if len(trace.steps) <= FEW_POINTS:
+        return trace
+    width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
+    smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
+    return replace(trace, smooth=tuple(smooth))
+
+
 def _in_thousands(trace: Trace) -> Trace:
-    scaled = {name: tuple(value / KILO for value in getattr(trace, name)) for name in ("mean", "low", "high")}
-    return replace(trace, **scaled)
+    parts = ("mean", "low", "high", "smooth")
+    return replace(trace, **{name: tuple(value / KILO for value in getattr(trace, name)) for name in parts})
 
 
 def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
     """The lines of one benchmark; the dots are at the steps selected by the mean over the benchmarks."""
-    for order, line in enumerate(panel.lines):
-        draw_line(ax, line, 3 + order)
+    draw_lines(ax, panel.lines)
     ax.set_title(panel.heading, loc="left", parse_math=False)
     ax.set_ylabel(y_label)
-    ax.set_ylim(bottom=0)
-    _steps(ax)
+    step_axis(ax)
 
 
 def draw_reward(info: ModelInfo, ax: Axes) -> None:
     """Raw thin, smoothed thick."""
     for line in info.rewards:
-        ax.plot(line.steps, line.raw, color=line.colour, linewidth=0.5, alpha=0.3, zorder=2)
+        ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
-        ax.plot(line.smooth_steps, line.smooth, color=line.colour, linewidth=1.6, zorder=3 + order)
+        if line.band:
+            colour = line.stroke.colour
+            ax.fill_between(line.smooth_steps, line.low, line.high, color=colour, alpha=0.12, linewidth=0)
+        ax.plot(line.smooth_steps, line.smooth, linewidth=1.6, zorder=3 + order, **line.stroke.marked())
     ax.set_title("reward (fraction)", loc="left")
-    _steps(ax)
+    step_axis(ax)
     if not info.rewards:
         ax.set_axis_off()
         ax.text(0.0, 0.9, "not logged", transform=ax.transAxes, color="#777777")
-
-
-def _steps(ax: Axes) -> None:
-    ax.set_xlabel("training step")
-    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    ax.margins(x=0.02)
 
 
 def draw(info: ModelInfo, fig: Figure, headed: bool = True) -> None:
     """Benchmarks above, training below, one legend for all."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     texts = (info.title, info.source) if headed else ()
-    surround(fig, (3.8 * columns, 5.6), texts, info.legend)
+    surround(fig, (3.8 * columns, 5.6), texts, info.keys)
     axes = fig.subplots(2, columns, squeeze=False)
     for index, panel in enumerate(info.benchmarks):
         draw_benchmark(panel, axes[0, index], info.y_label if index == 0 else "")

@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports.figures import curves
-from cppo_lab.reports.figures.frame import surround
-from cppo_lab.reports.figures.style import REASONS
+from cppo_lab.reports.figures.frame import as_they_are, handle_length, handles_and_labels, surround
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Palette
 from cppo_lab.reports.names import display_name
 
 MEASURES = {
@@ -41,7 +41,7 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class RulePanel:
-    """One rule on the made-up response: per token its value, the limit, and the kind of bar (a key of REASONS)."""
+    """One rule on the made-up response: per token its value, the limit, and the kind of bar (in `Palette.reasons`)."""
 
     rule: str
     heading: str
@@ -54,7 +54,7 @@ class RulePanel:
 @dataclass(frozen=True)
 class SchematicInfo:
     """Everything the figure shows. `panel` None: there are no curves to show, `absent` says why. `scores` are the
-    legend of the curves: (label with best score, colour).
+    legend of the curves: labels with best scores.
     """
 
     title: str
@@ -63,8 +63,9 @@ class SchematicInfo:
     rules: tuple[RulePanel, ...]
     panel: curves.Panel | None
     absent: str
-    scores: tuple[tuple[str, str], ...]
+    scores: tuple[Key, ...]
     run_ids: tuple[str, ...]
+    palette: str
 
 
 def rule_panels() -> tuple[RulePanel, ...]:
@@ -84,13 +85,15 @@ def rule_panels() -> tuple[RulePanel, ...]:
     return tuple(panels)
 
 
-def schematic_info(board: Scoreboard | None, model: str | None, title: str, absent: str) -> SchematicInfo:
+def schematic_info(
+    board: Scoreboard | None, model: str | None, title: str, absent: str, palette: str = PAPER
+) -> SchematicInfo:
     """The figure with the curves of `model`; `absent` says why there is no board or no such model."""
     if board is None or model is None:
         return SchematicInfo(
-            title, "the rules on a made-up response", "", rule_panels(), None, absent, (), ()
+            title, "the rules on a made-up response", "", rule_panels(), None, absent, (), (), palette
         )
-    info = curves.curves_info(board, title, [model])
+    info = curves.curves_info(board, title, [model], palette=palette)
     panel = info.panels[0]
     return SchematicInfo(
         title,
@@ -99,12 +102,13 @@ def schematic_info(board: Scoreboard | None, model: str | None, title: str, abse
         rule_panels(),
         panel,
         "",
-        curves.scored_legend(board, panel),
+        curves.scored_keys(board, panel),
         info.run_ids,
+        palette,
     )
 
 
-def draw_rule(panel: RulePanel, ax: Axes) -> None:
+def draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
     """One rule: a bar per token, coloured by what became of it, and the limit as a line."""
     places = range(1, len(panel.values) + 1)
     base = 1.0 if panel.rule == "grpo" else 0.0
@@ -116,7 +120,8 @@ def draw_rule(panel: RulePanel, ax: Axes) -> None:
         [value - base for value in panel.values],
         bottom=base,
         width=0.72,
-        color=[REASONS[kind] for kind in panel.kinds],
+        color=[palette.reasons[kind] for kind in panel.kinds],
+        hatch=[palette.hatches.get(kind, "") for kind in panel.kinds],
         zorder=2,
     )
     for place, value in zip(places, panel.values, strict=True):
@@ -138,14 +143,18 @@ def draw_rule(panel: RulePanel, ax: Axes) -> None:
 def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
     """The rules on the left, one under the other; the curves on the right."""
     surround(fig, (11.4, 5.4), (info.title, info.source) if headed else (), ())
+    palette = PALETTES[info.palette]
     left, right = fig.subfigures(1, 2, width_ratios=(1.0, 1.1))
     axes = left.subplots(len(info.rules), 1, sharex=True)
     for ax, rule in zip(axes, info.rules, strict=True):
-        draw_rule(rule, ax)
+        draw_rule(rule, ax, palette)
     left.align_ylabels(axes)
     axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=8)
-    handles: list[Patch | Line2D] = [Patch(color=REASONS[kind], label=label) for label, kind in LEGEND]
+    handles: list[Patch | Line2D] = [
+        Patch(facecolor=palette.reasons[kind], hatch=palette.hatches.get(kind, ""), label=label)
+        for label, kind in LEGEND
+    ]
     handles.append(Line2D([], [], color="#222222", label="limit"))
     left.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
     ax = right.subplots()
@@ -154,7 +163,6 @@ def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
         ax.text(0.5, 0.5, info.absent, ha="center", va="center", wrap=True, color="#777777", parse_math=False)
         return
     curves.draw_panel(info.panel, ax, info.y_label)
-    lines = [Line2D([], [], color=colour, linewidth=2.2) for _, colour in info.scores]
-    labels = [label for label, _ in info.scores]
-    for text in right.legend(lines, labels, loc="outside lower center", ncols=3, fontsize=8).get_texts():
-        text.set_parse_math(False)
+    keys = handles_and_labels(info.scores)
+    length = handle_length(info.scores)
+    as_they_are(right.legend(*keys, loc="outside lower center", ncols=3, fontsize=8, handlelength=length))

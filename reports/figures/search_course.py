@@ -16,10 +16,10 @@ from cppo_lab.analysis.search import (
     value_of,
 )
 from cppo_lab.reports.figures.search_panels import legend_below
-from cppo_lab.reports.figures.style import COLOURS
 from cppo_lab.reports.names import objective_name
+from cppo_lab.schema import METHOD_COLOURS
 
-BEST = COLOURS["cppo"]
+BEST = METHOD_COLOURS["cppo"]
 STATE_COLOURS = {COMPLETE: "#8FA9CC", PRUNED: "#E0952A", FAILED: "#C8384A", RUNNING: "#59A14F"}
 BAR_COLOURS = ("#0052D9", "#E0952A", "#59A14F", "#B07AA1")
 NAMED = {COMPLETE: "complete", PRUNED: "pruned", FAILED: "failed", RUNNING: "still running"}

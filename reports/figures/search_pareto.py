@@ -6,8 +6,8 @@ from matplotlib.axes import Axes
 
 from cppo_lab.analysis.search import SearchResult, complete_trials, front_of, pareto_front, value_of
 from cppo_lab.reports.figures.search_panels import legend_below
-from cppo_lab.reports.figures.style import COLOURS
 from cppo_lab.reports.names import objective_name
+from cppo_lab.schema import METHOD_COLOURS
 
 NUMBERED = 12  # trials of the front whose numbers fit
 
@@ -35,7 +35,7 @@ def pareto_info(result: SearchResult) -> ParetoInfo:
 
 def draw_pareto(info: ParetoInfo, ax: Axes) -> None:
     """The front connected, the dominated trials grey."""
-    ours = COLOURS["cppo"]
+    ours = METHOD_COLOURS["cppo"]
     grey = [point for point in info.points if point[2] not in info.front]
     front = [point for point in info.points if point[2] in info.front]
     if grey:

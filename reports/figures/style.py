@@ -1,6 +1,4 @@
-"""How the figures look: the paper's colours per method, fonts and sizes. Applied in a context, never
-globally.
-"""
+"""How the figures look: fonts, sizes and lines. Applied in a context, never globally. Colours are in `palette`."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,16 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 import matplotlib
-
-from cppo_lab.schema import METHOD_COLOURS
-
-COLOURS: Mapping[str, str] = METHOD_COLOURS
-# The bars of Figures 1 and 3: what masked a token; and the kept ones that move away from mu, or toward it.
-REASONS: Mapping[str, str] = MappingProxyType(
-    {"token": "#C8384A", "prefix": "#F0A030", "response": "#A58BC4", "away": "#7FA6DC", "toward": "#D3D9E0"}
-)
-# For variants that the main figure does not have; distinct from the seven above and from each other.
-_OTHERS = ("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73")
 
 _RC: Mapping[str, Any] = MappingProxyType(
     {
@@ -68,14 +56,3 @@ def figure_style(live_text: bool = False) -> Iterator[None]:
 
 
 _BACKEND_KEYS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
-
-
-def colours(variants: tuple[str, ...], aliases: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """A colour for each variant: the paper's for its methods, the others in the order given.
-
-    `aliases`: variant -> the method that it is under another name.
-    """
-    own = {name: COLOURS.get(aliases.get(name, name)) for name in variants}
-    others = [name for name in variants if own[name] is None]
-    extra = {name: _OTHERS[index % len(_OTHERS)] for index, name in enumerate(others)}
-    return {name: own[name] or extra[name] for name in variants}

@@ -11,8 +11,8 @@ from cppo_lab.analysis.artifacts import TokenWindow
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.study import MAIN, OURS, Study, runs_of
 from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.picture import Absent
-from cppo_lab.reports.figures.style import COLOURS, REASONS
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 
@@ -23,7 +23,7 @@ LONGEST_SYMBOL = 10
 @dataclass(frozen=True)
 class WindowInfo:
     """Everything the figure shows: the tokens of `window`, the threshold that counts for each, and the kind of its
-    bar (a key of REASONS).
+    bar (a key of `Palette.reasons`).
     """
 
     title: str
@@ -34,6 +34,7 @@ class WindowInfo:
     effective: tuple[float, ...]
     kinds: tuple[str, ...]
     run_ids: tuple[str, ...]
+    palette: str
 
     @property
     def source(self) -> str:
@@ -41,7 +42,7 @@ class WindowInfo:
         return f"{self.about}; {self.origin}"
 
 
-def window_info(study: Study, title: str) -> WindowInfo | Absent:
+def window_info(study: Study, title: str, palette: str = PAPER) -> WindowInfo | Absent:
     """The window that shows most: of the runs of CPPO one with both kinds of masking, if there is one; else the
     first in the order of models and seeds.
     """
@@ -74,6 +75,7 @@ def window_info(study: Study, title: str) -> WindowInfo | Absent:
             for reason, away in zip(cut.masked_by, cut.moves_away, strict=True)
         ),
         run_ids=(run.run_id or "",),
+        palette=palette,
     )
 
 
@@ -86,7 +88,7 @@ def _visible(symbol: str) -> str:
 
 def draw_window(info: WindowInfo, ax: Axes) -> None:
     """Bars w_t D_t; above the effective threshold a token that moves away is masked (shaded)."""
-    window, count = info.window, len(info.symbols)
+    window, count, palette = info.window, len(info.symbols), PALETTES[info.palette]
     edges = [place - 0.5 for place in range(count + 1)]
     token = [window.token_threshold] * count
     top = 1.2 * max(window.token_threshold, *window.weighted_divergence)
@@ -97,11 +99,19 @@ def draw_window(info: WindowInfo, ax: Axes) -> None:
     rejected = [max(0.0, value) for value in reach]
     ax.stairs([top] * count, edges, baseline=rejected, fill=True, color="#F3D9DC", alpha=0.55, zorder=0)
     tighter = [max(0.0, min(value, window.token_threshold)) for value in reach]
-    ax.stairs(token, edges, baseline=tighter, fill=True, color=REASONS["prefix"], alpha=0.22, zorder=1)
-    ax.bar(
-        range(count), window.weighted_divergence, width=0.7, color=[REASONS[k] for k in info.kinds], zorder=2
+    ax.stairs(
+        token, edges, baseline=tighter, fill=True, color=palette.reasons["prefix"], alpha=0.22, zorder=1
     )
-    ax.stairs(token, edges, baseline=None, color=COLOURS["dppo"], linestyle="--", linewidth=1.2, zorder=3)
+    ax.bar(
+        range(count),
+        window.weighted_divergence,
+        width=0.7,
+        color=[palette.reasons[kind] for kind in info.kinds],
+        hatch=[palette.hatches.get(kind, "") for kind in info.kinds],
+        zorder=2,
+    )
+    token_colour = palette.methods["dppo"].colour
+    ax.stairs(token, edges, baseline=None, color=token_colour, linestyle="--", linewidth=1.2, zorder=3)
     ax.stairs(prefix, edges, baseline=None, color="#8A5A00", linestyle=":", linewidth=1.5, zorder=4)
     ax.stairs(reach, edges, baseline=None, color="#111111", linewidth=1.8, zorder=5)
     if bottom < 0:
@@ -125,12 +135,17 @@ def handles(info: WindowInfo) -> list[Patch | Line2D]:
         "token": "masked by the token threshold",
         "prefix": "masked by the prefix budget",
     }
-    bars = [Patch(color=REASONS[kind], label=label) for kind, label in names.items() if kind in info.kinds]
+    palette = PALETTES[info.palette]
+    bars = [
+        Patch(facecolor=palette.reasons[kind], hatch=palette.hatches.get(kind, ""), label=label)
+        for kind, label in names.items()
+        if kind in info.kinds
+    ]
     return [
-        Line2D([], [], color=COLOURS["dppo"], linestyle="--", label="token threshold δ"),
+        Line2D([], [], color=palette.methods["dppo"].colour, linestyle="--", label="token threshold δ"),
         Line2D([], [], color="#8A5A00", linestyle=":", label="δ + δ_b W − S of the prefix"),
         Line2D([], [], color="#111111", linewidth=1.8, label="effective threshold, the lower of both"),
-        Patch(color=REASONS["prefix"], alpha=0.22, label="taken away by the prefix"),
+        Patch(color=palette.reasons["prefix"], alpha=0.22, label="taken away by the prefix"),
         Patch(color="#F3D9DC", label="rejected if moving away from μ"),
         *bars,
     ]

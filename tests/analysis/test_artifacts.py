@@ -66,6 +66,41 @@ def test_window(store: tuple[str, str]) -> None:
     assert window.effective() == (0.1, 0.15)
 
 
+def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: tuple[str, str]) -> None:
+    """Both cores go through `cores.diagnostics`; the paper's longest responses have 16,384 tokens."""
+    torch = pytest.importorskip("torch")
+    from cppo_lab.cores.diagnostics import Diagnostics, Watched
+    from cppo_lab.spec import RuleSpec
+
+    tokens, responses = 16_384, 4
+    rule = RuleSpec(name="cppo", delta=0.15, delta_b=0.02, delta_b_mode="fixed", w_min=0.8)
+    made = Diagnostics(rule, tokens)
+    draw = torch.Generator().manual_seed(1)
+    logp, mu = (-3 * torch.rand(responses, tokens, generator=draw) for _ in range(2))
+    valid = torch.ones_like(logp).bool()
+    made.see(
+        3,
+        Watched(logp, mu, (logp.exp() - mu.exp()).abs() / 3, torch.ones_like(logp), valid, valid.long()),
+        lambda ids: ["中文 \n" for _ in ids],
+    )
+    made.end_step()
+    tables = {name: json.dumps(table) for name, table in made.tables().items()}
+    assert all(len(text.encode()) < artifacts.LARGEST / 2 for text in tables.values())
+    positions, windows = (run_with(store, f"{name}.json", text) for name, text in tables.items())
+    gaps = read_positions(store[0], [positions])[positions]
+    assert gaps.tokens == (responses,) * tokens
+    assert gaps.mean == pytest.approx((logp.exp() - mu.exp()).abs().mean(0).tolist(), abs=1e-6)
+    window = read_windows(store[0], [windows])[windows]
+    assert (window.step, len(window.symbols), window.token_threshold) == (3, tokens, 0.15)
+    assert {"token", "prefix"} <= set(window.masked_by)
+
+
+def test_a_run_that_saw_no_token_is_left_out(store: tuple[str, str]) -> None:
+    """As a run leaves it whose groups were all equal at every watched step."""
+    nothing = {name: [] if isinstance(value, list) else value for name, value in POSITIONS.items()}
+    assert read_positions(store[0], [run_with(store, "positions.json", nothing)]) == {}
+
+
 def test_a_run_without_diagnostics_is_left_out(store: tuple[str, str]) -> None:
     assert read_positions(store[0], [run_with(store), run_with(store, "window.json", WINDOW)]) == {}
 

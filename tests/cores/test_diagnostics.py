@@ -22,6 +22,14 @@ def names(ids: list[int]) -> list[str]:
     return [f"<{i}>" for i in ids]
 
 
+def test_without_a_token_there_is_nothing_to_keep() -> None:
+    diagnostics = Diagnostics(RULE, horizon=6)
+    assert diagnostics.tables() == {}
+    diagnostics.see(1, watched([0, 0]), names)
+    diagnostics.end_step()
+    assert diagnostics.tables() == {}
+
+
 def test_empty_rows_are_neither_counted_nor_shown() -> None:
     diagnostics = Diagnostics(RULE, horizon=6)
     diagnostics.see(1, watched([0, 0]), names)

@@ -38,7 +38,7 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
     figures = {
         f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf")
     }
-    assert set(files) == TABLES | STATISTICS | DIFFERENCES | figures | {"index.html", MARKER}
+    assert set(files) == TABLES | STATISTICS | DIFFERENCES | figures | {"index.html", "tables.tex", MARKER}
     assert (
         "51.00 ± 12.7 |" in files["statistics_scores.md"].decode()
     )  # Student's t with one degree of freedom
@@ -190,7 +190,8 @@ def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     figures = {
         f"figure_{name}.{kind}" for name in ("4", "curves", "diagnostics") for kind in ("png", "svg", "pdf")
     }
-    assert set(files) == TABLES | STATISTICS | figures | {"audit.md", "audit.csv", "index.html", MARKER}
+    others = {"audit.md", "audit.csv", "index.html", "tables.tex", MARKER}
+    assert set(files) == TABLES | STATISTICS | figures | others
     html = files["index.html"].decode()
     assert "the paper&#39;s own curves (arXiv 2606.10968), not trained here" in html
     assert "CPPO has the highest score on 4 of 4 models" in html

@@ -8,15 +8,21 @@ import sys
 
 import matplotlib
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
+from cppo_lab.analysis.statistics.estimate import mean_estimate
 from cppo_lab.reports.build import FIGURE_4_MODELS
-from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures import curves, diagnostics, frame, lines, palette
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.frame import legend_columns
 from cppo_lab.reports.figures.inline import inline_svg
-from cppo_lab.reports.figures.style import COLOURS, colours
+from cppo_lab.reports.figures.palette import PALETTES
+from cppo_lab.reports.figures.style import figure_style
+from cppo_lab.schema import METHOD_COLOURS
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 
@@ -81,6 +87,7 @@ def test_seeds_become_a_mean_a_band_and_a_mark_each(two_seeds: Scoreboard) -> No
     dppo, cppo = panel.lines
     assert cppo.steps == (10, 20)  # where both seeds have a value
     assert cppo.mean == pytest.approx((30.0, 30.0))
+    assert cppo.band == RANGE  # two runs have no interval worth drawing
     assert cppo.low == pytest.approx((20.0, 20.0))
     assert cppo.high == pytest.approx((40.0, 40.0))
     assert cppo.seeds[0].steps == (10, 20, 30)  # step 110 is outside the window
@@ -139,9 +146,12 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
 
 def test_colours_of_other_variants_are_distinct() -> None:
     names = ("cppo", "dppo", "a", "b", "c", "d", "e")
-    palette = colours(names)
-    assert palette["cppo"] == "#0052D9"
-    assert len({palette[name] for name in names} | set(COLOURS.values())) == len(COLOURS) + 5
+    strokes = PALETTES["paper"].strokes(names)
+    assert strokes["cppo"].colour == "#0052D9"
+    assert (
+        len({strokes[name].colour for name in names} | set(METHOD_COLOURS.values()))
+        == len(METHOD_COLOURS) + 5
+    )
 
 
 def test_the_same_info_gives_the_same_bytes_without_dates(two_seeds: Scoreboard) -> None:
@@ -194,3 +204,66 @@ def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def fallen(steps: dict[str, int], last: int = 100) -> list[lines.Line]:
+    """A line for each variant, that collapsed at its step; and one that ran to the `last`."""
+    ends = [*steps.items(), ("cppo", last)]
+    return [
+        lines.Line(
+            name,
+            name,
+            palette.Stroke("#000000"),
+            (lines.SeedLine("r", (0, step), (30.0, 0.0), (0, 30.0), name != "cppo"),),
+            (0, step),
+            "",
+            *((30.0, 0.0),) * 3,
+        )
+        for name, step in ends
+    ]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [{"a": 50}, dict.fromkeys("abcdef", 50), {"a": 40, "b": 45, "c": 49, "d": 90}, dict.fromkeys("ab", 100)],
+)
+def test_labels_of_collapses_do_not_overlap_and_stay_inside(steps: dict[str, int]) -> None:
+    labels = lines.collapse_labels(fallen(steps))
+    assert {label.variant for label in labels} == set(steps)
+    boxes = []
+    for label in labels:
+        start = label.step / 100 - (lines.LABEL_SHARE if label.to_the_left else 0)
+        assert 0 <= start <= 1 - lines.LABEL_SHARE
+        boxes.append((label.level, start))
+    for index, (level, start) in enumerate(boxes):
+        for other, begin in boxes[:index]:
+            assert level != other or abs(start - begin) >= lines.LABEL_SHARE
+    assert min(level for level, _ in boxes) == 0
+
+
+def test_the_word_is_no_wider_than_its_place() -> None:
+    """LABEL_SHARE holds in the narrowest panel, measured where it is drawn."""
+    with figure_style():
+        fig = Figure(figsize=(3.6, 2.6), layout="constrained")
+        canvas = FigureCanvasAgg(fig)
+        ax = fig.subplots()
+        lines.draw_lines(ax, fallen({"a": 40, "b": 45, "c": 97}))
+        frame.step_axis(ax)
+        fig.draw_without_rendering()
+        boxes = [text.get_window_extent(canvas.get_renderer()) for text in ax.texts]
+    assert len(boxes) == 3
+    for index, box in enumerate(boxes):
+        assert box.width <= lines.LABEL_SHARE * ax.bbox.width
+        assert not any(box.overlaps(other) for other in boxes[:index])
+
+
+def test_three_seeds_have_the_interval_of_their_mean() -> None:
+    scores = (0.30, 0.34, 0.44)
+    runs = [MadeRun("cppo", seed=seed, scores=both({10: score})) for seed, score in enumerate(scores)]
+    (line,) = curves.curves_info(board_of(*runs), "Demo").panels[0].lines
+    expected = mean_estimate(scores)
+    assert expected is not None and expected.low is not None and expected.high is not None
+    assert line.band == INTERVAL
+    assert (*line.mean, *line.low, *line.high) == pytest.approx(
+        (100 * expected.value, 100 * expected.low, 100 * expected.high)
+    )

@@ -18,7 +18,7 @@ from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
 from cppo_lab.tracking.reference import read_rows
 
-TOLERANCE = Decimal("0.034")
+TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_all_eleven_figures_can_be_drawn(study: Study) -> None:
     assert all("core=mini" in picture.source for picture in pictures)
     assert all(picture.run_ids for picture in pictures)
     assert len(pictures[3].run_ids) == 3 * len(METHODS) * 2
-    assert "lowest to the highest seed" in pictures[3].caption
+    assert "bands of two seeds reach from one to the other" in pictures[3].caption
 
 
 def test_figure_1(study: Study) -> None:
@@ -86,7 +86,7 @@ def test_figure_1(study: Study) -> None:
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
     assert info.panel is not None
     assert info.panel.model == "moe"
-    labels = [label for label, _ in info.scores]
+    labels = [key.label for key in info.scores]
     assert [label.split(": ")[0] for label in labels][-1] == "CPPO"
     assert re.fullmatch(r"CPPO: \d+\.\d\d", labels[-1])
     assert "CISPO: collapse" in labels
@@ -148,7 +148,8 @@ def test_figures_8_to_11(study: Study) -> None:
     info = model_curves.model_info(board, "moe", "Figure 11")
     assert isinstance(info, model_curves.ModelInfo)
     assert [panel.benchmark for panel in info.benchmarks] == list(BENCHMARKS)
-    assert len(info.legend) == len(METHODS)
+    assert [key.label for key in info.keys][-1] == "CPPO"
+    assert len(info.keys) == len(METHODS)
     assert [panel.metric for panel in info.traces] == [model_curves.LENGTH, model_curves.ERROR]
     reward = next(line for line in info.rewards if line.variant == "cppo")
     assert reward.steps == tuple(range(1, MADE.t_stop + 1))
@@ -177,7 +178,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     sure = {name for name in files if name.startswith("statistics_")}
     tables |= {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
     assert {f"statistics_{name}_{what}.csv" for name in SWEEPS for what in ("scores", "differences")} <= sure
-    assert set(files) == FIGURES | tables | lists | sure | {"index.html", MARKER}
+    assert set(files) == FIGURES | tables | lists | sure | {"index.html", "tables.tex", MARKER}
     html = files["index.html"].decode()
     assert html.count("<svg") == 11
     assert "Not drawn" not in html
@@ -235,7 +236,7 @@ def test_a_study_with_gaps_is_refused_or_marked(empty_store: Path, tmp_path: Pat
     assert {name for name in files if name.endswith(".png")} == {
         f"figure_{number}.png" for number in range(1, 11) if number not in (2, 3)
     }
-    assert "lowest to the highest seed" not in html  # there is one
+    assert "bands" not in html  # there is one seed
 
 
 def test_a_broken_diagnostic_is_named_and_nothing_written(made_store: str, tmp_path: Path) -> None:

@@ -149,6 +149,45 @@ def test_markdown_escapes() -> None:
     assert markup.main_markdown(table).startswith("# a b\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=HYPERLINK(1)", "'=HYPERLINK(1)"),
+        ("+cmd", "'+cmd"),
+        ("-1+1", "'-1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("\r=1", "'\n=1"),
+        ("-0.0067", "-0.0067"),
+        ("+1.2 ± 0.3", "+1.2 ± 0.3"),
+        ("30.00†", "30.00†"),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_no_cell_of_a_csv_is_a_formula(text: str, cell: str) -> None:
+    rows = list(csv.reader(io.StringIO(sheets.csv_text([text, "b"], [[text, -1]]), newline="")))
+    assert rows == [[cell, "b"], [cell, "-1"]]
+
+
+def test_a_csv_keeps_hostile_names_apart() -> None:
+    names = ('a,"b"', "x;y", "two\nlines", "ça 中")
+    table = main_table(board_of(*(MadeRun(name, scores=both({10: 0.3})) for name in names)), "Demo")
+    rows = list(csv.reader(io.StringIO(sheets.main_csv(table), newline="")))
+    assert [row[0] for row in rows[1:]] == list(names)
+    assert {len(row) for row in rows} == {3}
+
+
+def test_a_markdown_row_stays_one_row() -> None:
+    name = "a|b\n| c |\r\x0b$x$ ~~s~~ <u> `code` \u2028 &amp;"
+    table = main_table(board_of(MadeRun(name, scores=both({10: 0.3}))), name)
+    lines = markup.main_markdown(table).splitlines()
+    (row,) = (line for line in lines if "30.00" in line)
+    shown = r"a\|b \| c \|  \$x\$ \~\~s\~\~ &lt;u&gt; \`code\`   &amp;amp;"
+    assert row == f"| {shown} | 30.00 |"
+    assert lines[0] == f"# {shown}"
+
+
 def test_names_and_order() -> None:
     assert in_order(["zeta", "cppo", "grpo", "alpha", "dppo"]) == ("grpo", "dppo", "cppo", "zeta", "alpha")
     assert display_name("trm_avg") == "TRM-Avg"

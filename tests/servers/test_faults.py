@@ -382,7 +382,9 @@ def test_the_embedded_core_dies_and_so_does_the_server(
     assert rough.end() == 0
     [run] = runs_of(server.uri, spec)
     found = stored(open_client(server.uri), run)
-    load = {name for name in found.keys() | wanted.keys() if name.startswith("system/")}  # sampled now and then
+    load = {
+        name for name in found.keys() | wanted.keys() if name.startswith("system/")
+    }  # sampled now and then
     assert found.keys() - load == wanted.keys() - load
     for name in wanted.keys() - load:
         if name.startswith("perf/"):  # of these the steps alone can be the same

@@ -62,4 +62,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     def _watch(self, seen: Watched) -> None:
         if self._watched_step and self.diagnostics is not None and self.rank == 0:
             tokenizer = self.actor_config.model_config.tokenizer
-            self.diagnostics.see(self._watched_step, seen, tokenizer.convert_ids_to_tokens)
+            # What a token adds to the text, one by one: not the vocabulary's own spelling of it (`Ġthe`).
+            self.diagnostics.see(
+                self._watched_step, seen, lambda ids: [tokenizer.decode([token]) for token in ids]
+            )

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
+from cppo_lab.analysis.artifacts import read_positions, read_windows
+from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.spec import RuleSpec
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -170,9 +174,31 @@ def test_rules_with_masks_report_them(story: Story) -> None:
     for rule in ("cppo", "dppo", "trm_max_avg", "cppo_soft"):
         assert "rule/masked_fraction" in story.runs[rule].data.metrics, rule
     assert "rule/delta_b_mean" in story.runs["cppo"].data.metrics
-    positions = story.folder / "runs" / story.runs["cppo"].data.tags[schema.TAG_RUN_ID] / "diagnostics"
-    table: dict[str, Any] = json.loads((positions / "positions.json").read_text())
-    assert sum(table["tokens"]) > 0
+
+
+def test_the_traces_are_those_of_the_mini_core(story: Story) -> None:
+    """Logged, readable by the reports, and with the fields that `cores.diagnostics` gives every core."""
+    uri, found = f"sqlite:///{story.folder / 'mlflow.db'}", story.runs["cppo"].info.run_id
+    gaps, window = read_positions(uri, [found])[found], read_windows(uri, [found])[found]
+    assert sum(gaps.tokens) > 0
+    assert (gaps.w_min, gaps.delta) == (0.8, window.token_threshold)
+    assert 0 < window.step <= STEPS
+    assert len(window.symbols) <= len(gaps.positions)
+    folder = story.folder / "runs" / story.runs["cppo"].data.tags[schema.TAG_RUN_ID] / "diagnostics"
+    tables = made_tables()
+    assert {path.stem for path in folder.iterdir()} == set(tables)
+    for name, table in tables.items():
+        assert json.loads((folder / f"{name}.json").read_text()).keys() == table.keys()
+
+
+def made_tables() -> dict[str, dict[str, Any]]:
+    """What the diagnostics give on two made-up tokens."""
+    rule = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
+    made = Diagnostics(rule, 2)
+    one = torch.ones(1, 2)
+    made.see(1, Watched(-one, -2 * one, one / 2, one, one.bool(), one.long()), lambda ids: ["a" for _ in ids])
+    made.end_step()
+    return made.tables()
 
 
 def test_runs_of_one_seed_begin_alike(story: Story) -> None:

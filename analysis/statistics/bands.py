@@ -1,0 +1,52 @@
+"""The band around a mean curve: how sure the mean over the runs is, at each step by itself."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from cppo_lab.analysis.statistics.estimate import LEVEL
+from cppo_lab.analysis.statistics.student import t_quantile
+
+INTERVAL = "interval"  # the 95 % interval of the mean (Student's t)
+RANGE = "range"  # from the lower to the higher of two runs
+FEWEST = 3  # runs behind an interval: that of two is 12.7 standard errors wide to each side and shows nothing
+
+
+@dataclass(frozen=True)
+class Band:
+    """Per step the mean over the runs, and the band from `low` to `high` around it.
+
+    `kind`: INTERVAL, RANGE, or empty where there is one run; then, and at steps with too few runs for the kind, the
+    band has no width.
+    """
+
+    kind: str
+    mean: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) -> Band:
+    """The band of a table with a row for each step and a column for each run; NaN where a run has no value.
+
+    The interval is cut to [`least`, `most`], the values that a score can have.
+    """
+    # Sorted, so that the order of the runs in the store makes no difference, not even in the last digit.
+    values = np.sort(table.to_numpy(dtype=np.float64), axis=1)
+    runs = int(table.notna().any(axis=0).sum())
+    mean = np.nanmean(values, axis=1)
+    count = (~np.isnan(values)).sum(axis=1)
+    low, high, kind = mean, mean, ""
+    if runs == 2:
+        low, high, kind = np.nanmin(values, axis=1), np.nanmax(values, axis=1), RANGE
+    elif runs >= FEWEST:
+        kind = INTERVAL
+        quantiles = {n: t_quantile((1 + LEVEL) / 2, n - 1) for n in {int(n) for n in count} if n >= FEWEST}
+        times = np.array([quantiles.get(int(n), 0.0) for n in count])
+        squares = np.nansum((values - mean[:, None]) ** 2, axis=1)
+        half = times * np.sqrt(squares / np.maximum(count - 1, 1) / count)
+        low = np.minimum(mean, np.maximum(mean - half, least))
+        high = np.maximum(mean, np.minimum(mean + half, most))
+    return Band(kind, *(tuple(map(float, part)) for part in (mean, low, high)))

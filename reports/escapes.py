@@ -1,0 +1,122 @@
+"""Text of any kind -- names of variants and models are the user's -- as it must stand in LaTeX, Markdown and CSV."""
+
+import re
+import unicodedata
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"{\ttfamily\char96}",
+    '"': r"{\ttfamily\char34}",
+    # After a row's end LaTeX would read a bare bracket as an optional argument, a bare star as a variant of `\\`.
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    "–": "--",
+    "—": "---",
+    "‘": r"\textquoteleft{}",
+    "’": r"\textquoteright{}",
+    "“": r"\textquotedblleft{}",
+    "”": r"\textquotedblright{}",
+    "…": r"\ldots{}",
+    "†": r"$^\dagger$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "·": r"$\cdot$",
+    "−": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "∞": r"$\infty$",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+    "œ": r"\oe{}",
+    "Œ": r"\OE{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+    "ı": r"\i{}",
+    "\N{NO-BREAK SPACE}": "~",
+}
+_GREEK = (
+    "αalpha βbeta γgamma δdelta εepsilon ζzeta ηeta θtheta ιiota κkappa λlambda μmu µmu νnu ξxi πpi ρrho σsigma τtau "
+    "υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΥUpsilon ΦPhi ΨPsi ΩOmega"
+)
+_LATEX |= {entry[0]: f"$\\{entry[1:]}$" for entry in _GREEK.split()}
+# Combining mark -> the accent that LaTeX sets over (or under) the letter before it.
+_ACCENTS = {
+    "\u0300": "`",
+    "\u0301": "'",
+    "\u0302": "^",
+    "\u0303": "~",
+    "\u0304": "=",
+    "\u0306": "u",
+    "\u0307": ".",
+    "\u0308": '"',
+    "\u030a": "r",
+    "\u030b": "H",
+    "\u030c": "v",
+    "\u0327": "c",
+}
+_MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+_NUMBER = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+)?†?")
+_FORMULA = ("=", "+", "-", "@", "\t", "\n")
+
+
+def escape_latex(text: str) -> str:
+    """Plain ASCII that every LaTeX prints as `text` stands, on one line.
+
+    A sign that the standard fonts do not have is printed by its number, such as [U+4E2D].
+    """
+    signs = unicodedata.normalize("NFC", _one_line(text))
+    return "".join(
+        # Two hyphens, apostrophes or such in a row would be printed as one sign.
+        ("{}" if sign == before and sign in "-',?!" else "") + _latex_sign(sign)
+        for before, sign in zip(" " + signs, signs, strict=False)
+    )
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown prints as it stands, on one line, also inside a table."""
+    return "".join(_MARKDOWN.get(sign, sign) for sign in _one_line(text))
+
+
+def csv_cell(cell: object) -> object:
+    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe in front.
+
+    Numbers stay numbers, negative ones too. Line ends become `\\n`: csv would leave a bare return unquoted.
+    """
+    if not isinstance(cell, str):
+        return cell
+    text = cell.replace("\r\n", "\n").replace("\r", "\n")
+    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+
+
+def _one_line(text: str) -> str:
+    """The text with line ends as blanks, and without controls (those that turn the direction of text among them)."""
+    signs = (" " if sign in "\r\n\t\v\f\x85\u2028\u2029" else sign for sign in text)
+    return "".join(sign for sign in signs if unicodedata.category(sign) not in ("Cc", "Cf", "Cs"))
+
+
+def _latex_sign(sign: str) -> str:
+    known = _LATEX.get(sign)
+    if known is not None:
+        return known
+    if sign.isascii():
+        return sign
+    letter, *marks = unicodedata.normalize("NFD", sign)
+    if letter.isascii() and letter.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
+        return f"\\{_ACCENTS[marks[0]]}{{{letter}}}"
+    return f"{{[}}U+{ord(sign):04X}{{]}}"

@@ -1,0 +1,162 @@
+"""The tables through a real LaTeX, as they stand, whatever the names in them."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports import markup
+from cppo_lab.reports.distinction import distinction_table
+from cppo_lab.reports.escapes import escape_latex
+from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.tables import full_table, main_table
+from cppo_lab.reports.text_tables import TextRow, TextTable, text_latex
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+
+pytestmark = pytest.mark.latex
+
+PACKAGE = "texlive-latex-recommended"
+NAMES = (
+    *(
+        "&",
+        "%",
+        "$x$",
+        "a_b",
+        "\\",
+        "\\input{/etc/passwd}",
+        "{",
+        "}",
+        "#1",
+        "~",
+        "^^M",
+        "[2cm]",
+        "*",
+        "a\nb",
+        "\r\n\n\n",
+    ),
+    *(
+        "-- --- '' `` <<",
+        '"quoted"',
+        "50%\\\\",
+        "=1+1",
+        "żółw",
+        "Ñandú ß Æ ø ł",
+        "δ_b ≥ 0",
+        "中文",
+        "😀",
+        "‮abc",
+        "\x00\x1b[31m",
+    ),
+    *("\\begin{tabular}", "\\end{table}", "\\hline", "\\cr", "\\endinput", "\\", "é" * 3, "x" * 300),
+)
+
+
+def give_up(reason: str) -> NoReturn:
+    """Skips the test, or fails it where CI or CPPO_REQUIRE_LATEX says that LaTeX has to be there."""
+    for name in ("CI", "CPPO_REQUIRE_LATEX"):
+        if os.environ.get(name, "") not in ("", "0", "false"):
+            pytest.fail(f"{name} is set, so LaTeX has to be there, but: {reason}")
+    pytest.skip(f"latex: {reason}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _latex() -> None:
+    if shutil.which("pdflatex") is None:
+        give_up(f"no pdflatex (apt-get install {PACKAGE})")
+    for style in ("booktabs.sty", "colortbl.sty"):
+        if not subprocess.run(["kpsewhich", style], stdout=subprocess.PIPE, check=False).stdout:
+            give_up(f"LaTeX lacks {style} (apt-get install {PACKAGE})")
+
+
+def compiled(folder: Path, files: dict[str, str]) -> str:
+    """The log of LaTeX on `tables.tex`, which must come through without a question."""
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    command = ["pdflatex", "-no-shell-escape", "-halt-on-error", "-interaction=nonstopmode", "tables.tex"]
+    made = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=60, check=False
+    )
+    assert made.returncode == 0, made.stdout[-2000:]
+    assert (folder / "tables.pdf").read_bytes().startswith(b"%PDF")
+    log = (folder / "tables.log").read_text(errors="replace")
+    assert "Missing character" not in log
+    assert "undefined" not in log
+    return log
+
+
+def board_of(*runs: MadeRun, partial: bool = False) -> Scoreboard:
+    return score_sweep(make_data(runs), expect(runs), partial)
+
+
+def with_wrapper(files: dict[str, str]) -> dict[str, str]:
+    return files | {"tables.tex": markup.latex_wrapper(files)}
+
+
+def pages(log: str) -> int:
+    found = re.search(r"Output written on tables.pdf \((\d+) page", log)
+    assert found is not None
+    return int(found[1])
+
+
+def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
+    variants = ("grpo", "dppo", "cppo", "cppo_no_prefix_budget_shuffled")
+    scores = {10: 0.3111, 20: 0.4567}
+    runs = [
+        MadeRun(name, model=model, seed=seed, scores=both({k: v + 0.01 * seed for k, v in scores.items()}))
+        for name in variants
+        for model in ("Qwen3-1.7B", "Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
+        for seed in (0, 1, 2)
+    ]
+    runs.append(MadeRun("cispo", scores=both({10: 0.5, 20: 0.0}), status=schema.COLLAPSED))
+    board = board_of(*runs)
+    sure = statistics_tables(board, "Intervals")
+    files = {
+        "table_1.tex": markup.main_latex(main_table(board, "Mean (Table 1)")),
+        "table_2.tex": text_latex(distinction_table("Rules", {"cppo"})),
+        "table_4.tex": markup.full_latex(full_table(board, "All")),
+        **{f"statistics_{kind}.tex": text_latex(table) for kind, table in sure.items()},
+    }
+    log = compiled(tmp_path, with_wrapper(files))
+    assert pages(log) == 3 + len(sure)
+    assert "Overfull" not in log
+    assert "Float too large" not in log
+    assert r"\caption{Mean}" in files["table_1.tex"]
+
+
+def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
+    rows = tuple(TextRow(name, False, (name, f"x{name}")) for name in NAMES[:-1])
+    texts = TextTable(NAMES[1], "", NAMES[5], NAMES[:2], rows, NAMES)
+    runs = [
+        MadeRun(name, model=model, scores=both({10: 0.3}))
+        for name in dict.fromkeys(NAMES[:-1])
+        for model in ("m", "\\\\[&")
+    ]
+    board = board_of(*runs)
+    files = {
+        "table_a.tex": text_latex(texts),
+        "table_b.tex": markup.main_latex(main_table(board, "_&%$#\\")),
+    }
+    log = compiled(tmp_path, with_wrapper(files))
+    assert pages(log) == 2
+    assert "(/etc/passwd" not in log
+
+
+def test_everything_is_ascii() -> None:
+    """So that it makes no difference which LaTeX reads it, and with which encoding."""
+    for number in range(0x3000):
+        assert escape_latex(chr(number)).isascii()
+        assert "\n" not in escape_latex(chr(number))
+
+
+def test_the_check_would_see_an_unescaped_name(tmp_path: Path) -> None:
+    broken = text_latex(TextTable("t", "", "l", ("h",), (TextRow("x", False, ("y",)),), ())).replace(
+        "y", "50% & $"
+    )
+    with pytest.raises(AssertionError):
+        compiled(tmp_path, with_wrapper({"table_a.tex": broken}))
