@@ -1,12 +1,12 @@
 """Figures -> bytes: PNG, SVG and PDF without dates, so that the same data gives the same bytes."""
 
-import io
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cppo_lab.reports.figures.saving import save
 from cppo_lab.reports.figures.style import figure_style
 
 PNG_DPI = 150
@@ -38,6 +38,4 @@ def lay_out_once(fig: Figure) -> None:
 
 def _save(fig: Figure, kind: str, title: str, about: str) -> bytes:
     field = {"png": "Description", "svg": "Description", "pdf": "Subject"}[kind]
-    out = io.BytesIO()
-    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, field: about, **_NO_DATE[kind]})
-    return out.getvalue()
+    return save(fig, kind, PNG_DPI, {"Title": title, field: about, **_NO_DATE[kind]})

@@ -1,6 +1,5 @@
 """Drawings as `<svg>` elements for a page: one for each panel, so that a narrow page can stack them."""
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import lay_out_once
+from cppo_lab.reports.figures.saving import make_transparent, save
 from cppo_lab.reports.figures.style import figure_style
 
 CURVE_INCHES = (4.4, 3.0)  # small, so that the text stays legible when a phone scales the drawing
@@ -72,9 +72,8 @@ def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, flo
         FigureCanvasAgg(fig)
         draw(fig)
         lay_out_once(fig)
-        out = io.StringIO()
-        fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
+        make_transparent(fig)
+        svg = save(fig, "svg", fig.dpi, {"Date": None}).decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
