@@ -13,8 +13,10 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
+from cppo_lab.reports.drawings import draw_ahead
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.interval_table import interval_table
 from cppo_lab.reports.names import origin
@@ -108,6 +110,7 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
             "table_intervals.tex": text_latex(spread),
             "table_intervals.csv": text_csv(spread),
         }
+    _draw_ahead(shown, traces)
     view = None
     if of_paper and not board.gaps:
         view, audit_texts = _audit(board)
@@ -123,6 +126,15 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     texts["index.html"] = render_page(page)
     texts[MARKER] = f"report {request.name}; {origin(core_of(board))}\n"
     return {name: text.encode() for name, text in texts.items()} | pictures
+
+
+def _draw_ahead(shown: curves.CurvesInfo, traces: diagnostics.DiagnosticsInfo | None) -> None:
+    """Make the largest drawings, those of the files and those of the page, in two processes."""
+    calls: list[partial] = [partial(_pictures, "figure_curves", partial(curves.draw, shown), shown)]
+    if traces is not None:
+        draw = partial(diagnostics.draw, traces)
+        calls += [partial(inline_diagnostics, traces), partial(_pictures, "figure_diagnostics", draw, traces)]
+    draw_ahead([calls[0], partial(inline_curves, shown), *calls[1:]])
 
 
 def _pictures(

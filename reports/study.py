@@ -4,6 +4,7 @@ ablations and one page. All or nothing, as with the report of one sweep.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cppo_lab import schema
@@ -12,6 +13,7 @@ from cppo_lab.analysis.study import MAIN, Study, StudySweep, read_study
 from cppo_lab.reports import markup, sheets, text_tables
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.distinction import distinction_table
+from cppo_lab.reports.drawings import draw_ahead
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
@@ -19,7 +21,14 @@ from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
-from cppo_lab.reports.study_page import Ablation, StudyTables, render_study, study_core, study_page
+from cppo_lab.reports.study_page import (
+    Ablation,
+    StudyTables,
+    page_figure,
+    render_study,
+    study_core,
+    study_page,
+)
 from cppo_lab.reports.tables import MainTable, full_table, main_table
 from cppo_lab.reports.text_tables import TextTable
 
@@ -88,6 +97,7 @@ def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
     tables = _tables(study)
     texts = _table_files(study, tables)
     pictures = gallery(study)
+    draw_ahead([partial(make, picture) for picture in pictures for make in (_draw, page_figure)])
     drawn: dict[str, bytes] = {}
     for picture in pictures:
         drawn |= _draw(picture)

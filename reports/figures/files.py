@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.figures.saving import save
 from cppo_lab.reports.figures.style import figure_style
 
+KINDS = ("png", "svg", "pdf")
 PNG_DPI = 150
 _NO_DATE: dict[str, dict[str, datetime | None]] = {
     "png": {},
@@ -20,14 +23,24 @@ _NO_DATE: dict[str, dict[str, datetime | None]] = {
 def render(
     draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str = ""
 ) -> dict[str, bytes]:
-    """The drawing in all three formats; the run ids, and the command if given, are in the metadata of each."""
+    """The drawing in all three formats; the run ids, and the command if given, are in the metadata of each.
+
+    One that was made before is not drawn again, see `drawings`.
+    """
+    drawn = partial(_render, draw, title, tuple(run_ids), command)
+    return kept_drawings(drawn, KINDS, drawn)
+
+
+def _render(
+    draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str
+) -> dict[str, bytes]:
     about = "runs: " + " ".join(run_ids) + (f"; command: {command}" if command else "")
     with figure_style():
         fig = Figure()
         FigureCanvasAgg(fig)
         draw(fig)
         lay_out_once(fig)
-        return {kind: _save(fig, kind, title, about) for kind in ("png", "svg", "pdf")}
+        return {kind: _save(fig, kind, title, about) for kind in KINDS}
 
 
 def lay_out_once(fig: Figure) -> None:

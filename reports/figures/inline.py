@@ -9,6 +9,7 @@ from html import escape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import lay_out_once
 from cppo_lab.reports.figures.saving import make_transparent, save
@@ -67,6 +68,13 @@ def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, flo
     `size`: width and height in inches; the page scales the drawing to the width it has. `label`: what it
     shows, for readers who cannot see it.
     """
+    drawn = partial(_inline_svg, draw, name, size, label)
+    return kept_drawings(drawn, ("svg",), drawn)["svg"].decode()
+
+
+def _inline_svg(
+    draw: Callable[[Figure], None], name: str, size: tuple[float, float], label: str
+) -> dict[str, bytes]:
     with figure_style(live_text=True):
         fig = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(fig)
@@ -81,4 +89,5 @@ def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, flo
     svg = re.sub(r'xlink:href="#([^"]+)"', rf'xlink:href="#{name}-\1"', svg)
     opening, rest = svg.split(">", 1)
     opening = re.sub(r' (?:width|height)="[^"]*"', "", opening)
-    return f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'
+    text = f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'
+    return {"svg": text.encode()}
