@@ -9,7 +9,7 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
@@ -17,16 +17,20 @@ from cppo_lab.reports.drawings import draw_ahead
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
-from cppo_lab.reports.folder import MARKER, require_ours, swap_in
+from cppo_lab.reports.folder import Built, is_current, require_ours, swap_in
+from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.interval_table import interval_table
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.oddities import oddities
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
-from cppo_lab.reports.tables import core_of, full_table, main_table
-from cppo_lab.reports.text_tables import text_csv, text_latex, text_markdown
+from cppo_lab.reports.record import RECORD, About, listed_files, record
+from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
+from cppo_lab.reports.text_tables import TextTable, text_csv, text_latex, text_markdown
 
 MAIN = "main"
+PAGE = "index.html"
+Drawing = tuple[partial, curves.CurvesInfo | diagnostics.DiagnosticsInfo]  # how to draw what
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 
@@ -69,8 +73,13 @@ def paper_request(
     )
 
 
-def build_report(request: ReportRequest) -> Path:
-    """Builds the report and returns the path of its page, `index.html`.
+def build_report(request: ReportRequest, force: bool = False) -> Path:
+    """Builds the report and returns the path of its page, `index.html`; see `make_report`."""
+    return make_report(request, force).page
+
+
+def make_report(request: ReportRequest, force: bool = False) -> Built:
+    """Builds the report, unless the folder has the one that the same runs gave before (`force`: also then).
 
     The same runs give the same bytes. Until the last moment nothing at `request.out` changes. Raises
     UserError, with nothing written, if the runs cannot be read or scored (see `read_sweep`, `score_sweep`),
@@ -79,10 +88,21 @@ def build_report(request: ReportRequest) -> Path:
     out = request.out.absolute()
     require_ours(out)
     run_ids = [entry.run_id for entry in request.expected if entry.run_id is not None]
-    data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids)
+    listing = list_runs(request.uri, request.experiment)
+    inputs = report_inputs(request, listing.versions({request.name: run_ids}))
+    if not force and is_current(out, inputs):
+        return Built(request.out / PAGE, anew=False)
+    data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids, listing=listing)
     board = score_sweep(data, request.expected, request.partial)
-    swap_in(out, _files(request, board))
-    return request.out / "index.html"
+    swap_in(out, _files(request, board), (request.name, origin(core_of(board))), inputs)
+    return Built(request.out / PAGE, anew=True)
+
+
+def current_inputs(request: ReportRequest) -> str:
+    """The inputs of the report if it were made now."""
+    run_ids = [entry.run_id for entry in request.expected if entry.run_id is not None]
+    listing = list_runs(request.uri, request.experiment)
+    return report_inputs(request, listing.versions({request.name: run_ids}))
 
 
 def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
@@ -93,6 +113,36 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     full = full_table(board, f"Score by benchmark ({heads[1]})")
     shown = curves.curves_info(board, f"Validation curves ({request.title})")
     traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})")
+    spread = interval_table(board, f"95 % intervals over seeds ({request.title})")
+    texts = _table_files(board, (main, full, spread))
+    _draw_ahead(shown, traces)
+    view = None
+    if of_paper and not board.gaps:
+        view, audit_texts = _audit(board)
+        texts |= audit_texts
+    drawings: dict[str, Drawing] = {"figure_curves": (partial(curves.draw, shown), shown)}
+    if of_paper:
+        figure_4 = curves.curves_info(board, "Validation curves (Figure 4)", FIGURE_4_MODELS)
+        drawings["figure_4"] = (partial(curves.draw, figure_4), figure_4)
+    if traces is not None:
+        drawings["figure_diagnostics"] = (partial(diagnostics.draw, traces), traces)
+    pictures: dict[str, bytes] = {}
+    for name, (draw, info) in drawings.items():
+        pictures |= _pictures(name, draw, info)
+    command = request.command or f"cppo report {request.name}"
+    about = (request.name, request.title, request.question, command)
+    offered = listed_files([*texts, *pictures])
+    page = page_info(board, (main, full, spread), (shown, traces), view, about, offered)
+    texts[PAGE] = render_page(page)
+    files = {name: text.encode() for name, text in texts.items()} | pictures
+    drawn = {name: draw for name, (draw, _) in drawings.items()}
+    head = About("sweep", request.name, request.title, request.experiment, core_of(board), command)
+    return files | {RECORD: record(head, {request.name: board}, drawn, files)}
+
+
+def _table_files(board: Scoreboard, tables: tuple[MainTable, FullTable, TextTable | None]) -> dict[str, str]:
+    """Every table in Markdown, LaTeX and CSV, and the list of runs."""
+    main, full, spread = tables
     texts = {
         "table_main.md": markup.main_markdown(main),
         "table_main.tex": markup.main_latex(main),
@@ -103,29 +153,13 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
         "table_long.csv": sheets.long_csv(board),
         "runs.csv": sheets.runs_csv(board),
     }
-    spread = interval_table(board, f"95 % intervals over seeds ({request.title})")
     if spread is not None:
         texts |= {
             "table_intervals.md": text_markdown(spread),
             "table_intervals.tex": text_latex(spread),
             "table_intervals.csv": text_csv(spread),
         }
-    _draw_ahead(shown, traces)
-    view = None
-    if of_paper and not board.gaps:
-        view, audit_texts = _audit(board)
-        texts |= audit_texts
-    pictures = _pictures("figure_curves", partial(curves.draw, shown), shown)
-    if of_paper:
-        figure_4 = curves.curves_info(board, "Validation curves (Figure 4)", FIGURE_4_MODELS)
-        pictures |= _pictures("figure_4", partial(curves.draw, figure_4), figure_4)
-    if traces is not None:
-        pictures |= _pictures("figure_diagnostics", partial(diagnostics.draw, traces), traces)
-    about = (request.name, request.title, request.question, request.command or f"cppo report {request.name}")
-    page = page_info(board, (main, full, spread), (shown, traces), view, about, sorted([*texts, *pictures]))
-    texts["index.html"] = render_page(page)
-    texts[MARKER] = f"report {request.name}; {origin(core_of(board))}\n"
-    return {name: text.encode() for name, text in texts.items()} | pictures
+    return texts
 
 
 def _draw_ahead(shown: curves.CurvesInfo, traces: diagnostics.DiagnosticsInfo | None) -> None:

@@ -34,7 +34,7 @@ def fingerprint(value: object) -> str:
 
 def _plain(value: object) -> Any:
     """As JSON knows it, with the type's name wherever two types could look alike."""
-    if value is None or isinstance(value, bool | int | str) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
         return ["float", value.hex() if math.isfinite(value) else repr(value)]
