@@ -13,7 +13,7 @@ from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
-from cppo_lab.reports.drawings import draw_ahead
+from cppo_lab.reports.drawings import anew, draw_ahead
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
@@ -94,7 +94,9 @@ def make_report(request: ReportRequest, force: bool = False) -> Built:
         return Built(request.out / PAGE, anew=False)
     data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids, listing=listing)
     board = score_sweep(data, request.expected, request.partial)
-    swap_in(out, _files(request, board), (request.name, origin(core_of(board))), inputs)
+    with anew(force):
+        files = _files(request, board)
+    swap_in(out, files, (request.name, origin(core_of(board))), inputs)
     return Built(request.out / PAGE, anew=True)
 
 

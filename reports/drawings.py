@@ -4,11 +4,14 @@ They are under `cppo-lab/drawings/` of the cache (see `analysis.kept_files`), by
 and of the code that draws it. Each is kept with the fingerprint of its bytes, so that a broken file is none.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,26 @@ MOST_BYTES = 256 * 2**20
 LARGEST = 32 * 2**20
 WORTH_HELP = 2  # drawings left to make
 _DIGITS = 64  # of a fingerprint
+_others: ContextVar[Path | None] = ContextVar("_others", default=None)  # a folder used in place of FOLDER
 _made: list[str] = []  # fingerprints of what this process has drawn
+
+
+@contextlib.contextmanager
+def anew(wanted: bool = True) -> Iterator[None]:
+    """Make every drawing again while this lasts, if `wanted`; what is kept stays as it is."""
+    if not wanted:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+        before = _others.set(Path(folder))
+        try:
+            yield
+        finally:
+            _others.reset(before)
+
+
+def _kept() -> KeptFiles:
+    return KeptFiles(_others.get() or FOLDER)
 
 
 def kept_drawings(
@@ -32,7 +54,7 @@ def kept_drawings(
         version = fingerprint((drawing_code(), asked))
     except Unknown:
         return dict(draw())
-    files = KeptFiles(FOLDER)
+    files = _kept()
     places = {kind: Path(version[:2], f"{version[2:]}.{kind}") for kind in kinds}
     found = {kind: _whole(files.get(place, version, LARGEST)) for kind, place in places.items()}
     kept = {kind: content for kind, content in found.items() if content is not None}
@@ -56,7 +78,7 @@ def draw_ahead(calls: Sequence[partial[Any]]) -> None:
 
     Both go through the list, one from each end, until they meet. Where nothing can be kept, nothing is done.
     """
-    files = KeptFiles(FOLDER)
+    files = _kept()
     if not files.usable():
         return
     helper = None

@@ -90,7 +90,6 @@ def _number(value: float | None) -> float | None:
 
 def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
     return {
-        # Where only the name is known, a run that is found does not become another expectation.
         "key": f"{run.variant} on {run.model}, seed {'-' if run.seed is None else run.seed}",
         "run_id": run.run_id,
         "state": run.state.value,

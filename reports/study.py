@@ -14,7 +14,7 @@ from cppo_lab.analysis.study import MAIN, Study, StudySweep, read_study
 from cppo_lab.reports import markup, sheets, text_tables
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.distinction import distinction_table
-from cppo_lab.reports.drawings import draw_ahead
+from cppo_lab.reports.drawings import anew, draw_ahead
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
@@ -80,7 +80,9 @@ def make_study(request: StudyRequest, force: bool = False) -> Built:
     study = read_study(
         request.uri, request.experiment, request.name, request.sweeps, request.partial, listing
     )
-    swap_in(out, _files(request, study), (request.name, origin(study_core(study))), inputs)
+    with anew(force):
+        files = _files(request, study)
+    swap_in(out, files, (request.name, origin(study_core(study))), inputs)
     return Built(request.out / PAGE, anew=True)
 
 

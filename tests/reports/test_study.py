@@ -174,7 +174,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
         f"table_{name}.{kind}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:]) for kind in ("md", "tex", "csv")
     }
     lists = {f"{kind}_{name}.csv" for kind in ("runs", "long") for name in SWEEPS}
-    assert set(files) == FIGURES | tables | lists | {"index.html", MARKER}
+    assert set(files) == FIGURES | tables | lists | {"index.html", "report.json", MARKER}
     html = files["index.html"].decode()
     assert html.count("<svg") == 11
     assert "Not drawn" not in html
