@@ -17,7 +17,7 @@ from cppo_lab.reports.drawings import anew, draw_ahead
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
-from cppo_lab.reports.folder import Built, is_current, require_ours, swap_in
+from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
 from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.interval_table import interval_table
 from cppo_lab.reports.names import origin
@@ -29,7 +29,6 @@ from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, m
 from cppo_lab.reports.text_tables import TextTable, text_csv, text_latex, text_markdown
 
 MAIN = "main"
-PAGE = "index.html"
 Drawing = tuple[partial, curves.CurvesInfo | diagnostics.DiagnosticsInfo]  # how to draw what
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import math
+import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
@@ -15,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-PACKAGE = Path(__file__).resolve().parent  # `reports`, wherever it is installed
+import cppo_lab
+
+PACKAGE_ROOT = Path(cppo_lab.__file__).parent
+PACKAGE = PACKAGE_ROOT / "reports"
 LIBRARIES = ("matplotlib", "numpy", "pandas", "jinja2")  # those that change the bytes of a report
-_READ = {".py", ".j2", ".css", ".js", ".csv"}
 
 
 class Unknown(TypeError):
@@ -83,36 +86,31 @@ def of_bytes(content: bytes) -> str:
 @cache
 def drawing_code() -> str:
     """Of all that turns an info into a drawing: our code and the libraries'."""
-    return _code([PACKAGE / "figures", PACKAGE / "names.py"])
+    return fingerprint(
+        (libraries(), tree(PACKAGE / "figures"), of_bytes((PACKAGE / "names.py").read_bytes()))
+    )
 
 
 @cache
 def report_code() -> str:
     """Of all that turns runs into a report: analysis, reports with their templates, and the libraries."""
-    beside = PACKAGE.parent
-    return _code([PACKAGE, beside / "analysis", *_shared()])
+    shared = [of_bytes((PACKAGE_ROOT / f"{name}.py").read_bytes()) for name in ("schema", "history", "store")]
+    return fingerprint((libraries(), tree(PACKAGE), tree(PACKAGE_ROOT / "analysis"), shared))
 
 
-def _shared() -> list[Path]:
-    """The modules of the package that analysis and reports have in common."""
-    import cppo_lab
-
-    root = Path(cppo_lab.__file__).parent
-    return [root / f"{name}.py" for name in ("schema", "history", "store")]
+def libraries() -> list[str]:
+    """Python and what else changes the bytes of a report, with their versions."""
+    return [platform.python_version(), *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
 
 
-def _code(places: Iterable[Path]) -> str:
-    found = hashlib.sha256()
-    for line in [platform.python_version(), *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]:
-        found.update(line.encode() + b"\n")
-    for place in places:
-        files = sorted(place.rglob("*")) if place.is_dir() else [place]
-        for path in files:
-            if (
-                path.suffix in _READ
-                and path.is_file()
-                and "build" not in path.relative_to(place.parent).parts[1:-1]
-            ):
-                content = path.read_bytes()
-                found.update(f"{path.relative_to(place.parent)} {of_bytes(content)}\n".encode())
-    return found.hexdigest()
+def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", ".csv")) -> str:
+    """Of the files with these endings below `root`: their places and content."""
+    found = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        # Reports are written below the package where it is worked on.
+        folders[:] = sorted(name for name in folders if name not in ("build", "__pycache__"))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix in suffixes:
+                found.append((str(path.relative_to(root)), of_bytes(path.read_bytes())))
+    return fingerprint(found)

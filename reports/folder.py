@@ -12,6 +12,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports.fingerprint import of_bytes
 
 MARKER = ".cppo-report"  # a folder with this file is ours to replace
+PAGE = "index.html"
 LARGEST_MARKER = 2**20  # bytes
 
 

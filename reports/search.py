@@ -15,7 +15,7 @@ from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
 from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure
 from cppo_lab.reports.fingerprint import fingerprint
-from cppo_lab.reports.folder import Built, is_current, require_ours, swap_in
+from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
 from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.record import RECORD, About, listed_files, record
@@ -23,8 +23,6 @@ from cppo_lab.reports.search_page import render_search, search_page
 from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
 from cppo_lab.reports.search_text import tune_command
 from cppo_lab.reports.text_tables import text_csv, text_latex, text_markdown
-
-PAGE = "index.html"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.picture import Absent, Picture
-from cppo_lab.reports.folder import Built, is_current, require_ours, swap_in
+from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
 from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
@@ -34,8 +34,6 @@ from cppo_lab.reports.study_page import (
 )
 from cppo_lab.reports.tables import MainTable, full_table, main_table
 from cppo_lab.reports.text_tables import TextTable
-
-PAGE = "index.html"
 
 
 @dataclass(frozen=True)
