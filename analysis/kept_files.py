@@ -29,7 +29,7 @@ class KeptFiles:
         return os.access(self._root, os.W_OK)
 
     def get(self, name: Path, version: str, largest: int) -> bytes | None:
-        """The content of file `name`, a relative path, if it is kept at this version and has at most `largest` bytes."""
+        """The content of file `name`, a relative path, if kept at this version and has at most `largest` bytes."""
         if self._root is None:
             return None
         path = self._root / name

@@ -17,8 +17,8 @@ _RESULT_TAGS = (
 def stored_version(run: Run) -> str:
     """Changes with everything that the store says of the run, ids and times included: a report may show it.
 
-    Histories and diagnostics count too, though they are not looked at: each point changes the last points of the run,
-    and artifacts are there before the run ends.
+    Histories and diagnostics count too, though they are not looked at: a run that goes on has other last points, and
+    its artifacts are there before it ends. A point that somebody puts behind the last one later goes unseen.
     """
     info = run.info
     points = sorted((one.key, one.step, one.timestamp, repr(one.value)) for one in run.data.to_proto().metrics)

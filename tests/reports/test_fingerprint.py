@@ -37,7 +37,8 @@ DIFFERENT = [
     *(None, True, False, 0, 1, 0.0, -0.0, 1.0, "1", "", b"", b"1", (), (1,), ((1,),), (1, 2), (2, 1)),
     *({"a": 1}, {"a": 1.0}, {1: "a"}, {"a": 1, "b": 2}, {"b": 2, "a": 1}, frozenset({1}), float("nan"), float("inf")),
     *(Colour.RED, Info("a", (1.0,)), Info("a", (1.0, 2.0)), Other("a", (1.0,))),
-    *(drawn, partial(drawn), partial(drawn, Info("a", ())), partial(drawn, Info("b", ())), partial(drawn, headed=False)),
+    *(drawn, partial(drawn), partial(drawn, Info("a", ())), partial(drawn, Info("b", ()))),
+    partial(drawn, headed=False),
     *(np.zeros(2), np.zeros(3), np.zeros((2, 1)), np.zeros(2, np.float32), np.float32(0.0), 1 / 3, 0.1 + 0.2, 0.3),
     *("float", ("float", "1"), ("items", 1), ("enum", "RED")),
 ]  # fmt: skip
