@@ -66,18 +66,29 @@ def test_what_differs_is_found(two: tuple[Path, Path]) -> None:
     assert (cell.score_before, cell.score_after) == (pytest.approx(50.0), pytest.approx(56.0))
     assert cell.points == pytest.approx(6.0)
     assert cell.components == {name: pytest.approx(6.0) for name in ("chain24", "chain25", "chain26")}
-    (verdict,) = found.verdicts
-    assert (verdict.before, verdict.after) == ("undecided (provisional)", "undecided")
+    assert found.verdicts == ()  # one seed and two decide nothing
     assert found.figures == {"figure_curves": "changed", "figure_diagnostics": "changed"}
     text = "\n".join(compare_lines(found))
     for line in (
         "added: cppo on mini_base, seed 1 in main (scored)",
         "changed: cppo on mini_base, seed 0 in main (scored, +10.00 points)",
         "main: cppo on mini_base: 50.00 -> 56.00 (+6.00), 1 -> 2 runs, chain24 +6.00",
-        "CPPO is best in every setting: undecided (provisional) -> undecided",
         "changed: figure_curves",
     ):
         assert line in text, line
+
+
+def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
+    record = json.loads((two[1] / RECORD).read_text())
+    record["verdicts"][0].update(outcome="supported", estimate=0.125)
+    (two[1] / RECORD).write_text(json.dumps(record))
+    found = compare(*map(read_record, two), ("a", "b"))
+    (verdict,) = found.verdicts
+    assert (verdict.before, verdict.after) == ("undecided", "supported")
+    assert verdict.estimate_after == pytest.approx(12.5)
+    (line,) = [line for line in compare_lines(found) if "CPPO is best" in line]
+    assert line.startswith("  CPPO is best in every setting: undecided -> supported (+")
+    assert line.endswith("-> +12.50 points)")
 
 
 def test_it_turns_around_and_nothing_differs_from_itself(two: tuple[Path, Path]) -> None:
