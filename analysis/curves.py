@@ -5,6 +5,7 @@ mean.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
@@ -27,9 +28,13 @@ class ValidationCurves:
 
     def of(self, mlflow_id: str) -> pd.DataFrame:
         """One run's curves, indexed by step; empty if it has no validation."""
-        if mlflow_id in self.frame.index.get_level_values("mlflow_id"):
-            return self.frame.loc[mlflow_id]
-        return self.frame.iloc[:0].droplevel("mlflow_id")
+        index = self.frame.index
+        if mlflow_id not in index.levels[0]:
+            return self.frame.iloc[:0].droplevel("mlflow_id")
+        # The frame is sorted by run: looking for one among its rows would take longer with every run there is.
+        place = index.levels[0].get_loc(mlflow_id)
+        start, end = np.searchsorted(index.codes[0], [place, place + 1])
+        return self.frame.iloc[start:end].droplevel("mlflow_id")
 
 
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
@@ -37,15 +42,17 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
 
     Where benchmarks were evaluated with several numbers of samples (Avg@1 and Avg@16), the largest counts.
     """
-    parsed = {name: schema.parse_validation_metric(name) for name in metrics["metric"].unique()}
-    known = {name: found for name, found in parsed.items() if found is not None}
-    rows = metrics[metrics["metric"].isin(known)].astype({"mlflow_id": object, "metric": object})
-    rows = rows.assign(
-        benchmark=[known[name][0] for name in rows["metric"]],
-        samples=[known[name][1] for name in rows["metric"]],
-    )
-    samples = int(rows["samples"].max()) if len(rows) else 0
-    rows = rows[rows["samples"] == samples]
+    # Of very many points few are validations: those are picked by number, before any name is written out.
+    names = metrics["metric"].astype("category").cat
+    parsed = [schema.parse_validation_metric(name) for name in names.categories]
+    known = np.array([found is not None for found in parsed], dtype=bool)
+    codes = names.codes.to_numpy()
+    picked = known[codes] if len(parsed) else np.zeros(len(codes), dtype=bool)
+    rows, codes = metrics.loc[picked, ["mlflow_id", "step", "value"]], codes[picked]
+    sizes = np.array([0 if found is None else found[1] for found in parsed], dtype=int)[codes]
+    samples = int(sizes.max()) if len(sizes) else 0
+    benchmark = np.array(["" if found is None else found[0] for found in parsed], dtype=object)
+    rows = rows.astype({"mlflow_id": object}).assign(benchmark=benchmark[codes])[sizes == samples]
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
     benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))

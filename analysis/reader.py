@@ -72,9 +72,7 @@ class Listing:
         """The runs that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`."""
         tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
         return [
-            run
-            for run in self.runs
-            if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in wanted
+            run for run in self.runs if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in wanted
         ]
 
     def versions(self, sweeps: Mapping[str, Collection[str]]) -> tuple[str, ...]:

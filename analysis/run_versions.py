@@ -21,7 +21,9 @@ def stored_version(run: Run) -> str:
     its artifacts are there before it ends. A point that somebody puts behind the last one later goes unseen.
     """
     info = run.info
-    points = sorted((one.key, one.step, one.timestamp, repr(one.value)) for one in run.data.to_proto().metrics)
+    points = sorted(
+        (one.key, one.step, one.timestamp, repr(one.value)) for one in run.data.to_proto().metrics
+    )
     about = (info.run_id, info.run_name, info.status, info.start_time, info.end_time, info.artifact_uri)
     tags = sorted(item for item in run.data.tags.items() if item[0] != schema.TAG_NOTE)
     return _digest((about, tags, sorted(run.data.params.items()), points))

@@ -6,7 +6,7 @@ machine that does other work.
 
 report_seconds           `cppo report study --from paper` and `cppo report main --from paper`, from cold caches
 up_to_date_seconds       the slower of the two commands again, when nothing has changed
-rebuild_seconds          `cppo report study --from paper` after one run of the main grid has been replaced by a newer one
+rebuild_seconds          `cppo report study --from paper` after a newer run of one cell of the main grid
 rebuild_main_seconds     `cppo report main --from paper` after that
 scale_seconds, scale_peak_mebibytes
                          listing, histories, selection, scores, tables, verdicts and record of 1,000 runs (25 variants,
