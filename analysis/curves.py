@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
@@ -43,15 +44,17 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
 
     Where benchmarks were evaluated with several numbers of samples (Avg@1 and Avg@16), the largest counts.
     """
-    parsed = {name: schema.parse_validation_metric(name) for name in metrics["metric"].unique()}
-    known = {name: found for name, found in parsed.items() if found is not None}
-    rows = metrics[metrics["metric"].isin(known)].astype({"mlflow_id": object, "metric": object})
-    rows = rows.assign(
-        benchmark=[known[name][0] for name in rows["metric"]],
-        samples=[known[name][1] for name in rows["metric"]],
-    )
-    samples = int(rows["samples"].max()) if len(rows) else 0
-    rows = rows[rows["samples"] == samples]
+    # Of very many points few are validations: those are picked by number, before any name is written out.
+    names = metrics["metric"].astype("category").cat
+    parsed = [schema.parse_validation_metric(name) for name in names.categories]
+    known = np.array([found is not None for found in parsed], dtype=bool)
+    codes = names.codes.to_numpy()
+    picked = known[codes] if len(parsed) else np.zeros(len(codes), dtype=bool)
+    rows, codes = metrics.loc[picked, ["mlflow_id", "step", "value"]], codes[picked]
+    sizes = np.array([0 if found is None else found[1] for found in parsed], dtype=int)[codes]
+    samples = int(sizes.max()) if len(sizes) else 0
+    benchmark = np.array(["" if found is None else found[0] for found in parsed], dtype=object)
+    rows = rows.astype({"mlflow_id": object}).assign(benchmark=benchmark[codes])[sizes == samples]
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
     benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))

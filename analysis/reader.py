@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema, store
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.listing import all_runs, experiment_id, unreadable
+from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.errors import UserError
 
 RUN_COLUMNS = (
@@ -48,7 +49,7 @@ class SweepData:
     `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
     `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
     `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
-    where a run logged none.
+    where a run logged none. `versions`: MLflow run -> what changes with its result (`run_versions.result_version`).
     """
 
     experiment: str
@@ -56,6 +57,40 @@ class SweepData:
     runs: pd.DataFrame
     metrics: pd.DataFrame
     params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The runs of `experiment` in the store at `uri` as they were at one moment, without their histories."""
+
+    uri: str
+    experiment: str
+    runs: tuple[Run, ...]
+
+    def of_sweep(self, sweep: str, run_ids: Collection[str]) -> list[Run]:
+        """The runs that carry the tag of `sweep`, and those whose `cppo.run_id` is one of `run_ids`."""
+        tag, wanted = schema.sweep_tag(sweep), frozenset(run_ids)
+        return [
+            run for run in self.runs if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in wanted
+        ]
+
+    def versions(self, sweeps: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+        """The state of every run that belongs to one of the sweeps (name -> run ids), in no order of the store's."""
+        found = {
+            run.info.run_id: run for sweep, run_ids in sweeps.items() for run in self.of_sweep(sweep, run_ids)
+        }
+        return tuple(sorted(stored_version(run) for run in found.values()))
+
+
+def list_runs(uri: str, experiment: str) -> Listing:
+    """All runs of an experiment. Raises UserError if the store or the experiment does not exist, or it was deleted."""
+    store.require_store(uri)
+    try:
+        client = MlflowClient(uri)
+        return Listing(uri, experiment, tuple(all_runs(client, experiment_id(client, experiment, uri))))
+    except (MlflowException, SQLAlchemyError) as error:
+        raise unreadable(uri, error) from error
 
 
 def read_sweep(
@@ -64,18 +99,21 @@ def read_sweep(
     sweep: str,
     metrics: Callable[[str], bool] | None = None,
     run_ids: Collection[str] = (),
+    listing: Listing | None = None,
 ) -> SweepData:
     """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
     `run_ids` (a run that another sweep trained is the same run). `metrics` says of a metric's name whether to
-    read it (None: everything).
+    read it (None: everything). `listing`: the runs, where they are known already.
 
     Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of
     it belongs to the sweep.
     """
-    store.require_store(uri)
+    listed = listing or list_runs(uri, experiment)
+    found = listed.of_sweep(sweep, run_ids)
+    if not found:
+        raise UserError(_nothing_found(experiment, sweep, listed.runs))
     try:
-        client = MlflowClient(uri)
-        return _read(client, uri, experiment, sweep, metrics, frozenset(run_ids))
+        return _sweep_data(MlflowClient(uri), uri, experiment, sweep, found, metrics)
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
 
@@ -116,25 +154,6 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     return dict(sorted(studies.items()))
 
 
-def _read(
-    client: MlflowClient,
-    uri: str,
-    experiment: str,
-    sweep: str,
-    metrics: Callable[[str], bool] | None,
-    run_ids: Collection[str],
-) -> SweepData:
-    number, tag = experiment_id(client, experiment, uri), schema.sweep_tag(sweep)
-    found = [
-        run
-        for run in all_runs(client, number, None if run_ids else tag)
-        if tag in run.data.tags or run.data.tags.get(schema.TAG_RUN_ID) in run_ids
-    ]
-    if not found:
-        raise UserError(_nothing_found(experiment, sweep, all_runs(client, number)))
-    return _sweep_data(client, uri, experiment, sweep, found, metrics)
-
-
 def _sweep_data(
     client: MlflowClient,
     uri: str,
@@ -147,7 +166,8 @@ def _sweep_data(
     runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
     runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
     params = {run.info.run_id: dict(run.data.params) for run in kept}
-    return SweepData(experiment, sweep, runs, read_points(client, uri, kept, metrics), params)
+    versions = {run.info.run_id: result_version(run) for run in kept}
+    return SweepData(experiment, sweep, runs, read_points(client, uri, kept, metrics), params, versions)
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
 from cppo_lab.analysis.grid import SweepGrid
-from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.reader import Listing, list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.errors import UserError
@@ -66,14 +66,20 @@ class Study:
 
 
 def read_study(
-    uri: str, experiment: str, name: str, sweeps: Sequence[SweepGrid], partial: bool = False
+    uri: str,
+    experiment: str,
+    name: str,
+    sweeps: Sequence[SweepGrid],
+    partial: bool = False,
+    listing: Listing | None = None,
 ) -> Study:
-    """Reads and scores every sweep.
+    """Reads and scores every sweep. `listing`: the runs of the experiment, where they are known already.
 
     Raises UserError as `read_sweep` and `score_sweep` do for the first sweep that is not complete; if `partial`,
     only if no sweep has any score.
     """
-    found = tuple(_sweep(uri, experiment, grid, partial) for grid in sweeps)
+    listed = listing or list_runs(uri, experiment)
+    found = tuple(_sweep(listed, grid, partial) for grid in sweeps)
     if not found:
         raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")
     if all(sweep.board is None for sweep in found):
@@ -100,12 +106,12 @@ def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]
     return tuple(run for run in board.runs if (run.model, run.variant) == (model, variant))
 
 
-def _sweep(uri: str, experiment: str, grid: SweepGrid, partial: bool) -> StudySweep:
+def _sweep(listing: Listing, grid: SweepGrid, partial: bool) -> StudySweep:
     run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
     # The ablations show scores alone; what training logged beside them is read for the main sweep only.
     wanted = None if grid.name == MAIN else _is_validation
     try:
-        data = read_sweep(uri, experiment, grid.name, wanted, run_ids)
+        data = read_sweep(listing.uri, listing.experiment, grid.name, wanted, run_ids, listing)
         return StudySweep(grid, score_sweep(data, grid.expected, partial))
     except UserError as error:
         if not partial:

@@ -2,6 +2,7 @@
 in whole.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,25 +10,30 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
+from cppo_lab.reports.drawings import anew, draw_ahead
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.folder import MARKER, require_ours, swap_in
+from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
+from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.oddities import oddities
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
+from cppo_lab.reports.record import RECORD, About, listed_files, record
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.tables import core_of, full_table, main_table
-from cppo_lab.reports.text_tables import text_files
+from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
+from cppo_lab.reports.text_tables import TextTable, text_files
 from cppo_lab.reports.verdict_table import verdict_table
-from cppo_lab.reports.verdict_view import verdict_view
+from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 
 MAIN = "main"
+Drawing = tuple[partial, curves.CurvesInfo | diagnostics.DiagnosticsInfo]  # how to draw what
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 
@@ -76,8 +82,13 @@ def paper_request(
     )
 
 
-def build_report(request: ReportRequest) -> Path:
-    """Builds the report and returns the path of its page, `index.html`.
+def build_report(request: ReportRequest, force: bool = False) -> Path:
+    """Builds the report and returns the path of its page, `index.html`; see `make_report`."""
+    return make_report(request, force).page
+
+
+def make_report(request: ReportRequest, force: bool = False) -> Built:
+    """Builds the report, unless the folder has the one that the same runs gave before (`force`: also then).
 
     The same runs give the same bytes. Until the last moment nothing at `request.out` changes. Raises
     UserError, with nothing written, if the runs cannot be read or scored (see `read_sweep`, `score_sweep`),
@@ -86,10 +97,23 @@ def build_report(request: ReportRequest) -> Path:
     out = request.out.absolute()
     require_ours(out)
     run_ids = [entry.run_id for entry in request.expected if entry.run_id is not None]
-    data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids)
+    listing = list_runs(request.uri, request.experiment)
+    inputs = report_inputs(request, listing.versions({request.name: run_ids}))
+    if not force and is_current(out, inputs):
+        return Built(request.out / PAGE, anew=False)
+    data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids, listing=listing)
     board = score_sweep(data, request.expected, request.partial)
-    swap_in(out, _files(request, board))
-    return request.out / "index.html"
+    with anew(force):
+        files = _files(request, board)
+    swap_in(out, files, (request.name, origin(core_of(board))), inputs)
+    return Built(request.out / PAGE, anew=True)
+
+
+def current_inputs(request: ReportRequest) -> str:
+    """The inputs of the report if it were made now."""
+    run_ids = [entry.run_id for entry in request.expected if entry.run_id is not None]
+    listing = list_runs(request.uri, request.experiment)
+    return report_inputs(request, listing.versions({request.name: run_ids}))
 
 
 def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
@@ -100,6 +124,45 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     full = full_table(board, f"Score by benchmark ({heads[1]})")
     shown = curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette)
     traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})", request.palette)
+    verdicts = verdict_view({request.name: board}, core_of(board))
+    sure = statistics_tables(board, request.title)
+    texts = _table_files(board, (main, full), verdicts, sure)
+    command = request.command or f"cppo report {request.name}"
+    _draw_ahead(command, shown, traces)
+    view = None
+    if of_paper and not board.gaps:
+        view, audit_texts = _audit(board)
+        texts |= audit_texts
+    drawings: dict[str, Drawing] = {"figure_curves": (partial(curves.draw, shown), shown)}
+    if of_paper:
+        figure_4 = curves.curves_info(
+            board, "Validation curves (Figure 4)", FIGURE_4_MODELS, palette=request.palette
+        )
+        drawings["figure_4"] = (partial(curves.draw, figure_4), figure_4)
+    if traces is not None:
+        drawings["figure_diagnostics"] = (partial(diagnostics.draw, traces), traces)
+    pictures: dict[str, bytes] = {}
+    for name, (draw, info) in drawings.items():
+        pictures |= _pictures(command, name, draw, info)
+    texts["tables.tex"] = markup.latex_wrapper(texts)
+    about = (request.name, request.title, request.question, command)
+    tables, offered = (main, full, tuple(sure.values())), listed_files([*texts, *pictures])
+    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, offered)
+    texts[PAGE] = render_page(page)
+    files = {name: text.encode() for name, text in texts.items()} | pictures
+    drawn = {name: draw for name, (draw, _) in drawings.items()}
+    head = About("sweep", request.name, request.title, request.experiment, core_of(board), command)
+    return files | {RECORD: record(head, {request.name: board}, drawn, files)}
+
+
+def _table_files(
+    board: Scoreboard,
+    tables: tuple[MainTable, FullTable],
+    verdicts: VerdictView,
+    sure: Mapping[str, TextTable],
+) -> dict[str, str]:
+    """Every table in Markdown, LaTeX and CSV, and the list of runs."""
+    main, full = tables
     texts = {
         "table_main.md": markup.main_markdown(main),
         "table_main.tex": markup.main_latex(main),
@@ -110,33 +173,22 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
         "table_long.csv": sheets.long_csv(board),
         "runs.csv": sheets.runs_csv(board),
     }
-    verdicts = verdict_view({request.name: board}, core_of(board))
-    sure = statistics_tables(board, request.title)
-    for name, table in {
-        "verdicts": verdict_table(verdicts),
-        **{f"statistics_{kind}": one for kind, one in sure.items()},
-    }.items():
+    further = {f"statistics_{kind}": one for kind, one in sure.items()}
+    for name, table in {"verdicts": verdict_table(verdicts), **further}.items():
         texts |= {} if table is None else text_files(name, table)
-    view = None
-    if of_paper and not board.gaps:
-        view, audit_texts = _audit(board)
-        texts |= audit_texts
-    command = request.command or f"cppo report {request.name}"
-    pictures = _pictures(command, "figure_curves", partial(curves.draw, shown), shown)
-    if of_paper:
-        figure_4 = curves.curves_info(
-            board, "Validation curves (Figure 4)", FIGURE_4_MODELS, palette=request.palette
-        )
-        pictures |= _pictures(command, "figure_4", partial(curves.draw, figure_4), figure_4)
+    return texts
+
+
+def _draw_ahead(command: str, shown: curves.CurvesInfo, traces: diagnostics.DiagnosticsInfo | None) -> None:
+    """Make the largest drawings, those of the files and those of the page, in two processes."""
+    calls: list[partial] = [partial(_pictures, command, "figure_curves", partial(curves.draw, shown), shown)]
     if traces is not None:
-        pictures |= _pictures(command, "figure_diagnostics", partial(diagnostics.draw, traces), traces)
-    texts["tables.tex"] = markup.latex_wrapper(texts)
-    about = (request.name, request.title, request.question, command)
-    tables, files = (main, full, tuple(sure.values())), sorted([*texts, *pictures])
-    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, files)
-    texts["index.html"] = render_page(page)
-    texts[MARKER] = f"report {request.name}; {origin(core_of(board))}\n"
-    return {name: text.encode() for name, text in texts.items()} | pictures
+        draw = partial(diagnostics.draw, traces)
+        calls += [
+            partial(inline_diagnostics, traces),
+            partial(_pictures, command, "figure_diagnostics", draw, traces),
+        ]
+    draw_ahead([calls[0], partial(inline_curves, shown), *calls[1:]])
 
 
 def _pictures(

@@ -10,11 +10,15 @@ from pathlib import Path
 from cppo_lab.analysis.search import SearchResult, Value
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.analysis.search_noise import SeedValues, read_seed_values
+from cppo_lab.reports.drawings import anew
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
 from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure
-from cppo_lab.reports.folder import MARKER, require_ours, swap_in
+from cppo_lab.reports.fingerprint import fingerprint
+from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
+from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
+from cppo_lab.reports.record import RECORD, About, listed_files, record
 from cppo_lab.reports.search_page import render_search, search_page
 from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
 from cppo_lab.reports.search_text import tune_command
@@ -39,19 +43,29 @@ class SearchRequest:
     shipped: Mapping[str, Value] = field(default_factory=dict)
 
 
-def build_search(request: SearchRequest) -> Path:
-    """Builds the report and returns the path of its page, `index.html`.
+def build_search(request: SearchRequest, force: bool = False) -> Path:
+    """Builds the report and returns the path of its page, `index.html`; see `make_search`."""
+    return make_search(request, force).page
+
+
+def make_search(request: SearchRequest, force: bool = False) -> Built:
+    """Builds the report, unless the folder has the one that the same state of the search gave before.
 
     The same state of the search gives the same bytes. Until the last moment nothing at `request.out` changes. Raises
     UserError, with nothing written, if the search cannot be read (see `read_search`), or if `request.out` is
-    something else than a report of ours.
+    something else than a report of ours. `force`: build it in any case.
     """
     out = request.out.absolute()
     require_ours(out)
     result = read_search(request.uri, request.experiment, request.study)
     seeds = read_seed_values(request.uri, request.experiment, result)
-    swap_in(out, _files(request, result, seeds))
-    return request.out / "index.html"
+    inputs = report_inputs(request, (fingerprint((result, seeds)),))
+    if not force and is_current(out, inputs):
+        return Built(request.out / PAGE, anew=False)
+    with anew(force):
+        files = _files(request, result, seeds)
+    swap_in(out, files, (result.study, origin(result.core)), inputs)
+    return Built(request.out / PAGE, anew=True)
 
 
 def _files(request: SearchRequest, result: SearchResult, seeds: tuple[SeedValues, ...]) -> dict[str, bytes]:
@@ -74,10 +88,12 @@ def _files(request: SearchRequest, result: SearchResult, seeds: tuple[SeedValues
     for figure in figures:
         drawn |= _draw(figure, command)
     about = (request.experiment, command, request.tune or tune_command(result))
-    page = search_page(result, seeds, (space, trials), figures, about, sorted([*texts, *drawn]))
-    texts["index.html"] = render_search(page)
-    texts[MARKER] = f"report {result.study}; {origin(result.core)}\n"
-    return {name: text.encode() for name, text in texts.items()} | drawn
+    page = search_page(result, seeds, (space, trials), figures, about, listed_files([*texts, *drawn]))
+    texts[PAGE] = render_search(page)
+    files = {name: text.encode() for name, text in texts.items()} | drawn
+    drawings = {figure.name: partial(draw_figure, figure) for figure in figures if not figure.absent}
+    head = About("search", request.study, result.name, request.experiment, result.core, command)
+    return files | {RECORD: record(head, {}, drawings, files)}
 
 
 def _draw(figure: SearchFigure, command: str) -> dict[str, bytes]:

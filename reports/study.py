@@ -3,24 +3,36 @@ ablations and one page. All or nothing, as with the report of one sweep.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
+from cppo_lab.analysis.reader import list_runs
 from cppo_lab.analysis.study import MAIN, Study, StudySweep, read_study
 from cppo_lab.reports import markup, sheets, text_tables
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.distinction import distinction_table
+from cppo_lab.reports.drawings import anew, draw_ahead
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
-from cppo_lab.reports.folder import MARKER, require_ours, swap_in
+from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
+from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
+from cppo_lab.reports.record import RECORD, About, listed_files, record
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.study_page import Ablation, StudyTables, render_study, study_core, study_page
+from cppo_lab.reports.study_page import (
+    Ablation,
+    StudyTables,
+    page_figure,
+    render_study,
+    study_core,
+    study_page,
+)
 from cppo_lab.reports.tables import MainTable, full_table, main_table
 from cppo_lab.reports.verdict_table import verdict_table
 from cppo_lab.reports.verdict_view import verdict_view
@@ -48,8 +60,13 @@ class StudyRequest:
     palette: str = PAPER
 
 
-def build_study(request: StudyRequest) -> Path:
-    """Builds the report and returns the path of its page, `index.html`.
+def build_study(request: StudyRequest, force: bool = False) -> Path:
+    """Builds the report and returns the path of its page, `index.html`; see `make_study`."""
+    return make_study(request, force).page
+
+
+def make_study(request: StudyRequest, force: bool = False) -> Built:
+    """Builds the report, unless the folder has the one that the same runs gave before (`force`: also then).
 
     The same runs give the same bytes. Until the last moment nothing at `request.out` changes. Raises UserError, with
     nothing written, if the runs or their diagnostics cannot be read or scored (see `read_study`), or if `request.out`
@@ -57,9 +74,30 @@ def build_study(request: StudyRequest) -> Path:
     """
     out = request.out.absolute()
     require_ours(out)
-    study = read_study(request.uri, request.experiment, request.name, request.sweeps, request.partial)
-    swap_in(out, _files(request, study))
-    return request.out / "index.html"
+    listing = list_runs(request.uri, request.experiment)
+    inputs = report_inputs(request, listing.versions(_run_ids(request)))
+    if not force and is_current(out, inputs):
+        return Built(request.out / PAGE, anew=False)
+    study = read_study(
+        request.uri, request.experiment, request.name, request.sweeps, request.partial, listing
+    )
+    with anew(force):
+        files = _files(request, study)
+    swap_in(out, files, (request.name, origin(study_core(study))), inputs)
+    return Built(request.out / PAGE, anew=True)
+
+
+def current_inputs(request: StudyRequest) -> str:
+    """The inputs of the report if it were made now."""
+    return report_inputs(request, list_runs(request.uri, request.experiment).versions(_run_ids(request)))
+
+
+def _run_ids(request: StudyRequest) -> dict[str, list[str]]:
+    """Of each sweep, those that are known."""
+    return {
+        sweep.name: [entry.run_id for entry in sweep.expected if entry.run_id is not None]
+        for sweep in request.sweeps
+    }
 
 
 def paper_study_request(
@@ -98,14 +136,20 @@ def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
     texts["tables.tex"] = markup.latex_wrapper(texts)
     pictures = gallery(study, request.palette)
     command = request.command or f"cppo report {request.name}"
+    draw_ahead(
+        [call for one in pictures for call in (partial(_draw, one, command), partial(page_figure, one))]
+    )
     drawn: dict[str, bytes] = {}
     for picture in pictures:
         drawn |= _draw(picture, command)
     about = (request.title, request.question, command)
-    page = study_page(study, tables, pictures, about, request.uri, sorted([*texts, *drawn]))
-    texts["index.html"] = render_study(page)
-    texts[MARKER] = f"report {request.name}; {origin(study_core(study))}\n"
-    return {name: text.encode() for name, text in texts.items()} | drawn
+    page = study_page(study, tables, pictures, about, request.uri, listed_files([*texts, *drawn]))
+    texts[PAGE] = render_study(page)
+    files = {name: text.encode() for name, text in texts.items()} | drawn
+    boards = {sweep.grid.name: sweep.board for sweep in study.sweeps if sweep.board is not None}
+    drawings = {one.name: partial(one.drawing) for one in pictures if not isinstance(one.drawing, Absent)}
+    head = About("study", request.name, request.title, request.experiment, study_core(study), command)
+    return files | {RECORD: record(head, boards, drawings, files)}
 
 
 def _draw(picture: Picture, command: str) -> dict[str, bytes]:

@@ -38,9 +38,10 @@ FINISHED = Outcome(schema.DONE, 4)
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Histories are kept in a folder of the session's own."""
+    """Histories and drawings are kept in folders of the session's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cppo_lab.analysis.history_cache.FOLDER", tmp_path_factory.mktemp("histories"))
+        patch.setattr("cppo_lab.reports.drawings.FOLDER", tmp_path_factory.mktemp("drawings"))
         yield
 
 

@@ -54,6 +54,7 @@ HOMES = {
         "analysis/reader.py",
         "analysis/listing.py",
         "analysis/histories.py",
+        "analysis/run_versions.py",
         "analysis/artifacts.py",
     ],
     "torch": [

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import __version__
-from cppo_lab.cli import environment, reporting, searching, theory, training, ui
+from cppo_lab.cli import comparing, environment, reporting, searching, theory, training, ui
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
 
@@ -126,6 +126,20 @@ def _add_reporting(commands: Commands) -> None:
     report.add_argument(
         "--study", metavar="NAME", help="of a search: name of its study (default: SEARCH-MODEL)"
     )
+    report.add_argument(
+        "--force", action="store_true", help="make everything again, also what did not change"
+    )
+    report.add_argument(
+        "--no-log",
+        dest="log",
+        action="store_false",
+        help="do not keep page, figures and verdicts with the sweep in MLflow",
+    )
+    compare = commands.add_parser("compare", help="say what differs between two reports")
+    compare.set_defaults(command=comparing.compare)
+    for side in ("before", "after"):
+        compare.add_argument(side, metavar="REPORT", help="folder of a report, or the sweep it is of")
+    compare.add_argument("--json", action="store_true", help="as one JSON object")
     reference = commands.add_parser("reference", help="the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)
     load = actions.add_parser(

@@ -10,30 +10,41 @@ from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from cppo_lab.reports.build import ReportRequest
+    from cppo_lab.reports.folder import Built
+    from cppo_lab.reports.study import StudyRequest
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
+    from cppo_lab.tracking.sweep_note import SweepText
+
+    Request = ReportRequest | StudyRequest
+    Asked = tuple[Request, SweepText]
 
 
 def report(options: argparse.Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search."""
     import shlex
 
+    from cppo_lab.cli.unchanged import unchanged
+    from cppo_lab.reports.folder import PAGE, Built
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.search.declare import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     command = "cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)])
-    if options.source == "paper":
-        page = _paper_report(options, out, command)
+    if not options.force and unchanged(options, out):
+        built = Built(out / PAGE, anew=False)
+    elif options.source == "paper":
+        built = _report_runs(options, _paper_request(options, out, command))
     elif isinstance(declared := load_sweep(options.sweep), Search):
-        page = _search_report(declared, options, out)
+        built = _search_report(declared, options, out)
     elif options.study is not None:
         raise UserError(
             f"--study {options.study!r}: {options.sweep} is no search, which alone has a study; remove it"
         )
     else:
-        page = _own_report(options, out, command)
-    print(f"report: {page}")
+        built = _report_runs(options, _own_request(options, out, command))
+    print(f"report: {built.page}" + ("" if built.anew else " is up to date"))
     return 0
 
 
@@ -44,10 +55,59 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     return words if options.palette == "paper" else [*words, "--palette", options.palette]
 
 
-def _paper_report(options: argparse.Namespace, out: Path, command: str) -> Path:
+def _report_runs(options: argparse.Namespace, asked: "Asked") -> "Built":
+    """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of."""
     from cppo_lab import store
-    from cppo_lab.reports.build import build_report, paper_request
-    from cppo_lab.reports.study import build_study, paper_study_request
+    from cppo_lab.cli.unchanged import database_state, note
+    from cppo_lab.reports import build, study
+
+    request, text = asked
+    database = store.sqlite_file(request.uri)
+    state = database_state(database) if database is not None else ()
+    whole = isinstance(request, study.StudyRequest)
+    built = study.make_study(request, options.force) if whole else build.make_report(request, options.force)
+    if options.log:
+        if not _kept_in_store(request, text, options.force and built.anew):
+            return built
+        # Keeping it has changed the database: the note is of the state after, if the runs are still the same.
+        state = database_state(database) if database is not None else ()
+    inputs = study.current_inputs(request) if whole else build.current_inputs(request)
+    note(options, request.out, state, inputs)
+    return built
+
+
+def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
+    """Keep page, figures and verdicts with the sweep in MLflow; a store that does not take them costs a line."""
+    from cppo_lab.reports.folder import PAGE, read_marker
+    from cppo_lab.reports.saved import read_record
+    from cppo_lab.tracking.report_log import ReportLog, keep_report
+
+    marker, saved = read_marker(request.out), read_record(request.out)
+    files = {} if marker is None else dict(marker.files)
+    shown = next((name for name in ("figure_4.png", "figure_curves.png") if name in files), "")
+    log = ReportLog(
+        sweep=text,
+        folder=request.out,
+        files={name: files[name] for name in files if name == PAGE or name.startswith("figure_")},
+        verdicts=[(one.outcome, one.text, one.reason) for one in saved.verdicts.values()],
+        origin="" if marker is None else marker.origin,
+        shown=shown,
+        whole_study=saved.kind == "study",
+    )
+    try:
+        keep_report(request.uri, request.experiment, log, again)
+    except UserError as error:
+        print(f"cppo: the report is not kept in MLflow: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
+    from cppo_lab import store
+    from cppo_lab.reports.build import paper_request
+    from cppo_lab.reports.study import paper_study_request
+    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.tracking.sweep_note import SweepText
 
     if options.sweep not in ("main", "study") or options.overrides:
         asked = " ".join([options.sweep, *options.overrides])
@@ -58,15 +118,19 @@ def _paper_report(options: argparse.Namespace, out: Path, command: str) -> Path:
     uri = store.tracking_uri()
     about = {"partial": options.partial, "command": command, "palette": options.palette}
     if options.sweep == "study":
-        return build_study(paper_study_request(uri, out, **about))
-    return build_report(paper_request(uri, out, **about))
+        whole = paper_study_request(uri, out, **about)
+        return whole, SweepText(whole.name, whole.title, whole.question)
+    declared = load_sweep("main")  # its description in MLflow is that of `cppo reference import`
+    text = SweepText("main", declared.title, declared.question, getattr(declared, "feeds", ()))
+    return paper_request(uri, out, **about), text
 
 
-def _own_report(options: argparse.Namespace, out: Path, command: str) -> Path:
+def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab import schema, store
     from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
-    from cppo_lab.reports.build import ReportRequest, build_report
-    from cppo_lab.reports.study import StudyRequest, build_study
+    from cppo_lab.reports.build import ReportRequest
+    from cppo_lab.reports.study import StudyRequest
+    from cppo_lab.tracking.sweep_note import SweepText
 
     plan, uri = planned(options)
     store.require_store(uri)
@@ -92,15 +156,17 @@ def _own_report(options: argparse.Namespace, out: Path, command: str) -> Path:
         "palette": options.palette,
     }
     if plan.is_study:
-        return build_study(StudyRequest(plan.name, uri, experiment, grids, out, **about))
-    return build_report(ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about))
+        text = SweepText(plan.name, plan.title, plan.question)
+        return StudyRequest(plan.name, uri, experiment, grids, out, **about), text
+    text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
+    return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
 
 
-def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:
+def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":
     import shlex
 
     from cppo_lab import schema, store
-    from cppo_lab.reports.search import SearchRequest, build_search
+    from cppo_lab.reports.search import SearchRequest, make_search
     from cppo_lab.sweep.search.space import resolve
 
     if options.partial:
@@ -112,7 +178,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
-    return build_search(
+    return make_search(
         SearchRequest(
             uri=store.tracking_uri(tuning.base.tracking.uri),
             experiment=schema.experiment_name(tuning.core),
@@ -121,7 +187,8 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             command=shlex.join(["cppo", "report", *words]),
             tune=shlex.join(["cppo", "tune", *words]),
             shipped=_shipped(tuning),
-        )
+        ),
+        options.force,
     )
 
 

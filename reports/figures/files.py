@@ -1,14 +1,17 @@
 """Figures -> bytes: PNG, SVG and PDF without dates, so that the same data gives the same bytes."""
 
-import io
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cppo_lab.reports.drawings import kept_drawings
+from cppo_lab.reports.figures.saving import save
 from cppo_lab.reports.figures.style import figure_style
 
+KINDS = ("png", "svg", "pdf")
 PNG_DPI = 150
 _NO_DATE: dict[str, dict[str, datetime | None]] = {
     "png": {},
@@ -20,7 +23,17 @@ _NO_DATE: dict[str, dict[str, datetime | None]] = {
 def render(
     draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str = ""
 ) -> dict[str, bytes]:
-    """The drawing in all three formats; the run ids and the command that made it are in the metadata of each."""
+    """The drawing in all three formats; the run ids and the command that made it are in the metadata of each.
+
+    One that was made before is not drawn again, see `drawings`.
+    """
+    drawn = partial(_render, draw, title, tuple(run_ids), command)
+    return kept_drawings(drawn, KINDS, drawn)
+
+
+def _render(
+    draw: Callable[[Figure], None], title: str, run_ids: Sequence[str], command: str
+) -> dict[str, bytes]:
     runs = "runs: " + " ".join(run_ids)
     made = f"made by: {command}" if command else "made by: cppo report"
     with figure_style():
@@ -28,7 +41,7 @@ def render(
         FigureCanvasAgg(fig)
         draw(fig)
         lay_out_once(fig)
-        return {kind: _save(fig, kind, title, made, runs) for kind in ("png", "svg", "pdf")}
+        return {kind: _save(fig, kind, title, made, runs) for kind in KINDS}
 
 
 def lay_out_once(fig: Figure) -> None:
@@ -43,6 +56,4 @@ def _save(fig: Figure, kind: str, title: str, made: str, runs: str) -> bytes:
         "svg": {"Description": made, "Keywords": [runs]},
         "pdf": {"Subject": made, "Keywords": runs},
     }[kind]
-    out = io.BytesIO()
-    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, **fields, **_NO_DATE[kind]})
-    return out.getvalue()
+    return save(fig, kind, PNG_DPI, {"Title": title, **fields, **_NO_DATE[kind]})

@@ -1,6 +1,5 @@
 """Drawings as `<svg>` elements for a page: one for each panel, so that a narrow page can stack them."""
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from html import escape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import lay_out_once
+from cppo_lab.reports.figures.saving import make_transparent, save
 from cppo_lab.reports.figures.style import figure_style
 
 CURVE_INCHES = (4.4, 3.0)  # small, so that the text stays legible when a phone scales the drawing
@@ -67,14 +68,20 @@ def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, flo
     `size`: width and height in inches; the page scales the drawing to the width it has. `label`: what it
     shows, for readers who cannot see it.
     """
+    drawn = partial(_inline_svg, draw, name, size, label)
+    return kept_drawings(drawn, ("svg",), drawn)["svg"].decode()
+
+
+def _inline_svg(
+    draw: Callable[[Figure], None], name: str, size: tuple[float, float], label: str
+) -> dict[str, bytes]:
     with figure_style(live_text=True):
         fig = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(fig)
         draw(fig)
         lay_out_once(fig)
-        out = io.StringIO()
-        fig.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    svg = out.getvalue()
+        make_transparent(fig)
+        svg = save(fig, "svg", fig.dpi, {"Date": None}).decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
@@ -82,4 +89,5 @@ def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, flo
     svg = re.sub(r'xlink:href="#([^"]+)"', rf'xlink:href="#{name}-\1"', svg)
     opening, rest = svg.split(">", 1)
     opening = re.sub(r' (?:width|height)="[^"]*"', "", opening)
-    return f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'
+    text = f'{opening} role="img" aria-label="{escape(label, quote=True)}">{rest}'
+    return {"svg": text.encode()}

@@ -149,3 +149,43 @@ def test_many_gaps_are_counted_not_all_listed() -> None:
     expected = expect([first, *(MadeRun("cppo", seed=seed) for seed in range(30))])
     with pytest.raises(UserError, match=r"30 of 31 runs .*; and 10 more\."):
         score_sweep(make_data([first]), expected)
+
+
+def test_a_collapse_beside_a_missing_seed_is_both() -> None:
+    fallen = MadeRun("cppo", seed=0, scores=FALLEN, status=schema.COLLAPSED)
+    expected = expect([fallen, MadeRun("cppo", seed=1)])
+    cell = score_sweep(make_data([fallen]), expected, partial=True).cells["chain", "cppo"]
+    assert (cell.state, cell.collapsed, cell.provisional, cell.expected) == (State.COLLAPSE, 1, True, 2)
+
+
+def test_a_cell_without_any_run_is_there_and_says_so() -> None:
+    there = MadeRun("cppo", scores=GOOD)
+    expected = expect([there, MadeRun("dppo", seed=0), MadeRun("dppo", seed=1)])
+    board = score_sweep(make_data([there]), expected, partial=True)
+    cell = board.cells["chain", "dppo"]
+    assert (cell.state, cell.provisional, cell.expected, cell.score) == (State.MISSING, True, 2, None)
+    assert [run.seed for run in board.gaps] == [0, 1]
+
+
+def test_a_run_that_goes_on_counts_only_beside_no_finished_one() -> None:
+    done = MadeRun("cppo", seed=0, scores=GOOD)
+    going = MadeRun("cppo", seed=1, scores=BETTER, status=schema.RUNNING)
+    for runs, score in (([done, going], 0.3), ([going], 0.5)):
+        cell = score_sweep(make_data(runs), expect(runs), partial=True).cells["chain", "cppo"]
+        assert cell.provisional
+        assert cell.score is not None
+        assert (cell.score.mean, cell.score.n) == (pytest.approx(score), 1)
+
+
+def test_the_order_of_the_runs_in_the_store_changes_nothing() -> None:
+    runs = [
+        MadeRun(variant, model, seed, scores=both({10: 0.1 + seed / 10, 20: 0.2 + number / 10}))
+        for number, variant in enumerate(("cppo", "dppo"))
+        for model in ("chain", "sum")
+        for seed in (0, 1, 2)
+    ]
+    boards = [
+        score_sweep(make_data(order), expect(runs)) for order in (runs, runs[::-1], runs[5:] + runs[:5])
+    ]
+    assert boards[0].cells == boards[1].cells == boards[2].cells
+    assert list(boards[0].cells) == list(boards[1].cells) == list(boards[2].cells)

@@ -1,6 +1,7 @@
 """The selection rule on curves small enough to check by eye."""
 
 import math
+import random
 
 import pandas as pd
 import pytest
@@ -135,3 +136,70 @@ def test_curves_of_an_unknown_run_are_empty() -> None:
     curves = validation_curves(data.metrics, data.runs)
     assert isinstance(curves.of("nobody"), pd.DataFrame)
     assert curves.of("nobody").empty
+
+
+def by_hand(
+    logged: dict[str, dict[int, float]], t_stop: int | None
+) -> tuple[int, float, dict[str, float], tuple[int, ...]] | None:
+    """The rule in plain words: step, score, components, ties; None where no step has all benchmarks."""
+    steps = sorted({step for curve in logged.values() for step in curve})
+    inside = [step for step in steps if t_stop is None or 0 <= step <= t_stop]
+    whole = [step for step in inside if all(step in curve for curve in logged.values())]
+    means = {step: math.fsum(curve[step] for curve in logged.values()) / len(logged) for step in whole}
+    if not means:
+        return None
+    ties = tuple(step for step in whole if means[step] >= max(means.values()) - 1e-5)
+    return ties[0], means[ties[0]], {name: curve[ties[0]] for name, curve in logged.items()}, ties
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_made_up_curves_are_chosen_from_as_by_hand(number: int) -> None:
+    draw = random.Random(number)
+    steps = [10 * place for place in range(draw.randint(1, 8))]
+    logged = {
+        name: {step: round(draw.random(), 1) for step in steps if draw.random() < 0.8}
+        for name in ("a", "b", "c")[: draw.randint(1, 3)]
+    }
+    if not all(logged.values()):  # a benchmark that nobody logged is none
+        logged = {name: curve for name, curve in logged.items() if curve}
+    if not logged:
+        return
+    t_stop = draw.choice([None, 0, 30, 35, 200])
+    expected, choice = by_hand(logged, t_stop), chosen(logged, t_stop)
+    if expected is None:
+        assert choice.state in (State.NO_VALIDATION, State.NO_COMPONENTS)
+        return
+    step, score, components, ties = expected
+    assert (choice.step, choice.ties) == (step, ties)
+    assert choice.score == pytest.approx(score)
+    assert choice.components == pytest.approx(components)
+    assert (
+        choice.last_step
+        == max(
+            step
+            for step in logged["a"]
+            if (t_stop is None or step <= t_stop) and all(step in one for one in logged.values())
+        )
+        if "a" in logged
+        else True
+    )
+
+
+def test_step_0_is_inside_the_window() -> None:
+    choice = chosen(both({0: 0.5, 10: 0.3}))
+    assert (choice.step, choice.score, choice.gain) == (0, 0.5, 0.0)
+
+
+def test_the_last_score_of_a_collapse_is_the_last_whole_one() -> None:
+    """A step that lacks a benchmark says nothing of a collapse."""
+    choice = chosen({"a": {10: 0.5, 20: 0.5, 30: 0.0}, "b": {10: 0.5, 20: 0.5}})
+    assert (choice.state, choice.last_step) == (State.SCORED, 20)
+
+
+@pytest.mark.parametrize("status", schema.STATUSES)
+def test_every_status_has_a_state(status: str) -> None:
+    """None of them is taken for a result by accident."""
+    for choice in (Choice(State.SCORED, step=1, score=0.1), Choice(State.NO_VALIDATION)):
+        state = run_state(status, "mini", choice)
+        finished = status == schema.COLLAPSED or (status == schema.DONE and choice.state is State.SCORED)
+        assert (state not in GAPS) == finished

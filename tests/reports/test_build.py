@@ -16,7 +16,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build
-from cppo_lab.reports.build import MARKER, ReportRequest, build_report, paper_request
+from cppo_lab.reports.build import ReportRequest, build_report, paper_request
+from cppo_lab.reports.folder import MARKER
 
 TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
 VERDICTS = {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
@@ -24,7 +25,7 @@ STATISTICS = VERDICTS | {
     f"statistics_{name}.{kind}" for name in ("scores", "order") for kind in ("md", "tex", "csv")
 }
 DIFFERENCES = {f"statistics_differences.{kind}" for kind in ("md", "tex", "csv")}  # of several seeds
-TABLES |= {"table_long.csv", "runs.csv"}
+TABLES |= {"table_long.csv", "runs.csv", "report.json"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -92,11 +93,11 @@ def test_hostile_names_are_text_on_the_page(demo_request: ReportRequest) -> None
 def test_the_same_runs_give_the_same_bytes_in_another_process(demo_request: ReportRequest) -> None:
     build_report(demo_request)
     first = contents(demo_request.out)
-    build_report(demo_request)
+    build_report(demo_request, force=True)
     assert contents(demo_request.out) == first
     code = (
         "import pickle, sys; from cppo_lab.reports.build import build_report;"
-        "build_report(pickle.loads(sys.stdin.buffer.read()))"
+        "build_report(pickle.loads(sys.stdin.buffer.read()), force=True)"
     )
     environment = dict(os.environ, PYTHONHASHSEED="7")
     subprocess.run(
@@ -153,7 +154,7 @@ def test_an_interrupted_build_leaves_the_old_report(
 
             patched.setattr(Path, "rename", rename)
         with pytest.raises((KeyboardInterrupt, OSError)):
-            build_report(demo_request)
+            build_report(demo_request, force=True)
     assert contents(demo_request.out) == before
     assert set(demo_request.out.parent.iterdir()) == beside
     build_report(demo_request)

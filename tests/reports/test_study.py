@@ -178,7 +178,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     sure = {name for name in files if name.startswith("statistics_")}
     tables |= {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
     assert {f"statistics_{name}_{what}.csv" for name in SWEEPS for what in ("scores", "differences")} <= sure
-    assert set(files) == FIGURES | tables | lists | sure | {"index.html", "tables.tex", MARKER}
+    assert set(files) == FIGURES | tables | lists | sure | {"index.html", "tables.tex", "report.json", MARKER}
     html = files["index.html"].decode()
     assert html.count("<svg") == 11
     assert "Not drawn" not in html

@@ -239,3 +239,27 @@ def test_a_provisional_cell_makes_no_headline() -> None:
     said = sentences(*runs, partial=True)
     assert said["All models"] == "1 of 3 runs are no results yet: everything marked † will change."
     assert said["chain"].startswith("DPPO scores 40.00, 10.00 points above GRPO (30.00).")
+
+
+def test_no_form_of_a_table_hides_a_gap() -> None:
+    """A cell of unfinished runs is marked, one without runs says why, in every format."""
+    done = MadeRun("cppo", scores=both({10: 0.5}))
+    going = MadeRun("cppo", seed=1, scores=both({10: 0.9}), status=schema.RUNNING)
+    declared = expect([done, going, MadeRun("dppo"), MadeRun("grpo")])
+    failed = MadeRun("grpo", status=schema.FAILED, reason="out of memory")
+    board = score_sweep(make_data([done, going, failed]), declared, partial=True)
+    main, full = main_table(board, "Main"), full_table(board, "Full")
+    texts = [
+        markup.main_markdown(main),
+        markup.full_markdown(full),
+        sheets.main_csv(main),
+        sheets.full_csv(full),
+    ]
+    texts += [markup.main_latex(main), markup.full_latex(full)]
+    for text in texts:
+        assert "missing" in text
+        assert "failed" in text
+        assert "50.00" in text
+        assert "†" in text or r"\dagger" in text or r"\textdagger" in text
+    rows = sheets.runs_csv(board)
+    assert [word in rows for word in ("missing", "failed", "running")] == [True] * 3

@@ -1,0 +1,62 @@
+"""Whether a report that is asked for again could be another one, told without planning it or opening the store.
+
+After a report, its folder notes all that led to it: what was asked, our code and files, and the state of the database
+file. As long as these are the same, so is the report. Stores that are no SQLite file have no such state.
+"""
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import cppo_lab
+from cppo_lab import store
+from cppo_lab.reports.fingerprint import fingerprint, tree
+from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
+
+_NOT_ASKED = ("command", "force", "out")  # what changes no file of the report
+_HEADER = 100  # bytes at the beginning of a SQLite file; they count its changes
+
+State = tuple[str | int, ...]
+
+
+def unchanged(options: argparse.Namespace, out: Path) -> bool:
+    """Whether the folder has the report that is asked for."""
+    marker = read_marker(out)
+    if marker is None or not marker.store or marker.asked != asked(options):
+        return False
+    return database_state(Path(str(marker.store[0]))) == marker.store and is_whole(out, marker)
+
+
+def note(options: argparse.Namespace, out: Path, state: State, inputs: str) -> None:
+    """Note in the folder what led to its report, if that was made of these `inputs`. `state` is that of the database
+    before it was known that these are still the inputs.
+    """
+    marker: Marker | None = read_marker(out)
+    if marker is not None and marker.inputs == inputs and state:
+        write_marker(out, replace(marker, asked=asked(options), store=state))
+
+
+def asked(options: argparse.Namespace) -> str:
+    """Changes with the command line and with all files that say what it means."""
+    said = {name: value for name, value in vars(options).items() if name not in _NOT_ASKED}
+    environment = store.redacted(os.environ.get(store.VARIABLE, ""))
+    sweep = Path(options.sweep)
+    beside = tree(sweep.parent, (".yaml",)) if sweep.suffix and sweep.is_file() else ""
+    package = tree(Path(cppo_lab.__file__).parent, (".py", ".yaml", ".j2", ".css", ".js", ".csv"))
+    return fingerprint((said, str(Path.cwd()), environment, beside, package))
+
+
+def database_state(database: Path) -> State:
+    """Changes with every write to a SQLite database; empty if there is no such file."""
+    found: list[str | int] = [str(database)]
+    try:
+        with database.open("rb") as file:
+            found.append(file.read(_HEADER).hex())
+        for path in (database, database.with_name(f"{database.name}-wal")):
+            if path.exists():
+                seen = path.stat()
+                found += [path.name, seen.st_ino, seen.st_size, seen.st_mtime_ns]
+    except OSError:
+        return ()
+    return tuple(found)

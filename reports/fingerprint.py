@@ -1,0 +1,116 @@
+"""Fingerprints: of values such as a figure's info, of the code that makes reports, of bytes."""
+
+import hashlib
+import json
+import math
+import os
+import platform
+from collections.abc import Collection, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+import cppo_lab
+
+PACKAGE_ROOT = Path(cppo_lab.__file__).parent
+PACKAGE = PACKAGE_ROOT / "reports"
+LIBRARIES = ("matplotlib", "numpy", "pandas", "jinja2")  # those that change the bytes of a report
+
+
+class Unknown(TypeError):
+    """A value whose content cannot be told by `fingerprint`."""
+
+
+def fingerprint(value: object) -> str:
+    """Equal for values of equal types and content, in every process; frozen infos, and `partial`s of functions of ours.
+
+    Raises Unknown for anything else, such as a function with a closure.
+    """
+    return hashlib.sha256(json.dumps(_plain(value), separators=(",", ":")).encode()).hexdigest()
+
+
+def _plain(value: object) -> Any:
+    """As JSON knows it, with the type's name wherever two types could look alike."""
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, float):
+        return ["float", value.hex() if math.isfinite(value) else repr(value)]
+    if isinstance(value, Enum):
+        return ["enum", _name(type(value)), value.name]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, tuple | list):
+        return ["items", *(_plain(item) for item in value)]
+    if isinstance(value, Mapping):
+        return ["mapping", *([_plain(key), _plain(item)] for key, item in value.items())]
+    if isinstance(value, frozenset | set):
+        return ["set", *sorted(json.dumps(_plain(item)) for item in value)]
+    if isinstance(value, partial):
+        return ["partial", _plain(value.func), _plain(value.args), _plain(value.keywords)]
+    return _plain_object(value)
+
+
+def _plain_object(value: object) -> Any:
+    if isinstance(value, FunctionType):
+        if value.__closure__ or "<" in value.__qualname__:
+            raise Unknown(f"{value.__qualname__} is a function whose content has no name")
+        return ["function", f"{value.__module__}.{value.__qualname__}"]
+    if is_dataclass(value) and not isinstance(value, type):
+        return [
+            _name(type(value)),
+            *([part.name, _plain(getattr(value, part.name))] for part in fields(value)),
+        ]
+    if isinstance(value, np.generic):
+        return ["scalar", value.dtype.str, _plain(value.item())]
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return ["array", value.dtype.str, list(value.shape), content]
+    raise Unknown(f"no fingerprint of {_name(type(value))}")
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def of_bytes(content: bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def drawing_code() -> str:
+    """Of all that turns an info into a drawing: our code and the libraries'."""
+    return fingerprint(
+        (libraries(), tree(PACKAGE / "figures"), of_bytes((PACKAGE / "names.py").read_bytes()))
+    )
+
+
+@cache
+def report_code() -> str:
+    """Of all that turns runs into a report: analysis, reports with their templates, and the libraries."""
+    shared = [of_bytes((PACKAGE_ROOT / f"{name}.py").read_bytes()) for name in ("schema", "history", "store")]
+    return fingerprint((libraries(), tree(PACKAGE), tree(PACKAGE_ROOT / "analysis"), shared))
+
+
+def libraries() -> list[str]:
+    """Python and what else changes the bytes of a report, with their versions."""
+    return [platform.python_version(), *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
+
+
+def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", ".csv")) -> str:
+    """Of the files with these endings below `root`: their places and content."""
+    found = []
+    for folder, folders, names in os.walk(root, followlinks=True):
+        # Reports are written below the package where it is worked on.
+        folders[:] = sorted(name for name in folders if name not in ("build", "__pycache__"))
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.suffix in suffixes:
+                found.append((str(path.relative_to(root)), of_bytes(path.read_bytes())))
+    return fingerprint(found)

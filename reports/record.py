@@ -1,0 +1,124 @@
+"""`report.json`: a report for programs to read. Cells, runs and verdicts, and the fingerprints of figures and files.
+
+It names neither MLflow's ids nor times, so that equal runs in different stores give equal records.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import CellScore, RunScore, Stat
+from cppo_lab.analysis.statistics.verdict_words import reason
+from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
+from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
+from cppo_lab.reports.names import display_name
+
+RECORD = "report.json"
+FORMAT = "cppo-report-1"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a record says of the report as a whole; `kind` is sweep, study or search."""
+
+    kind: str
+    name: str
+    title: str
+    experiment: str
+    core: str
+    command: str
+
+
+def record(
+    about: About,
+    boards: Mapping[str, Scoreboard],
+    drawings: Mapping[str, partial[Any]],
+    files: Mapping[str, bytes],
+) -> bytes:
+    """The record of a report with these scored sweeps, drawings (by the name of their files) and files."""
+    judged = [one for one in verdicts(boards) if one.claim.sweep in boards] if boards else []
+    content = {
+        "format": FORMAT,
+        **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
+        "sweeps": [_sweep(name, board) for name, board in boards.items()],
+        "verdicts": [_verdict(one) for one in judged],
+        "figures": {name: _drawing(name, draw, files) for name, draw in sorted(drawings.items())},
+        "files": {name: of_bytes(data) for name, data in sorted(files.items())},
+    }
+    return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def _drawing(name: str, draw: partial[Any], files: Mapping[str, bytes]) -> str:
+    """Of what is drawn, not of who asked for it: files name the command in their metadata."""
+    try:
+        return fingerprint(draw)
+    except Unknown:
+        return of_bytes(files[f"{name}.svg"])
+
+
+def _sweep(name: str, board: Scoreboard) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cells": [_cell(cell) for cell in board.cells.values()],
+        "runs": [_run(run, board.data.versions) for run in board.runs],
+    }
+
+
+def _cell(cell: CellScore) -> dict[str, Any]:
+    return {
+        "model": cell.model,
+        "variant": cell.variant,
+        "state": cell.state.value,
+        "provisional": cell.provisional,
+        "expected": cell.expected,
+        "score": _stat(cell.score),
+        "components": {name: _stat(stat) for name, stat in cell.components.items()},
+    }
+
+
+def _stat(stat: Stat | None) -> dict[str, float | int | None] | None:
+    return None if stat is None else {"mean": _number(stat.mean), "std": _number(stat.std), "n": stat.n}
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "key": f"{run.variant} on {run.model}, seed {'-' if run.seed is None else run.seed}",
+        "run_id": run.run_id,
+        "state": run.state.value,
+        "step": run.choice.step,
+        "score": _number(run.choice.score),
+        "version": "" if run.mlflow_id is None else versions.get(run.mlflow_id, ""),
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    found = None if verdict.deciding is None else verdict.deciding.difference
+    estimate = None if found is None else found.estimate
+    return {
+        "claim": verdict.claim.key,
+        "text": verdict.claim.text,
+        "sweep": verdict.claim.sweep,
+        "score": verdict.score.value,
+        "outcome": verdict.outcome.value,
+        "provisional": verdict.provisional,
+        "reason": reason(verdict, display_name),
+        "estimate": None if estimate is None else _number(estimate.value),
+        "low": None if estimate is None else _number(estimate.low),
+        "high": None if estimate is None else _number(estimate.high),
+        "pairs": None if estimate is None else estimate.n,
+        "p_adjusted": None if verdict.deciding is None else _number(verdict.deciding.p_adjusted),
+        "others": {score.value: outcome.value for score, outcome in sorted(verdict.others.items())},
+    }
+
+
+def listed_files(names: Sequence[str]) -> list[str]:
+    """The files that a page offers, the record among them."""
+    return sorted([*names, RECORD])

@@ -1,0 +1,151 @@
+"""Reading `report.json` back. Nothing in it is trusted: every field is checked, and what is wrong is named."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.analysis.fields import Fields, boolean, count, text
+from cppo_lab.errors import UserError
+from cppo_lab.reports.record import FORMAT, RECORD
+
+LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
+REMEDY = "make the report again with `cppo report`"
+
+
+@dataclass(frozen=True)
+class SavedCell:
+    """One (model, variant); `score` and `components` are fractions."""
+
+    state: str
+    provisional: bool
+    expected: int
+    runs: int
+    score: float | None
+    components: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """One expected run; `run_id` is empty where only its name is known, `version` where there is none."""
+
+    run_id: str
+    state: str
+    step: int | None
+    score: float | None
+    version: str
+
+
+@dataclass(frozen=True)
+class SavedVerdict:
+    """A claim with what it came to; `estimate`, `low`, `high` are fractions."""
+
+    claim: str
+    text: str
+    outcome: str
+    reason: str
+    provisional: bool
+    estimate: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class SavedReport:
+    """A report as its record has it. Cells and runs by sweep and what names them there; figures and files by name."""
+
+    kind: str
+    name: str
+    title: str
+    experiment: str
+    core: str
+    command: str
+    cells: Mapping[tuple[str, str, str], SavedCell]  # sweep, model, variant
+    runs: Mapping[tuple[str, str], SavedRun]  # sweep; variant, model and seed in words
+    verdicts: Mapping[tuple[str, str], SavedVerdict]  # sweep, claim
+    figures: Mapping[str, str]
+    files: Mapping[str, str]
+
+
+def read_record(folder: Path) -> SavedReport:
+    """The record in a report's folder. Raises UserError if there is none, or if it is not what it should be."""
+    path = folder / RECORD
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UserError(f"{path} has more than the {LARGEST} bytes that such a file may have: {REMEDY}")
+        content = path.read_bytes().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no report, it has no {RECORD}: {REMEDY}") from None
+    fields = Fields.parse(content, str(path), REMEDY)
+    if fields.values.get("format") != FORMAT:
+        raise fields.bad(f"has format {fields.values.get('format')!r:.40}, not {FORMAT!r}")
+    head = {
+        key: fields.one(key, text, "text")
+        for key in ("kind", "name", "title", "experiment", "core", "command")
+    }
+    cells: dict[tuple[str, str, str], SavedCell] = {}
+    runs: dict[tuple[str, str], SavedRun] = {}
+    for sweep in _inner(fields, "sweeps"):
+        name = sweep.one("name", text, "text")
+        for cell in _inner(sweep, "cells"):
+            cells[name, cell.one("model", text, "text"), cell.one("variant", text, "text")] = _cell(cell)
+        for run in _inner(sweep, "runs"):
+            runs[name, run.one("key", text, "text")] = _run(run)
+    verdicts = {
+        (one.one("sweep", text, "text"), one.one("claim", text, "text")): _verdict(one)
+        for one in _inner(fields, "verdicts")
+    }
+    digests = {key: _texts(fields.inner(key)) for key in ("figures", "files")}
+    return SavedReport(**head, cells=cells, runs=runs, verdicts=verdicts, **digests)
+
+
+def _inner(fields: Fields, key: str) -> list[Fields]:
+    """The JSON objects in a list."""
+    items = fields.listed(key, lambda value: value if isinstance(value, dict) else None, "JSON object")
+    return [Fields(item, f"{fields.what}, {key}[{index}],", REMEDY) for index, item in enumerate(items)]
+
+
+def _texts(fields: Fields) -> dict[str, str]:
+    return {name: fields.one(name, text, "text") for name in fields.values}
+
+
+def _cell(fields: Fields) -> SavedCell:
+    score = _stat(fields, "score")
+    components = fields.inner("components")
+    means = {name: _stat(components, name) for name in components.values}
+    return SavedCell(
+        state=fields.one("state", text, "text"),
+        provisional=fields.one("provisional", boolean, "true or false"),
+        expected=fields.one("expected", count, "count"),
+        runs=0 if score is None else score[1],
+        score=None if score is None else score[0],
+        components={name: found[0] for name, found in means.items() if found is not None},
+    )
+
+
+def _stat(fields: Fields, key: str) -> tuple[float, int] | None:
+    """Mean and number of runs; None where there is none."""
+    if fields.values.get(key) is None:
+        return None
+    stat = fields.inner(key)
+    mean = stat.optional("mean")
+    return None if mean is None else (mean, stat.one("n", count, "count"))
+
+
+def _run(fields: Fields) -> SavedRun:
+    known = fields.values.get("run_id") is not None
+    return SavedRun(
+        run_id=fields.one("run_id", text, "text") if known else "",
+        state=fields.one("state", text, "text"),
+        step=None if fields.values.get("step") is None else fields.one("step", count, "count"),
+        score=fields.optional("score"),
+        version=fields.one("version", text, "text"),
+    )
+
+
+def _verdict(fields: Fields) -> SavedVerdict:
+    words: dict[str, Any] = {
+        key: fields.one(key, text, "text") for key in ("claim", "text", "outcome", "reason")
+    }
+    numbers = {key: fields.optional(key) for key in ("estimate", "low", "high")}
+    return SavedVerdict(**words, **numbers, provisional=fields.one("provisional", boolean, "true or false"))

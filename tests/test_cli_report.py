@@ -1,0 +1,122 @@
+"""`cppo report` again and again: what is up to date is said at once, and what is kept of it in MLflow."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from cppo_lab import run, schema
+from cppo_lab.cli import main, reporting
+from cppo_lab.cli.unchanged import database_state
+from cppo_lab.errors import UserError
+from cppo_lab.reports.folder import MARKER
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.launch import launch
+from cppo_lab.sweep.plan import make_plan
+from tests.plausible import train
+
+ONE = ["quickstart", "variant=cppo"]
+
+
+@pytest.fixture
+def trained(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store with the runs of one variant of the quickstart; training took no time."""
+    monkeypatch.setattr(run, "load_core", lambda name: train)
+    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", "seed=0"]), tracking_uri())
+    return workspace
+
+
+def parent() -> Run:
+    client = MlflowClient(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    (found,) = [
+        run
+        for run in client.search_runs([experiment.experiment_id])
+        if schema.TAG_SWEEP_PARENT in run.data.tags
+    ]
+    return found
+
+
+def test_it_is_made_once_and_kept_in_mlflow(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["report", *ONE, "seed=0"]
+    assert main(asked) == 0
+    assert "up to date" not in capsys.readouterr().out
+    tags = parent().data.tags
+    assert "index.html" in tags[schema.TAG_REPORT]
+    assert "### Verdict" in tags[schema.TAG_NOTE]
+    page = trained / "reports" / "build" / "quickstart" / "index.html"
+    before = page.stat().st_mtime_ns
+    with monkeypatch.context() as patched:
+        patched.setattr(reporting, "planned", None)  # neither planned nor read
+        assert main(asked) == 0
+        assert "index.html is up to date" in capsys.readouterr().out
+    # Something of another experiment: the store is asked, the report stays.
+    MlflowClient(tracking_uri()).create_experiment("another")
+    assert main(asked) == 0
+    assert "is up to date" in capsys.readouterr().out
+    assert page.stat().st_mtime_ns == before
+    page.write_text("spoiled")
+    assert main(asked) == 0
+    assert "up to date" not in capsys.readouterr().out
+    assert main([*asked, "--force"]) == 0
+    assert "up to date" not in capsys.readouterr().out
+    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", "seed=1"]), tracking_uri())
+    assert main(asked) == 0  # the new run is one of the sweep's, though not of this report's
+    assert "up to date" not in capsys.readouterr().out
+    assert main(["report", *ONE]) == 0
+    assert "up to date" not in capsys.readouterr().out
+
+
+def test_what_is_up_to_date_is_said_at_once(trained: Path) -> None:
+    assert main(["report", *ONE, "seed=0", "--no-log"]) == 0
+    code = (
+        "import sys\nfrom cppo_lab.cli import main\n"
+        "assert main(['report', 'quickstart', 'variant=cppo', 'seed=0', '--no-log']) == 0\n"
+        "heavy = {'mlflow', 'hydra', 'pandas', 'matplotlib', 'sqlalchemy', 'torch'}\n"
+        "print('heavy:', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "is up to date\nheavy: []" in done.stdout
+
+
+def test_it_need_not_be_kept(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", *ONE, "seed=0", "--no-log"]) == 0
+    assert schema.TAG_REPORT not in parent().data.tags
+    assert main(["report", *ONE, "seed=0"]) == 0
+    assert "is up to date" in capsys.readouterr().out
+    assert schema.TAG_REPORT in parent().data.tags
+
+
+def test_a_store_that_does_not_take_it_costs_a_line(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> int:
+        raise UserError("tracking store x failed: gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("cppo_lab.tracking.report_log.keep_report", away)
+        assert main(["report", *ONE, "seed=0"]) == 0
+    said = capsys.readouterr()
+    assert "report: reports/build/quickstart/index.html" in said.out
+    assert (
+        said.err.splitlines()[-1] == "cppo: the report is not kept in MLflow: tracking store x failed: gone"
+    )
+    assert '"asked": ""' in (trained / "reports" / "build" / "quickstart" / MARKER).read_text()
+    assert main(["report", *ONE, "seed=0"]) == 0  # made up for
+    assert schema.TAG_REPORT in parent().data.tags
+
+
+def test_the_state_of_a_database_changes_with_every_write(trained: Path) -> None:
+    database = trained / "mlflow.db"
+    first = database_state(database)
+    assert first == database_state(database)
+    MlflowClient(tracking_uri()).set_tag(parent().info.run_id, "x", "y")
+    assert database_state(database) != first
+    assert database_state(trained / "nothing.db") == ()
