@@ -14,6 +14,7 @@ from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
 from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure
 from cppo_lab.reports.folder import MARKER, require_ours, swap_in
+from cppo_lab.reports.markup import latex_wrapper
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.search_page import render_search, search_page
 from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
@@ -68,6 +69,7 @@ def _files(request: SearchRequest, result: SearchResult, seeds: tuple[SeedValues
         "table_space.tex": text_latex(space),
         "table_space.csv": text_csv(space),
     }
+    texts["tables.tex"] = latex_wrapper(texts)
     history, curves, importances = course_figures(result)
     figures = (*space_figures(result, request.shipped), importances, history, curves)
     drawn: dict[str, bytes] = {}
