@@ -17,6 +17,7 @@ from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure
 from cppo_lab.reports.fingerprint import fingerprint
 from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
 from cppo_lab.reports.inputs import report_inputs
+from cppo_lab.reports.markup import latex_wrapper
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.record import RECORD, About, listed_files, record
 from cppo_lab.reports.search_page import render_search, search_page
@@ -82,6 +83,7 @@ def _files(request: SearchRequest, result: SearchResult, seeds: tuple[SeedValues
         "table_space.tex": text_latex(space),
         "table_space.csv": text_csv(space),
     }
+    texts["tables.tex"] = latex_wrapper(texts)
     history, curves, importances = course_figures(result)
     figures = (*space_figures(result, request.shipped), importances, history, curves)
     drawn: dict[str, bytes] = {}

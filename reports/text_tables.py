@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.reports.markup import document, escape_latex, escape_markdown, latex_document, markdown_table
+from cppo_lab.reports.escapes import escape_latex, escape_markdown
+from cppo_lab.reports.markup import document, latex_document, markdown_table
 from cppo_lab.reports.sheets import csv_text
 
 

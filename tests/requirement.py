@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from dev.servers import postgres
 from dev.slurm import starting
 
 CHROMIUM = Path("/usr/bin/chromium")
+LATEX_PACKAGE = "texlive-latex-recommended"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,16 @@ def _no_postgres() -> str:
     return "" if there else "not installed: psycopg2 (pip install psycopg2-binary)"
 
 
+def _no_latex() -> str:
+    if shutil.which("pdflatex") is None:
+        return f"no pdflatex (apt-get install {LATEX_PACKAGE})"
+    for style in ("booktabs.sty", "colortbl.sty"):
+        if not subprocess.run(["kpsewhich", style], stdout=subprocess.PIPE, check=False).stdout:
+            return f"LaTeX lacks {style} (apt-get install {LATEX_PACKAGE})"
+    return ""
+
+
 SLURM = Requirement("Slurm", "CPPO_REQUIRE_SLURM", _no_slurm)
 BROWSER = Requirement("a browser", "CPPO_REQUIRE_BROWSER", _no_browser)
 POSTGRES = Requirement("PostgreSQL", "CPPO_REQUIRE_POSTGRES", _no_postgres)
+LATEX = Requirement("LaTeX", "CPPO_REQUIRE_LATEX", _no_latex)

@@ -52,6 +52,7 @@ MISTAKES = [
     (["report", "main", "--from", "paper"], "mlflow.db does not exist"),
     (["report", "main"], "mlflow.db does not exist: run `cppo launch SWEEP`"),
     (["report", "maine"], "unknown sweep 'maine': did you mean 'main'?"),
+    (["report", "tune_cppo", "--palette", "colorblind"], "--palette colorblind: the report of a search"),
     (["report", "quickstart", "--from", "paper"], "cppo report main --from paper"),
 ]
 
@@ -178,3 +179,19 @@ def test_a_running_run_is_not_reported_as_a_result(
     recorder.finish(FINISHED)
     sent(attempt.folder)
     assert main(["report", *SWEEP, "variant=grpo", "seed=0"]) == 0
+
+
+def test_a_report_is_told_the_command_that_makes_it(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cppo_lab.reports import build
+
+    asked: list[build.ReportRequest] = []
+    monkeypatch.setattr(build, "build_report", lambda request: asked.append(request) or Path("page"))
+    assert main(["report", "main", "--from", "paper", "--palette", "colorblind", "--partial"]) == 0
+    assert main(["report", "main", "--from", "paper", "--out", "elsewhere"]) == 0
+    capsys.readouterr()
+    assert [(request.palette, request.command) for request in asked] == [
+        ("colorblind", "cppo report main --from paper --partial --palette colorblind"),
+        ("paper", "cppo report main --from paper"),
+    ]

@@ -158,8 +158,10 @@ def _smoothed(trace: Trace) -> Trace:
 
 
 def _in_thousands(trace: Trace) -> Trace:
-    parts = ("mean", "low", "high", "smooth")
-    return replace(trace, **{name: tuple(value / KILO for value in getattr(trace, name)) for name in parts})
+    mean, low, high, smooth = (
+        tuple(value / KILO for value in part) for part in (trace.mean, trace.low, trace.high, trace.smooth)
+    )
+    return replace(trace, mean=mean, low=low, high=high, smooth=smooth)
 
 
 def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:

@@ -77,13 +77,11 @@ def _floor(board: Scoreboard, model: str) -> float | None:
 
 def draw_share(trace: Trace, ax: Axes) -> None:
     """A dot at each step that masked any token; those of neighbouring steps are connected."""
-    settings = {"color": trace.stroke.colour, "zorder": 3}
+    colour = trace.stroke.colour
     if trace.band:
-        ax.fill_between(
-            trace.steps, trace.low, trace.high, color=trace.stroke.colour, alpha=0.12, linewidth=0
-        )
-    ax.plot(trace.steps, trace.mean, "o", markersize=2.2, markeredgewidth=0, **settings)
-    ax.plot(*_broken(trace.steps, trace.mean), linewidth=0.6, alpha=0.45, **settings)
+        ax.fill_between(trace.steps, trace.low, trace.high, color=colour, alpha=0.12, linewidth=0)
+    ax.plot(trace.steps, trace.mean, "o", markersize=2.2, markeredgewidth=0, color=colour, zorder=3)
+    ax.plot(*_broken(trace.steps, trace.mean), linewidth=0.6, alpha=0.45, color=colour, zorder=3)
     step_axis(ax)
 
 

@@ -61,6 +61,28 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
     assert [path.name for path in demo_request.out.parent.iterdir() if path.name.startswith(".report")] == []
 
 
+def test_figures_name_their_command_and_runs(demo_request: ReportRequest) -> None:
+    build_report(demo_request)
+    for path in demo_request.out.glob("figure_*"):
+        if path.suffix == ".pdf":  # a name without accents stands in a PDF as it is
+            assert b"/Subject (made by: cppo report demo)" in path.read_bytes()
+        else:
+            assert b"made by: cppo report demo" in path.read_bytes()
+        assert b"cppo-0 cppo-1 grpo-0 grpo-1" in path.read_bytes()
+
+
+def test_another_palette_changes_the_figures_alone(demo_request: ReportRequest, tmp_path: Path) -> None:
+    build_report(demo_request)
+    usual = contents(demo_request.out)
+    other = replace(demo_request, out=tmp_path / "other", palette="colorblind")
+    build_report(other)
+    changed = {name for name, data in contents(other.out).items() if data != usual[name]}
+    assert changed == {"index.html", *(name for name in usual if name.startswith("figure_"))}
+    svg = (other.out / "figure_curves.svg").read_text().lower()
+    assert "#0072b2" in svg
+    assert "#0052d9" not in svg
+
+
 def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportRequest) -> None:
     html = build_report(demo_request).read_text(encoding="utf-8")
     counted = Counter(re.findall(r'\bid="([^"]+)"', html))

@@ -1,11 +1,8 @@
 """The tables through a real LaTeX, as they stand, whatever the names in them."""
 
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -18,10 +15,10 @@ from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.reports.text_tables import TextRow, TextTable, text_latex
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+from tests.requirement import LATEX
 
 pytestmark = pytest.mark.latex
 
-PACKAGE = "texlive-latex-recommended"
 NAMES = (
     *(
         "&",
@@ -57,21 +54,9 @@ NAMES = (
 )
 
 
-def give_up(reason: str) -> NoReturn:
-    """Skips the test, or fails it where CI or CPPO_REQUIRE_LATEX says that LaTeX has to be there."""
-    for name in ("CI", "CPPO_REQUIRE_LATEX"):
-        if os.environ.get(name, "") not in ("", "0", "false"):
-            pytest.fail(f"{name} is set, so LaTeX has to be there, but: {reason}")
-    pytest.skip(f"latex: {reason}")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _latex() -> None:
-    if shutil.which("pdflatex") is None:
-        give_up(f"no pdflatex (apt-get install {PACKAGE})")
-    for style in ("booktabs.sty", "colortbl.sty"):
-        if not subprocess.run(["kpsewhich", style], stdout=subprocess.PIPE, check=False).stdout:
-            give_up(f"LaTeX lacks {style} (apt-get install {PACKAGE})")
+    LATEX.demand()
 
 
 def compiled(folder: Path, files: dict[str, str]) -> str:

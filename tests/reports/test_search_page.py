@@ -91,7 +91,7 @@ def reported(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
     files = reported
     drawn = pictures("history", "importances", "slices", "sensitivity", "curves")
-    assert set(files) == TABLES | drawn | {"index.html", "report.json", MARKER}
+    assert set(files) == TABLES | drawn | {"index.html", "report.json", "tables.tex", MARKER}
     html = files["index.html"].decode()
     assert (
         "The best of 24 trials is trial 22: rule.delta_b=0.008106, rule.w_min=0.7: final score 59.8\xa0%."
