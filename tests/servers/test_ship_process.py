@@ -90,20 +90,20 @@ def test_its_store_hangs(
 
 
 def test_what_mlflow_prints_is_no_answer(
-    sqlite_tables: Path, tiny_spec: RunSpec, workspace: Path, capfd: pytest.CaptureFixture[str]
+    server: MlflowServer, spec: RunSpec, workspace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It prints where to look at a run that has ended."""
-    uri = copy_of(sqlite_tables, workspace)
-    recorder = Recorder(tiny_spec, {}, workspace / "runs" / tiny_spec.run_id)
+    recorder = Recorder(spec, {}, workspace / "runs" / spec.run_id)
     recorder.log(0, {"train/reward": 0.5})
     recorder.finish(Outcome(DONE, 0))
-    process = ShipProcess(recorder.folder, uri)
+    process = ShipProcess(recorder.folder, server.uri)
     try:
         assert (process.ship(), process.ship()) == ("", "")
     finally:
         process.close()
-    assert not unsent(recorder.folder, uri)
-    assert capfd.readouterr().out == ""
+    assert not unsent(recorder.folder, server.uri)
+    said = capfd.readouterr()
+    assert ("View run" in said.err, said.out) == (True, "")
 
 
 def test_it_says_what_is_wrong_with_the_store(workspace: Path) -> None:
