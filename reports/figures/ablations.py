@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.study import MAIN, OURS, Study
 from cppo_lab.reports.figures import curves
-from cppo_lab.reports.figures.frame import as_they_are, handle_length, handles_and_labels, surround
+from cppo_lab.reports.figures.frame import above, as_they_are, handle_length, handles_and_labels, surround
 from cppo_lab.reports.figures.palette import PAPER, Key
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import origin
@@ -108,8 +108,9 @@ def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
 
 def draw(info: AblationsInfo, fig: Figure, headed: bool = True) -> None:
     """The panels in a row."""
+    bands = [line.band for entry in info.panels if entry.panel for line in entry.panel.lines]
     longest = max(len(panel.keys) for panel in info.panels)
-    surround(fig, (11.4, 3.4 + 0.17 * longest), (info.title, info.source) if headed else (), ())
+    surround(fig, (11.4, 3.4 + 0.17 * longest), above(info.title, info.source, bands) if headed else (), ())
     axes = fig.subplots(1, len(info.panels), squeeze=False)[0]
     for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
         draw_ablation(panel, ax, info.y_label if index == 0 else "")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import State
-from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, in_order, origin
@@ -154,7 +154,8 @@ def draw(info: CurvesInfo, fig: Figure, headed: bool = True, in_row: int = 2) ->
     columns = min(in_row, len(info.panels))
     rows = -(-len(info.panels) // columns)
     width = {1: 7.2, 2: 10.8}.get(columns, 3.9 * columns)
-    texts = (info.title, info.source) if headed else ()
+    bands = [line.band for panel in info.panels for line in panel.lines]
+    texts = above(info.title, info.source, bands) if headed else ()
     surround(fig, (width, (4.2 if columns == 1 else 3.3) * rows), texts, info.keys)
     axes = fig.subplots(rows, columns, squeeze=False)
     for index, ax in enumerate(axes.flat):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
-from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
 from cppo_lab.reports.names import display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
@@ -153,7 +153,8 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
 def draw(info: DiagnosticsInfo, fig: Figure) -> None:
     """All panels: models as rows, metrics as columns, with title, source and a shared legend."""
     rows, columns = len(info.models), len(info.metrics)
-    surround(fig, (max(3.3 * columns, 5.4), 2.5 * rows), (info.title, info.source), info.keys)
+    bands = [trace.band for panel in info.panels for trace in panel.traces]
+    surround(fig, (max(3.3 * columns, 5.4), 2.5 * rows), above(info.title, info.source, bands), info.keys)
     axes = fig.subplots(rows, columns, squeeze=False)
     for ax, panel in zip(axes.flat, info.panels, strict=True):
         draw_panel(panel, ax, panel.label)

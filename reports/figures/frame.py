@@ -3,18 +3,30 @@ axis of training steps.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 
+from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
 from cppo_lab.reports.figures.palette import Key
 
 CHARACTERS_PER_INCH = 13  # of the title's and the legend's letters, on the safe side
 HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
 LINE_INCHES = 0.22
+
+
+def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
+    """What stands above a figure that travels alone: title, source, and what its `bands` (their kinds) are."""
+    words = {
+        INTERVAL: "the 95 % interval of the mean over seeds, at each step by itself",
+        RANGE: "the range of two seeds",
+    }
+    kinds = set(bands)
+    told = " or ".join(text for kind, text in words.items() if kind in kinds)
+    return (title, source, *([f"bands: {told}"] if told else []))
 
 
 def legend_columns(labels: tuple[str, ...], width: float) -> int:

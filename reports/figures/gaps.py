@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
 from cppo_lab.analysis.study import COMPARED, MAIN, OURS, Study, runs_of
-from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.frame import above, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Stroke
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import display_name, origin
@@ -128,7 +128,12 @@ def _positions(ax: Axes) -> None:
 
 def draw(info: GapsInfo, fig: Figure, headed: bool = True) -> None:
     """Both panels side by side."""
-    surround(fig, (10.4, 3.7), (info.title, info.source) if headed else (), ())
+    surround(
+        fig,
+        (10.4, 3.7),
+        above(info.title, info.source, (line.gaps.mean.band for line in info.lines)) if headed else (),
+        (),
+    )
     left, right = fig.subplots(1, 2)
     draw_gaps(info, left)
     draw_threshold(info, right)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
-from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
 from cppo_lab.reports.figures.picture import Absent
@@ -191,7 +191,8 @@ def draw_reward(info: ModelInfo, ax: Axes) -> None:
 def draw(info: ModelInfo, fig: Figure, headed: bool = True) -> None:
     """Benchmarks above, training below, one legend for all."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
-    texts = (info.title, info.source) if headed else ()
+    bands = [line.band for panel in info.benchmarks for line in panel.lines]
+    texts = above(info.title, info.source, bands) if headed else ()
     surround(fig, (3.8 * columns, 5.6), texts, info.keys)
     axes = fig.subplots(2, columns, squeeze=False)
     for index, panel in enumerate(info.benchmarks):

@@ -12,7 +12,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.study import OURS, runs_of
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
-from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import display_name, origin
@@ -102,7 +102,8 @@ def draw(info: WarmupInfo, fig: Figure, headed: bool = True) -> None:
     """Metrics as rows, models as columns; each row has one scale."""
     rows, columns = len(METRICS), len(info.models)
     size = (max(3.6 * columns, 5.4), 2.4 * rows)
-    surround(fig, size, (info.title, info.source) if headed else (), ())
+    bands = [trace.band for panel in info.panels for trace in panel.traces]
+    surround(fig, size, above(info.title, info.source, bands) if headed else (), ())
     axes = fig.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
     for index, (ax, panel) in enumerate(zip(axes.flat, info.panels, strict=True)):
         row, column = divmod(index, columns)

@@ -257,6 +257,15 @@ def test_the_word_is_no_wider_than_its_place() -> None:
         assert not any(box.overlaps(other) for other in boxes[:index])
 
 
+def test_a_figure_says_what_its_bands_are(two_seeds: Scoreboard) -> None:
+    assert frame.above("t", "s", ["", ""]) == ("t", "s")
+    fig = Figure()
+    curves.draw(curves.curves_info(two_seeds, "Demo"), fig)
+    assert fig.get_suptitle().endswith("bands: the range of two seeds")
+    assert "core=mini" in fig.get_suptitle()
+    assert "95 % interval" in frame.above("t", "s", [INTERVAL])[-1]
+
+
 def test_three_seeds_have_the_interval_of_their_mean() -> None:
     scores = (0.30, 0.34, 0.44)
     runs = [MadeRun("cppo", seed=seed, scores=both({10: score})) for seed, score in enumerate(scores)]
