@@ -5,6 +5,7 @@ import json
 import math
 import os
 import platform
+from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -45,6 +46,8 @@ def _plain(value: object) -> Any:
         return ["enum", _name(type(value)), value.name]
     if isinstance(value, bytes):
         return ["bytes", value.hex()]
+    if isinstance(value, tuple) and value and all(type(item) is float for item in value):
+        return ["floats", of_bytes(array("d", value).tobytes())]  # curves are most of what figures show
     if isinstance(value, tuple | list):
         return ["items", *(_plain(item) for item in value)]
     if isinstance(value, Mapping):
