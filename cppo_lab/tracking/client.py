@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
@@ -24,6 +26,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.tracking.views import page
 
 PAGE = 1000  # runs per request
+HEALTH_SECONDS = 5.0
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
 # A server that is away is tried again by us: seconds, not the minutes of MLflow's default. One that is slow gets time.
 SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
@@ -89,7 +92,8 @@ def _connect(uri: str) -> None:
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
     """The id of experiment `name`, created if it is not there.
 
-    With SQLite the artifacts lie beside the database; a server decides for itself.
+    With SQLite the artifacts lie beside the database, with another database in the working folder of whoever comes
+    first; a server decides for itself.
     Raises UserError if somebody deleted the experiment.
     """
     with alone(uri):
@@ -106,7 +110,8 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
             )
         return str(found.experiment_id)
     database = store.sqlite_file(uri)
-    location = None if database is None else (database.resolve().parent / "mlartifacts" / name).as_uri()
+    beside = Path.cwd() if database is None else database.resolve().parent
+    location = None if uri.startswith("http") else (beside / "mlartifacts" / name).as_uri()
     tags = {"mlflow.note.content": description} if description else {}
     return str(client.create_experiment(name, artifact_location=location, tags=tags))
 
@@ -147,11 +152,19 @@ def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[Atte
 def known_attempts(uri: str, experiment: str, run_id: str) -> list[Attempt] | None:
     """All attempts at one run, newest first; None if the store does not answer, which is said on standard error."""
     try:
+        _require_answer(uri)
         return attempts_at(open_client(uri), experiment, run_id)
     except (*STORE_FAULTS, UserError) as error:
         said = f"tracking store does not answer, the run's folder decides: {fault_line(error)}"
         print(said, file=sys.stderr, flush=True)
         return None
+
+
+def _require_answer(uri: str) -> None:
+    """Raises OSError if a server says nothing for some seconds: MLflow's own patience is that of minutes."""
+    if uri.startswith("http"):
+        with contextlib.suppress(HTTPError):  # an answer, if not the one that MLflow gives
+            urlopen(f"{uri.rstrip('/')}/health", timeout=HEALTH_SECONDS).close()
 
 
 def newest_runs(
