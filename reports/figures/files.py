@@ -38,11 +38,11 @@ def lay_out_once(fig: Figure) -> None:
 
 
 def _save(fig: Figure, kind: str, title: str, made: str, runs: str) -> bytes:
-    every: dict[str, dict[str, str | list[str]]] = {
+    fields: dict[str, object] = {
         "png": {"Description": made, "Comment": runs},
         "svg": {"Description": made, "Keywords": [runs]},
         "pdf": {"Subject": made, "Keywords": runs},
-    }
+    }[kind]
     out = io.BytesIO()
-    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, **every[kind], **_NO_DATE[kind]})
+    fig.savefig(out, format=kind, dpi=PNG_DPI, metadata={"Title": title, **fields, **_NO_DATE[kind]})
     return out.getvalue()
