@@ -116,7 +116,7 @@ def _latex_sign(sign: str) -> str:
         return known
     if sign.isascii():
         return sign
-    letter, *marks = unicodedata.normalize("NFD", sign)
+    letter, *marks = list(unicodedata.normalize("NFD", sign))
     if letter.isascii() and letter.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
         return f"\\{_ACCENTS[marks[0]]}{{{letter}}}"
     return f"{{[}}U+{ord(sign):04X}{{]}}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
@@ -59,7 +60,7 @@ def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], leg
         )
 
 
-def handles_and_labels(keys: Sequence[Key]) -> tuple[list, list[str]]:
+def handles_and_labels(keys: Sequence[Key]) -> tuple[list[Line2D], list[str]]:
     """What a legend of `keys` is made of."""
     return [key.handle for key in keys], [key.label for key in keys]
 
