@@ -11,9 +11,8 @@ rebuild_seconds          `cppo report study --from paper` after a newer run of o
 rebuild_main_seconds     `cppo report main --from paper` after that
 scale_seconds, scale_peak_mebibytes
                          listing, histories, selection, scores, tables, verdicts and record of 1,000 runs (25 variants,
-                         10 models, 4 seeds) of 60 metrics over 1,000 steps, three of them validations and 18 of the machine, which
-                         reports leave out; the peak
-                         resident memory of that process, imports included
+                         10 models, 4 seeds) of 60 metrics over 1,000 steps, three of them validations and 18 of the
+                         machine, which reports leave out; the peak resident memory of that process, with imports
 
     python benchmarks/report.py [--quick]
 
