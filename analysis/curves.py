@@ -50,7 +50,10 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
     known = np.array([found is not None for found in parsed], dtype=bool)
     codes = names.codes.to_numpy()
     picked = known[codes] if len(parsed) else np.zeros(len(codes), dtype=bool)
-    rows, codes = metrics.loc[picked, ["mlflow_id", "step", "value"]], codes[picked]
+    # Column by column: a choice of rows and columns at once copies whole columns first.
+    columns = ("mlflow_id", "step", "value")
+    rows = pd.DataFrame({name: metrics[name].array[picked] for name in columns})
+    codes = codes[picked]
     sizes = np.array([0 if found is None else found[1] for found in parsed], dtype=int)[codes]
     samples = int(sizes.max()) if len(sizes) else 0
     benchmark = np.array(["" if found is None else found[0] for found in parsed], dtype=object)

@@ -6,12 +6,16 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 
-# How fast a run was and what its machine did is no result of it.
 _BESIDE = ("perf/", "system/")
 _RESULT_TAGS = (
     *(schema.TAG_RUN_ID, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_CORE, schema.TAG_SEED),
     *(schema.TAG_T_STOP, schema.TAG_STATUS, schema.TAG_REASON),
 )
+
+
+def is_result(metric: str) -> bool:
+    """Whether reports are about this metric: all but how fast a run was and what its machine did."""
+    return not metric.startswith(_BESIDE)
 
 
 def stored_version(run: Run) -> str:
@@ -33,9 +37,7 @@ def result_version(run: Run) -> str:
     """Changes with the configuration and the result of the run: equal for copies of it in different stores."""
     tags = [(name, run.data.tags.get(name, "")) for name in _RESULT_TAGS]
     points = sorted(
-        (one.key, one.step, repr(one.value))
-        for one in run.data.to_proto().metrics
-        if not one.key.startswith(_BESIDE)
+        (one.key, one.step, repr(one.value)) for one in run.data.to_proto().metrics if is_result(one.key)
     )
     return _digest((tags, sorted(run.data.params.items()), points))
 

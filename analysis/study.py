@@ -7,6 +7,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
 from cppo_lab.analysis.grid import SweepGrid
 from cppo_lab.analysis.reader import Listing, list_runs, read_sweep
+from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.errors import UserError
@@ -109,7 +110,7 @@ def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]
 def _sweep(listing: Listing, grid: SweepGrid, partial: bool) -> StudySweep:
     run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
     # The ablations show scores alone; what training logged beside them is read for the main sweep only.
-    wanted = None if grid.name == MAIN else _is_validation
+    wanted = is_result if grid.name == MAIN else _is_validation
     try:
         data = read_sweep(listing.uri, listing.experiment, grid.name, wanted, run_ids, listing)
         return StudySweep(grid, score_sweep(data, grid.expected, partial))

@@ -11,8 +11,8 @@ rebuild_seconds          `cppo report study --from paper` after a newer run of o
 rebuild_main_seconds     `cppo report main --from paper` after that
 scale_seconds, scale_peak_mebibytes
                          listing, histories, selection, scores, tables, verdicts and record of 1,000 runs (25 variants,
-                         10 models, 4 seeds) of 60 metrics over 1,000 steps, three of them validations; the peak
-                         resident memory of that process, imports included
+                         10 models, 4 seeds) of 60 metrics over 1,000 steps, three of them validations and 18 of the
+                         machine, which reports leave out; the peak resident memory of that process, with imports
 
     python benchmarks/report.py [--quick]
 
@@ -69,6 +69,7 @@ SCALE = """
 import json, resource, sys, time
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
+from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.record import About, record
@@ -85,7 +86,7 @@ tags = [run.data.tags for run in listing.runs]
 expected = [
     ExpectedRun(one[TAG_RUN_ID], one[TAG_MODEL], one[sweep_tag("demo")], int(one[TAG_SEED])) for one in tags
 ]
-data = read_sweep(sys.argv[1], "cppo-mini", "demo", listing=listing)
+data = read_sweep(sys.argv[1], "cppo-mini", "demo", is_result, listing=listing)
 lap("histories")
 board = score_sweep(data, expected)
 lap("scores")
@@ -145,7 +146,8 @@ def long_history() -> History:
     """One run's: a validation of each benchmark at every step, and other metrics."""
     generator, step = np.random.default_rng(0), np.arange(1, STEPS + 1)
     names = [schema.validation_metric(name) for name in BENCHMARKS]
-    names += [f"metric/{number:02d}" for number in range(METRICS - len(names))]
+    names += [metric.name for metric in schema.METRICS if not metric.name.startswith("search/")]
+    names += [f"rule/more_{number:02d}" for number in range(METRICS - len(names))]
     columns = {name: (step, generator.random(STEPS), START_MS + 100 * step) for name in sorted(names)}
     return from_columns(columns)
 

@@ -11,6 +11,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
+from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
@@ -101,7 +102,7 @@ def make_report(request: ReportRequest, force: bool = False) -> Built:
     inputs = report_inputs(request, listing.versions({request.name: run_ids}))
     if not force and is_current(out, inputs):
         return Built(request.out / PAGE, anew=False)
-    data = read_sweep(request.uri, request.experiment, request.name, run_ids=run_ids, listing=listing)
+    data = read_sweep(request.uri, request.experiment, request.name, is_result, run_ids, listing)
     board = score_sweep(data, request.expected, request.partial)
     with anew(force):
         files = _files(request, board)

@@ -118,12 +118,16 @@ def _runs(before: SavedReport, after: SavedReport) -> Iterable[RunChange]:
             what=what,
             before="" if old is None else old.state,
             after="" if new is None else new.state,
-            points=_points(old and old.score, new and new.score),
+            points=_points(_score(old), _score(new)),
         )
 
 
 def _run_id(run: SavedRun | None) -> str:
     return "" if run is None else run.run_id
+
+
+def _score(side: SavedRun | SavedCell | None) -> float | None:
+    return None if side is None else side.score
 
 
 def _points(old: float | None, new: float | None) -> float | None:
@@ -141,7 +145,7 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterable[CellChange]:
             after=_state(new),
             score_before=_percent(old),
             score_after=_percent(new),
-            points=_points(old and old.score, new and new.score),
+            points=_points(_score(old), _score(new)),
             runs_before=0 if old is None else old.runs,
             runs_after=0 if new is None else new.runs,
             components=_components(old, new),

@@ -79,10 +79,9 @@ def read_record(folder: Path) -> SavedReport:
     fields = Fields.parse(content, str(path), REMEDY)
     if fields.values.get("format") != FORMAT:
         raise fields.bad(f"has format {fields.values.get('format')!r:.40}, not {FORMAT!r}")
-    head = {
-        key: fields.one(key, text, "text")
-        for key in ("kind", "name", "title", "experiment", "core", "command")
-    }
+    head: list[Any] = [
+        fields.one(key, text, "text") for key in ("kind", "name", "title", "experiment", "core", "command")
+    ]
     cells: dict[tuple[str, str, str], SavedCell] = {}
     runs: dict[tuple[str, str], SavedRun] = {}
     for sweep in _inner(fields, "sweeps"):
@@ -95,8 +94,8 @@ def read_record(folder: Path) -> SavedReport:
         (one.one("sweep", text, "text"), one.one("claim", text, "text")): _verdict(one)
         for one in _inner(fields, "verdicts")
     }
-    digests = {key: _texts(fields.inner(key)) for key in ("figures", "files")}
-    return SavedReport(**head, cells=cells, runs=runs, verdicts=verdicts, **digests)
+    figures, files = (_texts(fields.inner(key)) for key in ("figures", "files"))
+    return SavedReport(*head, cells=cells, runs=runs, verdicts=verdicts, figures=figures, files=files)
 
 
 def _inner(fields: Fields, key: str) -> list[Fields]:
@@ -147,5 +146,5 @@ def _verdict(fields: Fields) -> SavedVerdict:
     words: dict[str, Any] = {
         key: fields.one(key, text, "text") for key in ("claim", "text", "outcome", "reason")
     }
-    numbers = {key: fields.optional(key) for key in ("estimate", "low", "high")}
+    numbers: dict[str, Any] = {key: fields.optional(key) for key in ("estimate", "low", "high")}
     return SavedVerdict(**words, **numbers, provisional=fields.one("provisional", boolean, "true or false"))
