@@ -245,7 +245,9 @@ def main() -> None:
     rounds, steps, spooled = (1, 23, 50) if quick else (4, 65, 500)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        stack.enter_context(contextlib.chdir(folder))  # artifacts of PostgreSQL's runs go to the working folder
+        stack.enter_context(
+            contextlib.chdir(folder)
+        )  # artifacts of PostgreSQL's runs go to the working folder
         stores = stack.enter_context(opened_stores(folder))
         figures = measure_steps(stores, folder / "runs", rounds, steps)
         if not quick:
