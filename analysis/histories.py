@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from cppo_lab import store
 from cppo_lab.analysis.history_cache import HistoryCache
-from cppo_lab.analysis.listing import no_collection
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
 from cppo_lab.history import HISTORY, LARGEST, History, from_columns, pack, unpack
@@ -183,7 +182,7 @@ def _unclipped(value: float) -> float:
 
 def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     """One metric from the store, which orders by time: of a step that was logged twice the last value counts."""
-    with no_collection():
+    with store.no_collection():
         points = client.get_metric_history(mlflow_id, metric)
     by_step = {point.step: (_unclipped(point.value), point.timestamp) for point in points}
     return (

@@ -1,7 +1,5 @@
 """Which runs an experiment of the tracking store has."""
 
-import contextlib
-import gc
 import re
 from collections.abc import Iterator
 
@@ -42,7 +40,7 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
     condition = f"tags.`{tag}` LIKE '%'" if named else ""
     token = None
     while True:
-        with no_collection():
+        with store.no_collection():
             page = client.search_runs(
                 [experiment_id],
                 filter_string=condition,
@@ -55,18 +53,6 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
         token = page.token
         if not token:
             return
-
-
-@contextlib.contextmanager
-def no_collection() -> Iterator[None]:
-    """Leave garbage alone meanwhile: to collect among a page's many objects takes most of the time of reading it."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def unreadable(uri: str, error: Exception) -> UserError:

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import gc
 import hashlib
 import logging
 import os
@@ -174,7 +173,7 @@ def newest_runs(
     found = client.get_experiment_by_name(experiment)
     token = None
     while found is not None:
-        with _no_collection():
+        with store.no_collection():
             runs = client.search_runs(
                 [found.experiment_id],
                 filter_string=condition,
@@ -187,22 +186,6 @@ def newest_runs(
         token = runs.token
         if not token:
             return
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Leave garbage alone meanwhile.
-
-    A page of 1,000 runs is a hundred thousand objects of SQLAlchemy's, and collecting among them takes two thirds of
-    the time of reading it.
-    """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _attempt(run: Run) -> Attempt:

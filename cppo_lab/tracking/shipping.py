@@ -65,7 +65,12 @@ def unsent(folder: Path, uri: str) -> bool:
     if not paths:
         return False
     state = _load(folder, uri)
-    return state.pending or any(path.stat().st_size > state.offsets.get(path.name, 0) for path in paths)
+    return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
+
+
+def _has_more(path: Path, offset: int) -> bool:
+    """Whether a whole line follows; what a kill has cut off is nobody's to send."""
+    return path.stat().st_size > offset and next(read_lines(path, offset), None) is not None
 
 
 def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:

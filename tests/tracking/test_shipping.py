@@ -235,6 +235,19 @@ def test_a_second_look_sends_nothing(
     assert ship(folder, tracking_uri(), client) == 0
 
 
+def test_a_line_that_a_kill_cut_off_is_not_waited_for(folder: Path, tiny_spec: RunSpec) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    log(recorder, 0)
+    with recorder.spool.path.open("a") as file:
+        file.write('{"step": 1, "time_ms"')
+    assert unsent(folder, tracking_uri())
+    sent(folder)
+    assert not unsent(folder, tracking_uri())
+    again = Recorder(tiny_spec, {}, folder)
+    log(again, 1)
+    assert steps(folder) == [0, 1]
+
+
 def test_another_store_gets_all_of_it(
     folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
