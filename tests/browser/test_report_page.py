@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cppo_lab.reports.build import build_report
-from tests.browser.requirement import CHROMIUM, absent, give_up
 from tests.reports.made_pair import request_for_pair, value, write_pair
+from tests.requirement import BROWSER, CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -22,8 +22,7 @@ WAIT_MS = 20_000  # the machine may be busy
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A report on disk, with a model whose name tries to break out of the page."""
-    if reason := absent():
-        give_up(reason)
+    BROWSER.demand()
     folder = tmp_path_factory.mktemp("report")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     write_pair(uri, HOSTILE)
