@@ -9,6 +9,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.one_seed import CANNOT
+from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
 from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Comparison, Outcome, Verdict, judge
@@ -216,10 +217,15 @@ def _comparison(each: Comparison) -> ComparisonLine:
         difference=ABSENT if found is None else _points(found.estimate.value),
         interval=_interval(each),
         p=_p(each.p_adjusted),
-        improvement=ABSENT if found is None else f"{found.improvement.value:.2f}",
+        improvement=ABSENT if found is None else _improvement(found),
         seeds=each.seeds.words(),
         outcome=each.outcome.value,
     )
+
+
+def _improvement(found: Difference) -> str:
+    """Of one run against one it would be 0 or 1, whatever the methods are worth."""
+    return f"{found.improvement.value:.2f}" if found.ours > 1 and found.theirs > 1 else "none"
 
 
 def _interval(each: Comparison) -> str:

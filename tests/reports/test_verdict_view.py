@@ -36,6 +36,7 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     assert numbers["noise of the evaluations alone"] == "0.19 points"
     assert {each.interval for each in line.comparisons} == {"none"}
     assert {each.p for each in line.comparisons} == {"none"}
+    assert {each.improvement for each in line.comparisons} == {"none"}
     assert {each.ours for each in line.comparisons} == {(model, "cppo") for model in paper_board.models}
 
 
