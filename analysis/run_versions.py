@@ -22,7 +22,8 @@ def stored_version(run: Run) -> str:
     """Changes with everything that the store says of the run, ids and times included: a report may show it.
 
     Histories and diagnostics count too, though they are not looked at: a run that goes on has other last points, and
-    its artifacts are there before it ends. A point that somebody puts behind the last one later goes unseen.
+    a tag says when the artifacts of one that has ended are there. A point that somebody puts behind the last one later
+    goes unseen.
     """
     info = run.info
     points = sorted(

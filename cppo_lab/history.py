@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import struct
+import tokenize
 import zipfile
 import zlib
 from array import array
@@ -151,6 +152,10 @@ def unpack(data: bytes, what: str) -> History:
         ValueError,  # also: text that is no UTF-8 or no JSON, a header that numpy refuses
         EOFError,
         RecursionError,
+        MemoryError,  # a header nested too deep for Python's parser
+        TypeError,  # headers that numpy does not expect
+        IndexError,
+        tokenize.TokenError,
         NotImplementedError,  # a compression that Python does not know
         RuntimeError,  # an encrypted member
         OSError,

@@ -204,7 +204,8 @@ def execute(attempt: Attempt) -> None:
             except BaseException as error:
                 recorder.fail(describe(error), traceback.format_exc())
                 raise
-            _remove_checkpoint(folder / CHECKPOINT)
+            if not recorder.spool.unwritten:  # else the store alone may know of the end
+                _remove_checkpoint(folder / CHECKPOINT)
 
 
 def _is_done(attempt: Attempt) -> bool:

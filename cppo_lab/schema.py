@@ -116,6 +116,7 @@ TAG_REASON = "cppo.reason"  # one line on why a run failed, collapsed or was int
 TAG_STEP = "cppo.step"  # the last recorded step of a run that was interrupted or failed
 TAG_CODE_VERSION = "cppo.code_version"
 TAG_RECORD = "cppo.record"  # the record in the run's spool by which the MLflow run is found again
+TAG_FILES = "cppo.files"  # "complete" once all artifacts of a run that has ended are there
 TAG_FOLDER = "cppo.folder"  # the run's folder, whose lock tells whether the run lives
 TAG_LAYOUT = "cppo.layout"  # of the verl core: name and fingerprint of the layout
 TAG_REPLACES = "cppo.replaces"  # MLflow ids of the results that are to go once this run is one

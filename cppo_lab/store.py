@@ -5,6 +5,7 @@ import gc
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,17 +109,30 @@ def require_store(uri: str) -> None:
         )
 
 
+class _Collection:
+    """How many threads want garbage to be left alone, and whether it was collected before the first of them."""
+
+    lock = threading.Lock()
+    users = 0
+    was = True
+
+
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Leave garbage alone meanwhile.
+    """Leave garbage alone meanwhile; several threads may ask for it at once.
 
     A page of 1,000 runs is a hundred thousand objects of SQLAlchemy's, and collecting among them takes two thirds of
     the time of reading it.
     """
-    was = gc.isenabled()
-    gc.disable()
+    with _Collection.lock:
+        if not _Collection.users:
+            _Collection.was = gc.isenabled()
+            gc.disable()
+        _Collection.users += 1
     try:
         yield
     finally:
-        if was:
-            gc.enable()
+        with _Collection.lock:
+            _Collection.users -= 1
+            if not _Collection.users and _Collection.was:
+                gc.enable()

@@ -106,7 +106,7 @@ def libraries() -> list[str]:
     return [platform.python_version(), *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
 
 
-def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", ".csv")) -> str:
+def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", ".csv", ".json")) -> str:
     """Of the files with these endings below `root`: their places and content."""
     found = []
     for folder, folders, names in os.walk(root, followlinks=True):
@@ -114,6 +114,6 @@ def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", "
         folders[:] = sorted(name for name in folders if name not in ("build", "__pycache__"))
         for name in sorted(names):
             path = Path(folder, name)
-            if path.suffix in suffixes:
+            if path.suffix in suffixes and not name.startswith(".") and path.is_file():
                 found.append((str(path.relative_to(root)), of_bytes(path.read_bytes())))
     return fingerprint(found)

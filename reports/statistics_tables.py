@@ -188,6 +188,7 @@ def _estimate(found: Estimate | None, signed: bool = False) -> str:
 
 
 def _share(share: Share) -> str:
+    """Of one run against others it would take few values, whatever the methods are worth."""
     if share.low is None or share.high is None:
-        return f"{share.value:.2f}"
+        return "none"
     return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"

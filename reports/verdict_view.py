@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind
-from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
@@ -75,11 +74,19 @@ class VerdictView:
     unheard: tuple[str, ...]
 
 
+def heard_claims(boards: Mapping[str, Scoreboard], whole: bool = False) -> list[Claim]:
+    """The claims that these sweeps can speak to. A sweep of which the paper says nothing is asked whether CPPO is best
+    in it, unless it is one of a `whole` study.
+    """
+    heard = [claim for claim in CLAIMS if claim.sweep in boards]
+    if heard or whole:
+        return heard
+    return [claim for name, board in boards.items() for claim in _own_claim(name, board)]
+
+
 def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = False) -> VerdictView:
     """The claims that these sweeps, by name, can speak to; of the `whole` study the others are named as well."""
-    heard = [claim for claim in CLAIMS if claim.sweep in boards]
-    if not heard and not whole:
-        heard = [claim for name, board in boards.items() for claim in _own_claim(name, board)]
+    heard = heard_claims(boards, whole)
     values = {name: run_values(board) for name, board in boards.items()}
     found = [judge(claim, boards[claim.sweep], values[claim.sweep]) for claim in heard]
     alone = bool(found) and all(map(_single_runs, found))
@@ -148,7 +155,7 @@ def _line(verdict: Verdict, runs: tuple[RunValues, ...]) -> VerdictLine:
 def _single_runs(verdict: Verdict) -> bool:
     """Whether every comparison is of one run with one run."""
     found = [each.difference for each in verdict.comparisons]
-    return bool(found) and all(each is not None and each.estimate.unknown == ONE_RUN for each in found)
+    return bool(found) and all(each is not None and each.ours == each.theirs == 1 for each in found)
 
 
 def _one_run(verdict: Verdict) -> str:

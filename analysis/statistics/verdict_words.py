@@ -19,9 +19,13 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
         return sentence
     if verdict.seeds.unknown:
         return f"{sentence} How many seeds would decide it is not known: {verdict.seeds.unknown}."
+    # A claim holds only if all its comparisons do; one that leans against it is enough to decide it.
+    what = (
+        "it" if count == 1 or not all(each.leans_for for each in verdict.comparisons) else "the hardest alone"
+    )
     return (
         f"{sentence} If the true differences are the observed ones, {verdict.seeds.words()} per method would decide "
-        f"it with probability {POWER}."
+        f"{what} with probability {POWER}."
     )
 
 

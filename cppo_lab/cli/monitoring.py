@@ -89,7 +89,14 @@ def sync(options: argparse.Namespace) -> int:
                 print(folder.name)
             print(f"{len(folders)} runs have something to send to {store.redacted(uri)}", file=sys.stderr)
             return 0
-        sent = send(folders, uri, counter("runs sent"))
+        try:
+            sent = send(folders, uri, counter("runs sent"))
+        except UserError as error:
+            if not options.watch:
+                raise
+            print(f"cppo: {error}", file=sys.stderr, flush=True)
+            time.sleep(SYNC_SECONDS)
+            continue
         if folders or not options.watch:
             print(f"{sent.points} points of {sent.runs} runs sent to {store.redacted(uri)}", flush=True)
         if not options.watch:

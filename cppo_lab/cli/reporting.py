@@ -25,17 +25,18 @@ def report(options: argparse.Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search."""
     import shlex
 
-    from cppo_lab.cli.unchanged import unchanged
+    from cppo_lab.cli.unchanged import asked, unchanged
     from cppo_lab.reports.folder import PAGE, Built
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.search.declare import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
     command = "cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)])
-    if not options.force and unchanged(options, out):
+    said = asked(options)  # before anything is read: files may change while the report is made
+    if not options.force and unchanged(said, out):
         built = Built(out / PAGE, anew=False)
     elif options.source == "paper":
-        built = _report_runs(options, _paper_request(options, out, command))
+        built = _report_runs(options, _paper_request(options, out, command), said)
     elif isinstance(declared := load_sweep(options.sweep), Search):
         built = _search_report(declared, options, out)
     elif options.study is not None:
@@ -43,7 +44,7 @@ def report(options: argparse.Namespace) -> int:
             f"--study {options.study!r}: {options.sweep} is no search, which alone has a study; remove it"
         )
     else:
-        built = _report_runs(options, _own_request(options, out, command))
+        built = _report_runs(options, _own_request(options, out, command), said)
     print(f"report: {built.page}" + ("" if built.anew else " is up to date"))
     return 0
 
@@ -55,13 +56,13 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     return words if options.palette == "paper" else [*words, "--palette", options.palette]
 
 
-def _report_runs(options: argparse.Namespace, asked: "Asked") -> "Built":
-    """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of."""
+def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Built":
+    """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of and what was `said`."""
     from cppo_lab import store
     from cppo_lab.cli.unchanged import database_state, note
     from cppo_lab.reports import build, study
 
-    request, text = asked
+    request, text = wanted
     database = store.sqlite_file(request.uri)
     state = database_state(database) if database is not None else ()
     whole = isinstance(request, study.StudyRequest)
@@ -72,7 +73,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> "Built":
         # Keeping it has changed the database: the note is of the state after, if the runs are still the same.
         state = database_state(database) if database is not None else ()
     inputs = study.current_inputs(request) if whole else build.current_inputs(request)
-    note(options, request.out, state, inputs)
+    note(said, request.out, state, inputs)
     return built
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cppo_lab
 from cppo_lab import store
-from cppo_lab.reports.fingerprint import fingerprint, tree
+from cppo_lab.reports.fingerprint import fingerprint, of_bytes, tree
 from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
 
 _NOT_ASKED = ("command", "force", "out")  # what changes no file of the report
@@ -20,31 +20,42 @@ _HEADER = 100  # bytes at the beginning of a SQLite file; they count its changes
 State = tuple[str | int, ...]
 
 
-def unchanged(options: argparse.Namespace, out: Path) -> bool:
-    """Whether the folder has the report that is asked for."""
+def unchanged(said: str, out: Path) -> bool:
+    """Whether the folder has the report that is asked for; `said` is what `asked` gives."""
     marker = read_marker(out)
-    if marker is None or not marker.store or marker.asked != asked(options):
+    if marker is None or not marker.store or marker.asked != said:
         return False
     return database_state(Path(str(marker.store[0]))) == marker.store and is_whole(out, marker)
 
 
-def note(options: argparse.Namespace, out: Path, state: State, inputs: str) -> None:
+def note(said: str, out: Path, state: State, inputs: str) -> None:
     """Note in the folder what led to its report, if that was made of these `inputs`. `state` is that of the database
-    before it was known that these are still the inputs.
+    before it was known that these are still the inputs; `said` is what `asked` gave before anything was planned,
+    since files may have changed meanwhile.
     """
     marker: Marker | None = read_marker(out)
     if marker is not None and marker.inputs == inputs and state:
-        write_marker(out, replace(marker, asked=asked(options), store=state))
+        write_marker(out, replace(marker, asked=said, store=state))
 
 
 def asked(options: argparse.Namespace) -> str:
     """Changes with the command line and with all files that say what it means."""
     said = {name: value for name, value in vars(options).items() if name not in _NOT_ASKED}
     environment = store.redacted(os.environ.get(store.VARIABLE, ""))
-    sweep = Path(options.sweep)
-    beside = tree(sweep.parent, (".yaml",)) if sweep.suffix and sweep.is_file() else ""
-    package = tree(Path(cppo_lab.__file__).parent, (".py", ".yaml", ".j2", ".css", ".js", ".csv"))
-    return fingerprint((said, str(Path.cwd()), environment, beside, package))
+    package = tree(Path(cppo_lab.__file__).parent, (".py", ".yaml", ".j2", ".css", ".js", ".csv", ".json"))
+    return fingerprint((said, str(Path.cwd()), environment, _declared(options.sweep), package))
+
+
+def _declared(name: str) -> list[tuple[str, str]]:
+    """The file of a sweep that is named by a path, and those of a study's sweeps, each with its content."""
+    from cppo_lab.sweep.declare import Study, is_path, load_sweep
+
+    if not is_path(name):
+        return []
+    found = load_sweep(name)
+    parts = found.sweeps if isinstance(found, Study) else ()
+    files = [Path(name), *(Path(part) for part in parts if is_path(part))]
+    return [(str(file), of_bytes(file.read_bytes()) if file.is_file() else "") for file in files]
 
 
 def database_state(database: Path) -> State:

@@ -1,10 +1,12 @@
 """What is there already: each run's state from the tracking store and from the locks of living processes."""
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema, store
+from cppo_lab.errors import UserError
 from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
@@ -144,15 +146,23 @@ def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]
 
     What their folders have and the store has not is sent first. Returns the runs mended.
     """
-    send([runs / run_id for run_id in run_ids if not is_held(runs / run_id)], uri)
+    _send(run_ids, uri, runs)
     return _mend(look_at(run_ids, core, uri, runs), uri)
 
 
 def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
     """What is known of the runs once they are repaired."""
-    send([runs / run_id for run_id in run_ids if not is_held(runs / run_id)], uri)
+    _send(run_ids, uri, runs)
     look = look_at(run_ids, core, uri, runs)
     return look_at(run_ids, core, uri, runs) if _mend(look, uri) else look
+
+
+def _send(run_ids: Sequence[str], uri: str, runs: Path) -> None:
+    """Send what dead runs have on file. What the store does not take is said, and stops nobody."""
+    try:
+        send([runs / run_id for run_id in run_ids if not is_held(runs / run_id)], uri)
+    except UserError as error:
+        print(f"cppo: {error}", file=sys.stderr, flush=True)
 
 
 def _mend(look: Look, uri: str) -> list[str]:

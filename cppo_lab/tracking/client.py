@@ -10,8 +10,10 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from mlflow import MlflowClient
@@ -160,10 +162,23 @@ def known_attempts(uri: str, experiment: str, run_id: str) -> list[Attempt] | No
 
 
 def _require_answer(uri: str) -> None:
-    """Raises OSError if a server says nothing for some seconds: MLflow's own patience is that of minutes."""
-    if uri.startswith("http"):
-        with contextlib.suppress(HTTPError):  # an answer, if not the one that MLflow gives
-            urlopen(f"{uri.rstrip('/')}/health", timeout=HEALTH_SECONDS).close()
+    """Raises OSError if a server says nothing for some seconds: MLflow's own patience is that of minutes.
+
+    Whatever else is wrong with it is for MLflow's client to find, which knows users, passwords and certificates.
+    """
+    if not uri.startswith("http"):
+        return
+    parts = urlsplit(uri)
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+    try:
+        urlopen(f"{address}/health", timeout=HEALTH_SECONDS).close()
+    except (TimeoutError, ConnectionError):
+        raise
+    except URLError as error:
+        if isinstance(error.reason, TimeoutError | ConnectionError):
+            raise
+    except HTTPException:
+        return
 
 
 def newest_runs(

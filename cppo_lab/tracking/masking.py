@@ -6,9 +6,13 @@ import re
 # https://TOKEN@host, it may be a token.
 _WITH_PASSWORD = re.compile(r"""(://[^\s/:@"'<>]*:)(?:[^\s"'<>]*(@)|[^\s"'<>]*\Z)""")
 _ALONE = re.compile(r"""(://)[^\s/:@"'<>]+(@)""")
+_QUERY = re.compile(r"""([?&]password=)[^&\s"'<>]+""")
 MASK = "***"
 
 
 def masked(text: str) -> str:
-    """The text with whatever gives access masked in its URLs: `://user:***@host`, `://***@host`."""
-    return _ALONE.sub(rf"\1{MASK}\2", _WITH_PASSWORD.sub(rf"\1{MASK}\2", text))
+    """The text with whatever gives access masked in its URLs: `://user:***@host`, `://***@host`,
+    `?password=***`.
+    """
+    hidden = _ALONE.sub(rf"\1{MASK}\2", _WITH_PASSWORD.sub(rf"\1{MASK}\2", text))
+    return _QUERY.sub(rf"\1{MASK}", hidden)

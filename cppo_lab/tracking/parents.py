@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.tracking.client import alone, newest_runs
 from cppo_lab.tracking.markdown import escaped
-from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of, with_verdict
+from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
 
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
 
@@ -123,12 +123,6 @@ def _noted(run: Run, variant: str) -> NotedRun:
 def _is_mean(metric: str) -> bool:
     parsed = schema.parse_validation_metric(metric)
     return parsed is not None and parsed[0] == schema.MEAN
-
-
-def set_verdict(client: MlflowClient, parent: str, verdict: str) -> None:
-    """Put `verdict`, which is Markdown, at the end of a parent's description, in place of an earlier one."""
-    old = client.get_run(parent).data.tags.get(schema.TAG_NOTE, "")
-    client.set_tag(parent, schema.TAG_NOTE, with_verdict(old, verdict))
 
 
 def log_report(client: MlflowClient, parent: str, files: Iterable[Path]) -> None:

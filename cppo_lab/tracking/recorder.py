@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.environment import environment_tags, packages
+from cppo_lab.tracking.masking import masked
 from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
 from cppo_lab.tracking.output import Printed, captured_output, own_output
 from cppo_lab.tracking.run_folder import (
@@ -108,7 +110,10 @@ class Recorder:
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` (a relative path) of the run; a later one of the name replaces it."""
-        self._keep(name, json.dumps(values))
+        try:
+            self._keep(name, json.dumps(values))
+        except OSError as error:  # a disk without room for it takes nothing else away
+            print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
 
     def _keep(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -135,8 +140,8 @@ class Recorder:
         if self._ended:
             return
         with contextlib.suppress(OSError):
-            self._keep(TRACEBACK, traceback)
-        self._end(schema.FAILED, self.step, reason)
+            self._keep(TRACEBACK, masked(traceback))
+        self._end(schema.FAILED, self.step, masked(reason))
 
     def _end(self, status: str, step: int | None, reason: str) -> None:
         if self._ended:

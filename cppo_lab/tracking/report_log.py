@@ -12,10 +12,9 @@ from cppo_lab.errors import UserError
 from cppo_lab.tracking.client import STORE_FAULTS, alone, fault_line, open_client
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.parents import ensure_parent, figure, log_report, noted_runs
-from cppo_lab.tracking.sweep_note import MOST, SweepText, sweep_note, with_verdict
+from cppo_lab.tracking.sweep_note import MOST, MOST_VERDICT, SweepText, sweep_note, with_verdict
 
 _DIGITS = 12  # of a file's fingerprint: enough to see that it changed
-_MOST_VERDICT = 1900  # characters, of those that a description has room for
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _note(client: MlflowClient, experiment: str, number: str, parent: str, log: 
 def verdict_markdown(log: ReportLog, shown: str) -> str:
     """The claims, as many as there is room for, and the figure."""
     lines = [f"Of the report ({escaped(log.origin)}); its page and figures are among the artifacts."]
-    left = _MOST_VERDICT - len(lines[0]) - len(shown)
+    left = MOST_VERDICT - len(lines[0]) - len(shown)
     for count, (outcome, claim, reason) in enumerate(log.verdicts):
         line = f"- **{escaped(outcome)}**: {escaped(claim)}. {escaped(reason)}"
         left -= len(line) + 1

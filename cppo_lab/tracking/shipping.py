@@ -2,8 +2,8 @@
 
 Whatever is killed, restarted, away or done twice, the outcome is the same: the MLflow run of a record is found by its
 token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
-again for the same point; and a run's own end is the last thing of it that is sent. `shipped.json` beside the spool
-remembers how far one store has got. It saves work and may be lost.
+again for the same point. Files come behind a run's end, since they may have a store of their own, and then its tag
+TAG_FILES. `shipped.json` beside the spool remembers how far one store has got. It saves work and may be lost.
 """
 
 import contextlib
@@ -119,6 +119,8 @@ class _Shipment:
     def send(self) -> int:
         for path in files(self.folder):
             self._send_file(path)
+        if self.unwritten and (newest := newest_record(self.folder)) is not None:
+            self.token = newest.begin.record  # all that is on file may have been sent before
         for line in self.unwritten:
             self._take(line)
         self._flush()
@@ -223,7 +225,7 @@ class _Shipment:
         run = self.client.get_run(mlflow_id)
         self._remove_others(run)
         self._call(self.client.update_run, mlflow_id, status="RUNNING")
-        for key in sorted({schema.TAG_REASON, schema.TAG_STEP} & run.data.tags.keys()):
+        for key in sorted({schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & run.data.tags.keys()):
             self._call(self.client.delete_tag, mlflow_id, key)
         params = [Param(key, value) for key, value in line.params.items()]
         for start in range(0, len(params), PARAMS):
@@ -299,6 +301,8 @@ class _Shipment:
             del record.pending[0]
         if record.ended:
             self._history(token, record.mlflow_id)
+            # Readers that go by what a run's tags say see by it that its files have come.
+            self._call(self.client.set_tag, record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False
         _save(self.folder, self.uri, self.state)
 
@@ -325,7 +329,7 @@ class _Shipment:
 def _owner(path: Path) -> str:
     """The record that a spool's file belongs to, by its first line."""
     first = next(read_lines(path), None)
-    return first[0].record if first and isinstance(first[0], Begin | End) else ""
+    return first[0].record if first and isinstance(first[0], Begin) else ""
 
 
 def _plain(record: str) -> str:
@@ -374,7 +378,7 @@ def _load(folder: Path, uri: str) -> _State:
             for token, one in values["records"].items()
         }
         return _State({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
-    except (LookupError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         return _State()
 
 

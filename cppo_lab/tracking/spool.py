@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Begin:
-    """An attempt begins. `replaces` are the MLflow ids of results that the record is to take the place of."""
+    """An attempt begins. `datasets` are the fields of schema.Dataset."""
 
     record: str
     experiment: str
@@ -194,6 +194,9 @@ def newest_record(folder: Path) -> Record | None:
         if isinstance(line, Begin):
             if record is None or record.begin.record != line.record:
                 record = Record(line)
+            else:  # the last attempt's words, the first one's time
+                tags = {**record.begin.tags, **line.tags}
+                record.begin = replace(line, time_ms=record.begin.time_ms, tags=tags)
             record.end = None
         elif record is not None and isinstance(line, Row):
             record.rows.setdefault(line.step, line)
@@ -225,8 +228,10 @@ def _line(text: bytes) -> Line | None:
         if kind is None:
             metrics = {str(name): float(value) for name, value in values["metrics"].items()}
             return Row(int(values["step"]), int(values["time_ms"]), metrics)
+        if kind == "begin":
+            values["datasets"] = tuple(values["datasets"])
         return _checked(_KINDS[kind](**values))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 

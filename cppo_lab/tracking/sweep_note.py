@@ -11,7 +11,7 @@ MOST = 8000  # characters that MLflow keeps of a run's tag
 _VERDICT = (
     "\n### Verdict\n"  # the last section of a note; what follows it stays when the note is written anew
 )
-_MOST_VERDICT = 1500  # characters that are kept free for it
+MOST_VERDICT = 1900  # characters that are kept free for it
 _MOST_WORDS = 300  # of title and question
 _MOST_SEEDS = 10  # columns
 _MOST_LISTED = 12  # models, seeds or numbers of steps
@@ -56,7 +56,7 @@ def sweep_note(sweep: SweepText, runs: Sequence[NotedRun], experiment: str, verd
     if sweep.feeds:
         head.append(f"Of the paper: {escaped(', '.join(sweep.feeds))}.")
     head += [_facts(sweep, runs), "### Variants"]
-    room = MOST - _MOST_VERDICT - 100 - sum(len(part) + 2 for part in head)
+    room = MOST - MOST_VERDICT - 100 - sum(len(part) + 2 for part in head)
     variants = _fitting(("variant", "rule", "settings that differ"), _variants(runs), room // 3)
     grid = _fitting(*_grid(runs, experiment), room - len(variants))
     return with_verdict("\n\n".join([*head, variants, "### Runs", grid]), verdict)
@@ -82,7 +82,7 @@ def verdict_of(note: str) -> str:
 def with_verdict(note: str, verdict: str) -> str:
     """The description with this verdict in place of the one that it has."""
     rest = note.partition(_VERDICT)[0].rstrip()
-    return f"{rest}\n{_VERDICT}\n{verdict.strip()[:_MOST_VERDICT]}\n" if verdict.strip() else rest + "\n"
+    return f"{rest}\n{_VERDICT}\n{verdict.strip()[:MOST_VERDICT]}\n" if verdict.strip() else rest + "\n"
 
 
 def _facts(sweep: SweepText, runs: Sequence[NotedRun]) -> str:

@@ -22,19 +22,25 @@ def send(
 ) -> Sent:
     """Send what is left in the folders of runs; a run that trains at the moment may be among them.
 
-    `report` is told after each run how many of how many are through. Raises UserError if the store fails.
+    `report` is told after each run how many of how many are through. Raises UserError if the store is away, or, once
+    all others are sent, for runs that it does not take.
     """
     waiting = [folder for folder in folders if unsent(folder, uri)]
     if not waiting:
         return Sent()
-    client, points = open_client(uri), 0
+    client, points, faults = open_client(uri), 0, list[str]()
     for number, folder in enumerate(waiting, start=1):
         try:
             points += ship(folder, uri, client)
         except STORE_FAULTS as error:
-            raise UserError(
-                f"run {folder.name} could not be sent to the tracking store ({fault_line(error)}): nothing is lost, "
-                "`cppo sync` sends the rest once the store takes it"
-            ) from None
+            faults.append(f"run {folder.name} could not be sent to the tracking store ({fault_line(error)})")
+            client = open_client(
+                uri
+            )  # raises if the store is away: then no run after this one has to find that out
         report(number, len(waiting))
+    if faults:
+        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise UserError(
+            f"{faults[0]}{more}: nothing is lost, `cppo sync` sends the rest once the store takes it"
+        )
     return Sent(len(waiting), points)

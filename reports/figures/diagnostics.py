@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -109,7 +110,8 @@ def trace_of(
 ) -> Trace | None:
     """The runs of one cell on one metric, in at most `points` bins; None if none of them logged it."""
     ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
-    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
+    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)]
+    rows = rows[np.isfinite(rows["value"])]  # any other has no place on an axis
     if rows.empty:
         return None
     steps = int(rows["step"].max()) + 1

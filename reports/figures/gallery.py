@@ -6,8 +6,9 @@ from typing import Any, Protocol
 
 from matplotlib.figure import Figure
 
+from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.bands import FEWEST
-from cppo_lab.analysis.study import MAIN, ROLES, Study
+from cppo_lab.analysis.study import MAIN, ROLES, Study, runs_of
 from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
@@ -72,7 +73,11 @@ def _picture(
 
 def _seeds(study: Study) -> str:
     """What the bands are, where cells have several seeds."""
-    counts = {cell.expected for board in study.boards for cell in board.cells.values()}
+    counts = {
+        sum(run.state not in GAPS for run in runs_of(board, *pair))
+        for board in study.boards
+        for pair in board.cells
+    }
     if max(counts, default=1) < 2:
         return ""
     interval = "are the 95 % interval of the mean (Student's t) at each step by itself"

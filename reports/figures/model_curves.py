@@ -4,6 +4,7 @@ error below.
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -109,7 +110,8 @@ def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFra
     """A metric of one cell: a row for each step that any of its runs logged, a column for each run."""
     ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
     logged = board.data.metrics
-    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)].dropna(subset="value")
+    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)]
+    rows = rows[np.isfinite(rows["value"])]  # any other has no place on an axis
     return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
 
 

@@ -12,6 +12,7 @@ import pytest
 from cppo_lab.launch.local import launch_local
 from cppo_lab.tracking.output import Printed, captured_output, own_output
 
+ROOT = Path(__file__).parents[2]
 SECRET = "s3cret"
 
 
@@ -152,10 +153,11 @@ class Printing:
         print("warned", file=sys.stderr)
 
 
-def test_a_job_of_the_local_launcher(workspace: Path) -> None:
+def test_a_job_of_the_local_launcher(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cppo_lab.launch.base import LauncherSpec
     from cppo_lab.sweep.compose import compose
 
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the job is one of this file
     launcher: LauncherSpec = compose(["launcher=local"]).launcher
     folder = workspace / "run"
     folder.mkdir()

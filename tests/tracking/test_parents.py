@@ -187,8 +187,9 @@ def test_a_verdict_stays_when_the_note_is_written_anew(uri: str) -> None:
     launch_quickstart(uri, "seed=0")
     client = MlflowClient(uri)
     parent = parents.ensure_parent(client, uri, experiment_id(uri), "quickstart")
-    parents.set_verdict(client, parent, "CPPO wins.")
-    parents.set_verdict(client, parent, "CPPO **loses**.")
+    for verdict in ("CPPO wins.", "CPPO **loses**."):
+        old = client.get_run(parent).data.tags[schema.TAG_NOTE]
+        client.set_tag(parent, schema.TAG_NOTE, with_verdict(old, verdict))
     launch_quickstart(uri, "seed=1")
     note = client.get_run(parent).data.tags[schema.TAG_NOTE]
     assert note.endswith("### Verdict\n\nCPPO **loses**.\n")

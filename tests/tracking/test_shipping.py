@@ -387,6 +387,7 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
     recorder = Recorder(tiny_spec, {}, folder)
     with Shipper(folder, tracking_uri(), recorder):
         log(recorder, 0)
+        sent(folder)  # all that is on file is in the store
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
@@ -398,6 +399,37 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
     monkeypatch.chdir(workspace)
     assert steps(folder) == [0, 1, 2]
     assert mlflow_run(folder).info.status == "FINISHED"
+
+
+def test_a_run_that_cannot_be_sent_stops_no_other(workspace: Path, tiny_spec: RunSpec) -> None:
+    folders = [workspace / "runs" / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        recorder = Recorder(tiny_spec, {}, folder)
+        log(recorder, 0)
+        recorder.finish(FINISHED)
+    path = folders[0] / FOLDER / "0001.jsonl"
+    path.write_text(path.read_text().replace('"record": "', '"record": "-', 1))
+    with pytest.raises(UserError, match="run a could not be sent"):
+        send(folders, tracking_uri())
+    assert not unsent(folders[1], tracking_uri())
+
+
+def test_the_last_attempt_s_words_stand(folder: Path, tiny_spec: RunSpec) -> None:
+    for version in ("v1", "v2"):
+        log(Recorder(tiny_spec, {schema.TAG_CODE_VERSION: version}, folder), 0)
+    close_dead(folder, schema.PARTIAL, "interrupted: killed")
+    assert mlflow_run(folder).data.tags[schema.TAG_CODE_VERSION] == "v2"
+
+
+def test_a_tag_says_that_all_files_have_come(folder: Path, tiny_spec: RunSpec) -> None:
+    first = Recorder(tiny_spec, {}, folder)
+    first.interrupt("cancelled")
+    assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
+    second = Recorder(tiny_spec, {}, folder)
+    assert schema.TAG_FILES not in mlflow_run(folder).data.tags
+    second.finish(FINISHED)
+    assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
 
 
 def test_the_end_that_others_write_is_sent(folder: Path, tiny_spec: RunSpec) -> None:

@@ -114,6 +114,8 @@ JUNK = [
     '{"step": 1, "time_ms": 2, "metrics": {"train/reward": "high"}}',
     '{"step": 1, "time_ms": 2, "metrics": 3}',
     "[" * 100_000,
+    '{"step": Infinity, "time_ms": 2, "metrics": {}}',
+    '{"step": 1, "time_ms": 2, "metrics": {"train/reward": 1' + "0" * 400 + "}}",
 ]
 
 
