@@ -1,5 +1,5 @@
 """Table 2: what distinguishes the rules of the registry. A test holds the names against the registry, which needs
-torch and is therefore not imported here.
+torch and is therefore not imported here. A rule that is not described here has a row of dashes once runs use it.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from cppo_lab.reports.names import OURS, display_name
 from cppo_lab.reports.text_tables import TextRow, TextTable
 
 HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
-YES, NO = "yes", "no"
+YES, NO, UNKNOWN = "yes", "no", "–"
 
 # rule -> (what is bounded, what one decision covers, whether the limit depends on the token's position, whether it
 # depends on the tokens before, what happens beyond the bound).
@@ -37,10 +37,12 @@ PROPERTIES: Mapping[str, tuple[str, str, str, str, str]] = MappingProxyType(
 
 
 def distinction_table(title: str, used: Collection[str]) -> TextTable:
-    """All rules; `used` are those of the runs of the report."""
+    """All described rules, and further ones of `used`, which are those of the runs of the report."""
+    others = sorted(set(used) - set(PROPERTIES))
+    described = {**PROPERTIES, **dict.fromkeys(others, (UNKNOWN,) * 5)}
     rows = tuple(
         TextRow(display_name(rule), rule == OURS, (*properties, YES if rule in used else NO))
-        for rule, properties in PROPERTIES.items()
+        for rule, properties in described.items()
     )
     notes = (
         "Position, Prefix: whether the limit of a token depends on where it stands, and on the tokens before it.",

@@ -16,7 +16,7 @@ def test_the_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
         shutil.copytree(
             ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("build", "__pycache__")
         )
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
     command = [
         sys.executable,
@@ -35,6 +35,8 @@ def test_the_wheel_works_from_an_empty_folder(tmp_path: Path) -> None:
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"cppo_lab"}
+    licences = {name.rpartition("/")[2] for name in names if "dist-info/licenses/" in name}
+    assert licences == {"LICENSE", "NOTICE"}
     inside = {name.removeprefix("cppo_lab/") for name in names}
     for folder in ("conf", "sweeps", "reports/paper", "reports/schematic", "reports/templates", "analysis"):
         shipped = {

@@ -41,6 +41,28 @@ CONSTANTS = {
 WITHOUT_DIVERGENCE = ("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "sapo")
 
 
+# What each rule reports besides what all of them do (maths/metrics.py).
+STATISTICS: dict[str, set[str]] = {
+    "grpo": {"clip_fraction"},
+    "ppo": {"clip_fraction"},
+    "dr_grpo": {"clip_fraction"},
+    "cispo": {"clip_fraction"},
+    "gspo": {"clip_fraction"},
+    "geo_mean": {"clip_fraction"},
+    "sapo": set(),
+    "minpro": {"clip_fraction"},
+    "dppo": {"token_threshold_share"},
+    "cppo": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
+    "cppo_no_position_weight": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
+    "cppo_no_prefix_budget": {"token_threshold_share"},
+    "cppo_no_prefix_budget_shuffled": {"token_threshold_share"},
+    "cppo_soft": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
+    "trm_max": set(),
+    "trm_avg": set(),
+    "trm_max_avg": set(),
+}
+
+
 def random_batch(seed: int, rows: int = 5, width: int = 12, dtype: torch.dtype = torch.float64) -> TokenBatch:
     """Off-policy tokens, ragged lengths (0 and the full width included), some rows with A = 0."""
     generator = torch.Generator().manual_seed(seed)

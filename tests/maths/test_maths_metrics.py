@@ -7,36 +7,17 @@ from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES, get_rule
-from tests.maths.maths_batches import WITHOUT_DIVERGENCE, constants, random_batch
+from tests.maths.maths_batches import STATISTICS, WITHOUT_DIVERGENCE, constants, random_batch
 
 EVERY_RULE = {"masked_fraction", "ratio_mean"}
 WITH_DIVERGENCE = {"divergence_mean", "divergence_max"}
-OWN = {
-    "grpo": {"clip_fraction"},
-    "ppo": {"clip_fraction"},
-    "dr_grpo": {"clip_fraction"},
-    "cispo": {"clip_fraction"},
-    "gspo": {"clip_fraction"},
-    "geo_mean": {"clip_fraction"},
-    "sapo": set(),
-    "minpro": {"clip_fraction"},
-    "dppo": {"token_threshold_share"},
-    "cppo": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
-    "cppo_no_position_weight": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
-    "cppo_no_prefix_budget": {"token_threshold_share"},
-    "cppo_no_prefix_budget_shuffled": {"token_threshold_share"},
-    "cppo_soft": {"token_threshold_share", "prefix_budget_share", "delta_b_mean"},
-    "trm_max": set(),
-    "trm_avg": set(),
-    "trm_max_avg": set(),
-}
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_reports_the_names_that_apply_to_it(name: str) -> None:
     batch = random_batch(0)
     result = get_rule(name)(*batch, **constants(name, batch))
-    assert summarise(result.stats).keys() == EVERY_RULE | WITH_DIVERGENCE | OWN[name]
+    assert summarise(result.stats).keys() == EVERY_RULE | WITH_DIVERGENCE | STATISTICS[name]
     assert all(value.ndim == 0 for value in result.stats.values())
 
 
@@ -47,7 +28,7 @@ def test_the_divergence_is_optional_where_it_decides_nothing(name: str) -> None:
     with_divergence = get_rule(name)(*batch, **parameters)
     result = get_rule(name)(*batch[:4], **parameters)
     assert torch.equal(result.objective, with_divergence.objective)
-    assert summarise(result.stats).keys() == EVERY_RULE | OWN[name]
+    assert summarise(result.stats).keys() == EVERY_RULE | STATISTICS[name]
 
 
 def test_cppo_by_hand() -> None:

@@ -9,13 +9,9 @@ from cppo_lab.errors import UserError
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
+ROOT = Path(__file__).parents[2]
 HEAD = "title: t\nquestion: q\n"
-RULES = (
-    "cispo, cppo, cppo_binary_tv, cppo_fixed_budget, cppo_kl, cppo_low_w_min, cppo_no_position_weight, "
-    "cppo_no_prefix_budget, cppo_no_prefix_budget_shuffled, cppo_soft, dppo, dr_grpo, geo_mean, grpo, gspo, minpro, "
-    "ppo, sapo, trm_avg, trm_max, trm_max_avg, verl_clip_cov, verl_dro, verl_geo_mean, verl_gspo, verl_kl_cov, "
-    "verl_sapo"
-)
+RULES = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "rule").glob("*.yaml")))
 CPPO = "valid: rule.delta, rule.delta_b, rule.delta_b_mode, rule.name, rule.w_min"
 LAYOUTS = (
     "cpu, cpu_two_nodes, four_nodes, four_nodes_megatron, one_node, one_node_megatron, two_nodes, "

@@ -1,0 +1,60 @@
+"""The documents: links lead somewhere, commands are such as `cppo` understands, the README is short."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cli.parser import parse
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+_LINK = re.compile(r'\]\(([^()\s]+)\)|src="([^"]+)"')
+_BLOCK = re.compile(r"^ *```(?:bash)?\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"`(cppo [a-z-]+(?: [^`]+)?)`")  # not names of runs, such as `cppo w_min=0.6`
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def commands(text: str) -> list[list[str]]:
+    """The arguments of each `cppo` command in a text, comments and redirections apart."""
+    lines = [line.strip() for block in _BLOCK.findall(text) for line in block.splitlines()]
+    found = [part.strip() for line in [*lines, *_INLINE.findall(text)] for part in line.split("&&")]
+    return [shlex.split(part, comments=True)[1:] for part in found if part.startswith("cppo ")]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for match in _LINK.finditer(path.read_text(encoding="utf-8")):
+        target = match[1] or match[2]
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_are_understood(path: Path) -> None:
+    for arguments in commands(path.read_text(encoding="utf-8")):
+        try:
+            parse(
+                arguments if len(arguments) > 1 else [*arguments, "--help"]
+            )  # a bare name is no whole command
+        except SystemExit as end:
+            assert end.code == 0, f"{path.name}: cppo {shlex.join(arguments)}"
+
+
+def test_commands_are_found() -> None:
+    text = "```bash\nmake x && cppo plan a  # why\n```\n`cppo sync --watch`, `cppo ui`, `cppo w_min=0.6`, `cppo.run_id`"
+    assert commands(text) == [["plan", "a"], ["sync", "--watch"], ["ui"]]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 200
