@@ -4,6 +4,7 @@ Nothing here waits for, or knows of, the tracking store: `shipper` sends what is
 """
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -112,7 +113,10 @@ class Recorder:
         """Keep `values` as the JSON file `name` (a relative path) of the run; a later one of the name replaces it."""
         try:
             self._keep(name, json.dumps(values))
-        except OSError as error:  # a disk without room for it takes nothing else away
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # A disk without room for it takes nothing else away.
             print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
 
     def _keep(self, name: str, text: str) -> None:
