@@ -41,7 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def links(store: str) -> Iterator[list[str]]:
     """The addresses that `cppo ui` prints, while it serves them."""
     with subprocess.Popen(
@@ -63,7 +63,7 @@ def links(store: str) -> Iterator[list[str]]:
             assert served.wait(30) == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser_page(links: list[str]) -> "Iterator[Page]":
     """One page of a headless Chromium, for all tests: it starts once."""
     from playwright.sync_api import sync_playwright
@@ -77,7 +77,7 @@ def browser_page(links: list[str]) -> "Iterator[Page]":
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shot(browser_page: "Page", tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Keeps a picture of the page in the folder CPPO_SCREENSHOTS, or in one of pytest's own."""
     named = os.environ.get("CPPO_SCREENSHOTS")
