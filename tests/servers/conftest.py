@@ -21,6 +21,14 @@ from tests.requirement import POSTGRES
 TEMPLATE = "mlflow_tables"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _trainers_find_the_tests() -> Iterator[None]:
+    """Trainers are processes of these modules, and another package called `tests` may be installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """The PostgreSQL of this session. What killed sessions have left running is cleared away first."""
