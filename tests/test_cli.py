@@ -184,10 +184,17 @@ def test_a_running_run_is_not_reported_as_a_result(
 def test_a_report_is_told_the_command_that_makes_it(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cppo_lab.reports import build
+    from cppo_lab.cli import reporting
+    from cppo_lab.reports.build import ReportRequest
+    from cppo_lab.reports.folder import Built
 
-    asked: list[build.ReportRequest] = []
-    monkeypatch.setattr(build, "build_report", lambda request: asked.append(request) or Path("page"))
+    asked: list[ReportRequest] = []
+
+    def made(options: object, wanted: tuple[ReportRequest, object], said: str) -> Built:
+        asked.append(wanted[0])
+        return Built(Path("page"), anew=True)
+
+    monkeypatch.setattr(reporting, "_report_runs", made)
     assert main(["report", "main", "--from", "paper", "--palette", "colorblind", "--partial"]) == 0
     assert main(["report", "main", "--from", "paper", "--out", "elsewhere"]) == 0
     capsys.readouterr()

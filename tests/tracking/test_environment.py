@@ -95,7 +95,11 @@ def test_no_secret_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_packages() -> None:
-    lines = packages()
+    # In a process of its own: Ray, once imported, puts packages that it carries on the path of this one.
+    code = "from cppo_lab.tracking.environment import packages; print(*packages(), sep='\\n')"
+    lines = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     listed = dict(line.split("==") for line in lines)
     pip = [sys.executable, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check"]
     theirs = subprocess.run(pip, capture_output=True, text=True)
