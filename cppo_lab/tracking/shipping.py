@@ -300,16 +300,37 @@ class _Shipment:
             self._upload(record.mlflow_id, record.pending[0])
             del record.pending[0]
         if record.ended:
+            for name in self._missing(token, record.mlflow_id):
+                self._upload(record.mlflow_id, name)
             self._history(token, record.mlflow_id)
             # Readers that go by what a run's tags say see by it that its files have come.
             self._call(self.client.set_tag, record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False
         _save(self.folder, self.uri, self.state)
 
+    def _missing(self, token: str, mlflow_id: str) -> list[str]:
+        """Files of a record that the store has not got although it took them: a gateway may have answered for it."""
+        paths = [path for path in files(self.folder) if _owner(path) == token]
+        lines = [line for path in paths for line, _ in read_lines(path)]
+        named = dict.fromkeys(line.path for line in lines if isinstance(line, Artifact))
+        names = [name for name in named if self._own_file(name) is not None]
+        places = {Path(name).parent.as_posix() for name in names}
+        there = {
+            one.path
+            for place in sorted(places)
+            for one in self.client.list_artifacts(mlflow_id, None if place == "." else place)
+        }
+        return [name for name in names if name not in there]
+
+    def _own_file(self, name: str) -> Path | None:
+        """The file of that name in the run's folder; None if there is none, or if it lies elsewhere."""
+        path = (self.folder / name).resolve()
+        return path if path.is_relative_to(self.folder.resolve()) and path.is_file() else None
+
     def _upload(self, mlflow_id: str, name: str) -> None:
         """A file of the run's folder; one that is gone, or lies elsewhere, is left out."""
-        path, folder = (self.folder / name).resolve(), self.folder.resolve()
-        if not path.is_relative_to(folder) or not path.is_file():
+        path = self._own_file(name)
+        if path is None:
             return
         place = Path(name).parent.as_posix()
         self.client.log_artifact(mlflow_id, str(path), None if place == "." else place)

@@ -248,6 +248,21 @@ def test_a_line_that_a_kill_cut_off_is_not_waited_for(folder: Path, tiny_spec: R
     assert steps(folder) == [0, 1]
 
 
+def test_a_file_that_only_seemed_to_arrive_is_sent_again_at_the_end(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    client = open_client(tracking_uri())
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "log_artifact", lambda *_: None)
+        ship(folder, tracking_uri(), client)
+    assert not unsent(folder, tracking_uri())
+    recorder.finish(FINISHED)
+    run = mlflow_run(folder)
+    found = {one.path for one in client.list_artifacts(run.info.run_id)}
+    assert {"config.json", "requirements.txt", history.HISTORY} <= found
+
+
 def test_another_store_gets_all_of_it(
     folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
