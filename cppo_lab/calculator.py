@@ -42,12 +42,13 @@ def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: 
     return rows
 
 
-def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: float) -> str:
+def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, xi: float) -> str:
     """The table that `cppo bounds` prints.
 
     Raises:
         ValueError: a value out of range.
     """
+    horizon = bounds.whole_horizon(horizon)
     rows = bound_rows(delta=delta, delta_b=delta_b, w_min=w_min, horizon=horizon, xi=xi)
     head = (
         f"T = {horizon}, delta = {delta:g}, delta_b = {delta_b:g}, w_min = {w_min:g}, |reward| <= xi = {xi:g}"

@@ -3,9 +3,37 @@
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 2000  # characters of a message; the longest of ours list fifty names
+
 
 class UserError(Exception):
-    """Something the user can mend. The text names the value, what is valid, and the remedy, on one line."""
+    """Something the user can mend. The text names the value, what is valid, and the remedy, on one line.
+
+    Names in it may be anybody's: what would end the line, or steer a terminal, is written as an escape.
+    """
+
+    def __init__(self, text: object) -> None:
+        super().__init__(message(str(text)))
+
+
+def printable(text: str) -> str:
+    """`text` without what would end a line or steer a terminal: it stands there as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def message(text: str) -> str:
+    """A message as a terminal may have it: on one line, and not too long."""
+    plain = printable(text)
+    if len(plain) <= LONGEST:
+        return plain
+    return f"{plain[: LONGEST // 2]} ... {plain[-LONGEST // 2 :]}"  # the remedy stands at the end
+
+
+def one_line(text: str) -> str:
+    """Somebody's words, of any number of lines, on one."""
+    return printable(" ".join(text.split()))
 
 
 def unknown(kind: str, value: object, valid: Iterable[str]) -> UserError:

@@ -10,6 +10,29 @@ from cppo_lab.spec import RUN_KINDS, TAGS, MiniRun, Spec, VerlRun
 
 S = TypeVar("S", bound=Spec)
 
+# In our words what pydantic says of a wrong type.
+MUST_BE = {
+    "string_type": "text: quote it",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping: KEY: VALUE",
+    "model_type": "a mapping: KEY: VALUE",
+    "tuple_type": "a list: [...]",
+    "list_type": "a list: [...]",
+}
+_NUMBERS = ("int_type", "int_from_float", "float_type", "finite_number")
+# pydantic's names for the kinds that a value may be of, at the end of a fault's place.
+_KINDS = {
+    "str": "text",
+    "constrained-str": "text on one line",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+
 
 def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     """Validate plain values into a config. `where` names their source in messages.
@@ -28,6 +51,8 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
         faults = error.errors()
         # A misspelt key is also a missing one: its own name says more.
         fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+        if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
+            raise _of_no_kind(fault, faults, where) from None
         raise _explain(kind, fault, where, len(faults) - 1) from None
 
 
@@ -42,6 +67,17 @@ def parse_run(values: dict[str, Any], where: str) -> MiniRun | VerlRun:
     return parse(RUN_KINDS[core], values, where)
 
 
+def _of_no_kind(fault: Any, faults: list[Any], where: str) -> UserError:
+    """A value that may be of several kinds, and is of none."""
+    kinds = [one["loc"][-1] for one in faults if one["loc"][:-1] == fault["loc"][:-1]]
+    more = f" (and {len(faults) - len(kinds)} more)" if len(faults) > len(kinds) else ""
+    key, said = (
+        _dotted([str(part) for part in fault["loc"][:-1]]),
+        " or ".join(_KINDS.get(k, k) for k in kinds),
+    )
+    return UserError(f"{where}: {key}={fault['input']!r}: must be {said}{more}")
+
+
 def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError:
     """One line from a pydantic fault."""
     path = [str(part) for part in fault["loc"]]
@@ -51,6 +87,8 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
         fields = _spec_at(kind, path[:-1]).model_fields
         siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
         return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
+    if fault["type"] == "json_invalid":  # half of a character: the command line, or a file, is not UTF-8
+        return UserError(f"{where}: a value is not UTF-8 text: {fault['ctx']['error']}: type it again")
     text = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
         return UserError(f"{where}: {key} is missing: add it{more}")
@@ -58,8 +96,20 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
         return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
     if fault["type"] == "string_pattern_mismatch":
         text = f"must match {fault['ctx']['pattern']}"
-    valid = _interval(kind, path)
-    return UserError(f"{where}: {key}={fault['input']!r}: {f'must be in {valid}' if valid else text}{more}")
+    elif fault["type"] == "literal_error":
+        text = f"must be {fault['ctx']['expected']}"
+    elif fault["type"] in MUST_BE:
+        text = f"must be {MUST_BE[fault['type']]}"
+    elif fault["type"] == "too_short":
+        least = fault["ctx"]["min_length"]
+        text = f"must have {least} items or more" if least > 1 else "must not be empty"
+    elif valid := _interval(kind, path):
+        text = f"must be in {valid}"
+    if fault["type"] in _NUMBERS and (valid := _interval(kind, path)):
+        text += f" in {valid}"
+    text = text.replace("Input should be", "must be")
+    named = "" if text.startswith(f"{key}=") else f"{key}={fault['input']!r}: "
+    return UserError(f"{where}: {named}{text}{more}")
 
 
 def _dotted(path: list[str]) -> str:

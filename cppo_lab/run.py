@@ -1,24 +1,26 @@
 """One attempt at one run: its folder, its lock, its record, its end. Called in the process that trains."""
 
 import contextlib
-import fcntl
 import os
+import shutil
 import signal
-import socket
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from cppo_lab import schema, store
-from cppo_lab.cores.base import CHECKPOINT, Resources, load_companion, load_core, load_datasets
+from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
+from cppo_lab.interruption import Interrupted, hear_no_more, hear_signals, hold_signals, interruption_behind
+from cppo_lab.lock import held
+from cppo_lab.redaction import redacted
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.tracking.run_folder import begin_status, forget_cancelled, is_cancelled
+from cppo_lab.tracking.spool import Record, newest_record
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Attempt:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a launcher writes to a file: without the store's password, which the environment has."""
-        return {**vars(self), "uri": store.redacted(self.uri)}
+        return {**vars(self), "uri": redacted(self.uri)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, uri=store.with_password(state["uri"]))
@@ -88,73 +90,6 @@ class Attempt:
         leave(self, why)
 
 
-LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
-
-
-class Interrupted(SystemExit):
-    """This process was asked to end: by signal `number`, or, if that is None, by somebody who cancelled the run."""
-
-    def __init__(self, number: int | None) -> None:
-        limit = " (time limit or preemption)" if number == signal.SIGUSR2 else ""
-        super().__init__(
-            "cancelled before it began"
-            if number is None
-            else f"terminated by {signal.Signals(number).name}{limit}"
-        )
-        self.number = number
-
-
-class AlreadyRunning(RuntimeError):
-    """Another process on this machine is training this run."""
-
-
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder. The kernel lets go of it when the process ends, however it ends.
-
-    It says who holds it. Raises AlreadyRunning if another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
-        deadline = time.monotonic() + LOCK_SECONDS
-        while not _locked(lock):
-            if time.monotonic() > deadline:
-                raise AlreadyRunning(f"run {folder.name} is being trained by another process")
-            time.sleep(0.02)
-        lock.truncate(0)
-        lock.write(f"{socket.gethostname()}:{os.getpid()}\n")
-        lock.flush()
-        yield
-
-
-def holder(folder: Path) -> tuple[str, int] | None:
-    """Host and process that train the run of `folder`, if that is known and one does."""
-    if not is_held(folder):
-        return None
-    host, _, pid = (folder / "lock").read_text(encoding="utf-8").strip().rpartition(":")
-    return (host, int(pid)) if host and pid.isdecimal() else None
-
-
-def _locked(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def is_held(folder: Path) -> bool:
-    """Whether a living process is training the run of `folder`. Writes nothing."""
-    try:
-        with (folder / "lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
 def execute(attempt: Attempt) -> None:
     """Train one run, from its checkpoint if it has one, and record it. A run that is done already is left alone.
 
@@ -174,11 +109,13 @@ def execute(attempt: Attempt) -> None:
         if is_cancelled(folder, attempt.created):
             raise Interrupted(None)
         forget_cancelled(folder)  # an earlier attempt was
-        if _is_done(attempt):
-            _remove_checkpoint(folder / CHECKPOINT)  # killed before it could do so itself
+        record = newest_record(folder)
+        if _is_done(attempt, record):
+            _remove_checkpoints(folder)  # killed before it could do so itself
             return
-        continues, tags = _continues(attempt), _tags(attempt)
+        continues, tags = _continues(attempt, record), _tags(attempt)
         resources = _resources(attempt)
+        hold_signals()  # a record that has begun must have an end
         try:
             recorder = Recorder(
                 spec,
@@ -195,31 +132,35 @@ def execute(attempt: Attempt) -> None:
         with SystemSampler(folder) as sampler, Shipper(folder, attempt.uri, recorder) as shipper:
             recorder.sampled = sampler.drain
             try:
-                recorder.finish(load_core(spec.core)(spec, recorder, resources))
-            except (KeyboardInterrupt, Interrupted) as error:
-                shipper.hurry = True
-                cause = str(error) or f"terminated by {signal.SIGINT.name}"
-                recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
-                raise
+                hear_signals()
+                outcome = load_core(spec.core)(spec, recorder, resources)
+                hear_no_more(shipper.hurry_up)
+                recorder.finish(outcome)
             except BaseException as error:
-                recorder.fail(describe(error), traceback.format_exc())
-                raise
+                if (asked := interruption_behind(error)) is None:
+                    hear_no_more(shipper.hurry_up)
+                    recorder.fail(describe(error), traceback.format_exc())
+                    raise
+                hear_no_more()
+                shipper.hurry_up()
+                cause = str(asked) or f"terminated by {signal.SIGINT.name}"
+                recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
+                raise asked from None
             if not recorder.spool.unwritten:  # else the store alone may know of the end
-                _remove_checkpoint(folder / CHECKPOINT)
+                _remove_checkpoints(folder)
+        hear_signals(now=False)  # the inline launcher has more runs, and the next one says it
 
 
-def _is_done(attempt: Attempt) -> bool:
+def _is_done(attempt: Attempt, record: Record | None) -> bool:
     """Whether the run has a result that is not among those to be replaced.
 
     The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
     folder does.
     """
     from cppo_lab.tracking.client import known_attempts
+    from cppo_lab.tracking.shipped import unsent
     from cppo_lab.tracking.shipper import Shipper
-    from cppo_lab.tracking.shipping import unsent
-    from cppo_lab.tracking.spool import newest_record
 
-    record = newest_record(attempt.folder)
     finished = record is not None and record.end is not None and record.end.status in schema.FINISHED
     ours = (
         finished and record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
@@ -228,7 +169,7 @@ def _is_done(attempt: Attempt) -> bool:
         with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
             pass
     past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
-    if past is None:
+    if past is None or (ours and unsent(attempt.folder, attempt.uri)):  # it is away, or does not take the end
         return ours
     return any(one.status == "FINISHED" and one.mlflow_id not in attempt.replaces for one in past)
 
@@ -266,7 +207,6 @@ def leave(attempt: Attempt, why: str) -> None:
     """
     from cppo_lab.tracking.recorder import close_dead
     from cppo_lab.tracking.shipper import Shipper
-    from cppo_lab.tracking.spool import newest_record
 
     with held(attempt.folder):
         record = newest_record(attempt.folder)
@@ -277,17 +217,15 @@ def leave(attempt: Attempt, why: str) -> None:
             close_dead(attempt.folder, schema.PARTIAL, reason)
 
 
-def _continues(attempt: Attempt) -> bool:
-    """Whether the attempt goes on in the record that its folder has; else it starts a new one.
+def _continues(attempt: Attempt, record: Record | None) -> bool:
+    """Whether the attempt goes on in the `record` that its folder has; else it starts a new one.
 
     What a replaced result left in the folder is set aside first. An attempt at replacing it that is on record began
     after that, so what it left is its own.
     """
     from cppo_lab.tracking.replace import set_aside
-    from cppo_lab.tracking.spool import newest_record
 
     folder = attempt.folder
-    record = newest_record(folder)
     ours = record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
     if attempt.replaces and not ours:
         set_aside(folder, attempt.replaces[0])
@@ -305,11 +243,13 @@ def _tags(attempt: Attempt) -> dict[str, str]:
     return tags
 
 
-def _remove_checkpoint(path: Path) -> None:
+def _remove_checkpoints(folder: Path) -> None:
     """The run is recorded: what it could be continued from is no longer needed."""
+    path = folder / CHECKPOINT
     for leftover in (path, path.with_suffix(".partial")):
         with contextlib.suppress(OSError):  # a file too many makes no failed run
             leftover.unlink(missing_ok=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
 def describe(error: BaseException) -> str:
@@ -326,13 +266,4 @@ def _prepare_process(attempt: Attempt) -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if attempt.visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = attempt.visible_devices
-    with contextlib.suppress(ValueError):  # only the main thread may set handlers
-        for number in (signal.SIGTERM, signal.SIGUSR2):
-            signal.signal(number, _terminate)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    # Slurm sends both, often together: the second must not cut off what the first one has written down.
-    for other in (signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(other, signal.SIG_IGN)
-    raise Interrupted(number)
+    hear_signals()

@@ -1,11 +1,12 @@
 """The `cppo` command. Only the standard library is imported before a subcommand is chosen."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
 from cppo_lab.cli.parser import parse
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, message
 
 EXTRAS = {  # of pyproject.toml, by the packages that they bring
     "train": ("torch", "numpy", "submitit"),
@@ -16,6 +17,19 @@ EXTRAS = {  # of pyproject.toml, by the packages that they bring
 }
 
 
+REMEDIES = {
+    errno.EISDIR: "move the folder away that stands where a file should be",
+    errno.ENOTDIR: "move the file away that stands where a folder should be",
+    errno.EEXIST: "move it away",
+    errno.ELOOP: "remove the link that leads to itself",
+    errno.ENAMETOOLONG: "take a shorter name",
+    errno.EACCES: "have its rights changed, or work in another folder",
+    errno.EROFS: "work in a folder that can be written",
+    errno.ENOSPC: "make room on the disk; the same command then goes on",
+    errno.EDQUOT: "make room in your quota; the same command then goes on",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 not everything is, 2 bad input, 130 interrupted,
     141 the reader of its output has gone."""
@@ -23,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.command(options)
     except UserError as error:
-        print(f"cppo: error: {error}", file=sys.stderr)
-        return 2
+        return _refused(str(error))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cppo_lab"):
             raise
@@ -36,12 +49,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # Python flushes it once more as it ends
         return 141
     except OSError as error:  # a folder that cannot be written, a full disk
-        print(f"cppo: error: {error}", file=sys.stderr)
-        return 2
+        return _refused(_of_the_system(error))
     except KeyboardInterrupt:
         print("cppo: interrupted; the same command continues with what is left", file=sys.stderr)
         return 130
     return code
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system refused, and what can be done about it."""
+    if error.filename is None:
+        return str(error)
+    remedy = REMEDIES.get(error.errno or 0, "see what is there, or work in another folder")
+    return f"{error.filename}: {error.strerror}: {remedy}"
+
+
+def _refused(text: str) -> int:
+    """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
+    from cppo_lab.redaction import redacted
+
+    print(f"cppo: error: {redacted(message(text))}", file=sys.stderr)
+    return 2
 
 
 def _missing_package(name: str) -> str:

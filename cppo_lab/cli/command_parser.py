@@ -3,9 +3,10 @@
 import argparse
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from cppo_lab import schema
+from cppo_lab.errors import message as as_message
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
@@ -22,9 +23,13 @@ SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A subcommand's parser. Where it takes overrides, its help lists the configuration groups."""
+    """A command's parser; a mistake costs one line. Where it takes overrides, its help lists the groups."""
 
     lists_groups = False
+
+    def error(self, message: str) -> NoReturn:
+        """One line, as for every other mistake; argparse would print its usage as well."""
+        self.exit(2, f"cppo: error: {as_message(message)}: see `{self.prog} --help`\n")
 
     def format_help(self) -> str:
         """The help text; conf/ is read only now."""
@@ -52,7 +57,7 @@ def add_sweep(
     added.set_defaults(command=command)
     added.lists_groups = True
     added.add_argument("sweep", metavar=metavar.upper(), help=SWEEP if metavar == "sweep" else SWEEP_OR_RUN)
-    added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    added.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=OVERRIDES)
     return added
 
 

@@ -27,10 +27,10 @@ def doctor(options: argparse.Namespace) -> int:
     from cppo_lab import store
     from cppo_lab.doctor import examine, lines, ready
     from cppo_lab.sweep.compose import compose
-    from cppo_lab.sweep.places import RUNS
+    from cppo_lab.sweep.places import runs_folder
 
     composed = compose([f"core={options.core}", *options.overrides])
-    checks = examine(composed, store.tracking_uri(composed.tracking.uri), RUNS.resolve())
+    checks = examine(composed, store.tracking_uri(composed.tracking.uri), runs_folder())
     print("\n".join(lines(checks)))
     wanted = f"model={composed.run.model.name} with core={composed.run.core}"
     if not ready(checks):

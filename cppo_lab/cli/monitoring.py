@@ -21,7 +21,7 @@ def status(options: argparse.Namespace) -> int:
     from cppo_lab.monitor import table
     from cppo_lab.sweep.states import parse_states
 
-    states = parse_states(options.state) if options.state else frozenset[str]()
+    states = frozenset[str]() if options.state is None else parse_states(options.state)
     look, uri = _asked(options)
     if options.repair:
         from cppo_lab.monitor.repair import repair
@@ -78,27 +78,34 @@ def sync(options: argparse.Namespace) -> int:
 
     from cppo_lab import store
     from cppo_lab.cli.terminal import counter
-    from cppo_lab.monitor.sync import run_folders, waiting
+    from cppo_lab.monitor.logs import run_folders
+    from cppo_lab.redaction import redacted
+    from cppo_lab.tracking.shipped import unsent
     from cppo_lab.tracking.sync import send
 
     runs, uri = _runs(), store.tracking_uri()
+    said = ""
     while True:
-        folders = waiting(run_folders(runs, options.run), uri)
+        folders = run_folders(runs, options.run)
         if options.dry_run:
-            for folder in folders:
+            left = [folder for folder in folders if unsent(folder, uri)]
+            for folder in left:
                 print(folder.name)
-            print(f"{len(folders)} runs have something to send to {store.redacted(uri)}", file=sys.stderr)
+            print(f"{len(left)} runs have something to send to {redacted(uri)}", file=sys.stderr)
             return 0
         try:
             sent = send(folders, uri, counter("runs sent"))
         except UserError as error:
             if not options.watch:
                 raise
-            print(f"cppo: {error}", file=sys.stderr, flush=True)
+            if str(error) != said:  # an outage is one line, not one every few seconds
+                print(f"cppo: {error}; trying on", file=sys.stderr, flush=True)
+            said = str(error)
             time.sleep(SYNC_SECONDS)
             continue
-        if folders or not options.watch:
-            print(f"{sent.points} points of {sent.runs} runs sent to {store.redacted(uri)}", flush=True)
+        if sent.runs or said or not options.watch:
+            said = ""
+            print(f"{sent.points} points of {sent.runs} runs sent to {redacted(uri)}", flush=True)
         if not options.watch:
             return 0
         time.sleep(SYNC_SECONDS)
@@ -157,7 +164,7 @@ def retry(options: argparse.Namespace) -> int:
 
 def _one_of(plan: "Plan", beginning: str) -> str:
     found = [run.run_id for run in plan.runs if run.run_id.startswith(beginning)]
-    if len(found) != 1:
+    if len(found) != 1 or not beginning:
         what = "is the beginning of" if found else "begins none of"
         ids = ", ".join((found or [run.run_id for run in plan.runs])[:10])
         raise UserError(f"--run {beginning!r} {what} the ids {ids}: give enough of one of them")
@@ -165,9 +172,9 @@ def _one_of(plan: "Plan", beginning: str) -> str:
 
 
 def _runs() -> Path:
-    from cppo_lab.sweep.places import RUNS
+    from cppo_lab.sweep.places import runs_folder
 
-    return RUNS.resolve()
+    return runs_folder()
 
 
 def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]], str]":

@@ -72,5 +72,5 @@ def _add_optional_sweep(
     added.set_defaults(command=command)
     added.lists_groups = True
     added.add_argument("sweep", nargs="?", metavar="SWEEP", help=SWEEP + otherwise)
-    added.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=OVERRIDES)
+    added.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=OVERRIDES)
     return added

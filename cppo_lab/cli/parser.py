@@ -24,7 +24,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line; the chosen function is `command` of what it returns."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="cppo",
         description="Plan, run and report ablations of CPPO (arXiv 2606.10968).",
         epilog="Runs are tracked in MLflow: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working folder.",

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
 
 if TYPE_CHECKING:
     from cppo_lab.reports.build import ReportRequest
@@ -31,7 +32,8 @@ def report(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.search.declare import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
-    command = "cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)])
+    # It stands on the page, and beside the figures.
+    command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
     said = asked(options)  # before anything is read: files may change while the report is made
     if not options.force and unchanged(said, out):
         built = Built(out / PAGE, anew=False)
@@ -65,15 +67,17 @@ def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Bu
     request, text = wanted
     database = store.sqlite_file(request.uri)
     state = database_state(database) if database is not None else ()
-    whole = isinstance(request, study.StudyRequest)
-    built = study.make_study(request, options.force) if whole else build.make_report(request, options.force)
+    if isinstance(request, study.StudyRequest):
+        make, inputs = partial(study.make_study, request), partial(study.current_inputs, request)
+    else:
+        make, inputs = partial(build.make_report, request), partial(build.current_inputs, request)
+    built = make(options.force)
     if options.log:
         if not _kept_in_store(request, text, options.force and built.anew):
             return built
         # Keeping it has changed the database: the note is of the state after, if the runs are still the same.
         state = database_state(database) if database is not None else ()
-    inputs = study.current_inputs(request) if whole else build.current_inputs(request)
-    note(said, request.out, state, inputs)
+    note(said, request.out, state, inputs())
     return built
 
 
@@ -110,6 +114,8 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.tracking.sweep_note import SweepText
 
+    if options.study is not None:
+        raise UserError(f"--study {options.study!r} with --from paper: the paper has no searches; remove it")
     if options.sweep not in ("main", "study") or options.overrides:
         asked = " ".join([options.sweep, *options.overrides])
         raise UserError(
@@ -167,6 +173,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     import shlex
 
     from cppo_lab import schema, store
+    from cppo_lab.redaction import redacted
     from cppo_lab.reports.search import SearchRequest, make_search
     from cppo_lab.sweep.search.space import resolve
 
@@ -185,8 +192,8 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             experiment=schema.experiment_name(tuning.core),
             study=tuning.study,
             out=out,
-            command=shlex.join(["cppo", "report", *words]),
-            tune=shlex.join(["cppo", "tune", *words]),
+            command=redacted(shlex.join(["cppo", "report", *words])),
+            tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
         ),
         options.force,
@@ -206,6 +213,7 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab import store
+    from cppo_lab.redaction import redacted
     from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.reference import import_reference
     from cppo_lab.tracking.reference_parents import nest_reference
@@ -222,5 +230,5 @@ def reference_import(options: argparse.Namespace) -> int:
             if isinstance(one, Sweep)
         },
     )
-    print(f"experiment `paper` in {store.redacted(uri)}: {added} runs added")
+    print(f"experiment `paper` in {redacted(uri)}: {added} runs added")
     return 0

@@ -16,8 +16,9 @@ def tune(options: argparse.Namespace) -> int:
 
     from cppo_lab import schema, store
     from cppo_lab.cli.training import require_machine
+    from cppo_lab.redaction import redacted
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.places import RUNS
+    from cppo_lab.sweep.places import runs_folder
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
@@ -32,9 +33,9 @@ def tune(options: argparse.Namespace) -> int:
     uri = store.tracking_uri(tuning.base.tracking.uri)
     require_machine([tuning.base], uri)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    result = carry_out(tuning, uri, url, RUNS.resolve())
+    result = carry_out(tuning, uri, url, runs_folder())
     print(result.text)
-    print(f"\nStudy {tuning.study} in {store.redacted(url)}")
+    print(f"\nStudy {tuning.study} in {redacted(url)}")
     print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
     study = ["--study", options.study] if options.study else []
     print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")

@@ -12,7 +12,7 @@ def bounds(options: argparse.Namespace) -> int:
     names = ("delta", "delta_b", "w_min", "xi")
     values = {name: _number(name, getattr(options, name)) for name in names}
     try:
-        horizon = int(options.horizon)
+        horizon: float = int(options.horizon)
     except ValueError:
         horizon = _number("horizon", options.horizon)  # no whole number: refused below, by its value
     try:
@@ -27,8 +27,9 @@ def _number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
+        example = "8192" if name == "horizon" else "0.5"
         raise UserError(
-            f"{name}={text!r} is not a number: pass one such as --{name.replace('_', '-')} 0.5"
+            f"{name}={text!r} is not a number: pass one such as --{name.replace('_', '-')} {example}"
         ) from None
 
 

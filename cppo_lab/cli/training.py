@@ -46,7 +46,7 @@ def plan(options: argparse.Namespace) -> int:
     declared = load_sweep(options.sweep)
     if isinstance(declared, Search):
         return plan_search(declared, options)
-    only = parse_states(options.state) if options.state else frozenset[str]()
+    only = frozenset[str]() if options.state is None else parse_states(options.state)
     found, uri = planned(options)
     states, costs = plan_states(found, uri), past_costs(found.runs, uri)
     rows = listing.make_listing(found, states, costs, only)
@@ -56,7 +56,8 @@ def plan(options: argparse.Namespace) -> int:
         print(listing.to_csv(rows), end="")
     else:
         shown = {row.run_id for row in rows.rows}
-        print(f"{found.name}: {found.title}. {found.question}\n")
+        stop = "" if found.title.endswith(("?", "!", ".")) else "."
+        print(f"{found.name}: {found.title}{stop} {found.question}\n")
         print(table([run for run in found.runs if run.run_id in shown], states, costs, width()))
         print("\n" + listing.totals_line(rows))
         if only:
@@ -76,6 +77,8 @@ def show(options: argparse.Namespace) -> int:
     found = _plan_of(options)
     if options.verl and found.core != "verl":
         raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add core=verl")
+    if options.within:
+        raise UserError(f"--in {options.within[0]}: only a run's id is looked for in other sweeps: remove it")
     chosen = [run for run in found.runs if run.run_id.startswith(options.run or "")]
     if options.run and len(chosen) != 1:
         what = "is the beginning of" if chosen else "begins none of"
@@ -116,17 +119,19 @@ def diff(options: argparse.Namespace) -> int:
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
     from cppo_lab import store
     from cppo_lab.sweep.find import find_run
-    from cppo_lab.sweep.places import RUNS
+    from cppo_lab.sweep.places import runs_folder
 
-    return find_run(beginning, store.tracking_uri(), RUNS.resolve(), options.within)
+    return find_run(beginning, store.tracking_uri(), runs_folder(), options.within)
 
 
 def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
     """verl's own complete configuration of a run, as plain values."""
     from cppo_lab.cores.verl.config import plain_config
-    from cppo_lab.sweep.places import RUNS
+    from cppo_lab.spec import VerlRun
+    from cppo_lab.sweep.places import runs_folder
 
-    return plain_config(run.spec, run.layout, found.paths, RUNS.resolve())
+    assert isinstance(run.spec, VerlRun)  # `show` has refused another core
+    return plain_config(run.spec, run.layout, found.paths, runs_folder())
 
 
 def _require_machine(found: "Plan", uri: str) -> None:
@@ -156,11 +161,11 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
     if kinds[0].run.core != "verl" or kinds[0].launcher.name == "slurm":
         return  # Slurm's nodes are other machines than this one
     from cppo_lab.doctor import MISSING, examine
-    from cppo_lab.sweep.places import RUNS
+    from cppo_lab.sweep.places import runs_folder
 
     missing = []
     for composed in kinds:
-        checks = examine(composed, uri, RUNS.resolve(), interfaces=False)
+        checks = examine(composed, uri, runs_folder(), interfaces=False)
         missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
     if missing:
         raise UserError(

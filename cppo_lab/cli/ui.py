@@ -13,31 +13,35 @@ if TYPE_CHECKING:
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
     from cppo_lab import store
+    from cppo_lab.redaction import redacted
 
     uri = store.tracking_uri()
     if uri.startswith("http"):
-        _show(_links(uri, store.redacted(uri).rstrip("/")), options)
+        _show(_links(uri, redacted(uri).rstrip("/")), options)
         return 0
     from cppo_lab.tracking.page_server import address, free_port, is_loopback, require_mlflow_server, serving
 
     require_mlflow_server()
     store.require_store(uri)
-    port = free_port(options.host, options.port)
-    if not is_loopback(options.host):
-        print(
-            f"cppo: --host {options.host}: everybody who reaches this machine can see and change the runs",
-            file=sys.stderr,
-        )
-    links = _links(uri, address(options.host, port))
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    print(f"starting MLflow's page over {store.redacted(uri)} ...", file=sys.stderr, flush=True)
-    with contextlib.suppress(KeyboardInterrupt), serving(uri, options.host, port) as server:
-        _show(links, options)
-        print("Ctrl-C ends it.", file=sys.stderr, flush=True)
-        server.wait()
-        print("cppo: mlflow server ended by itself", file=sys.stderr)
-        return 1
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as start:
+        start.enter_context(store.own_lock("cppo ui", "lock"))  # the port of one that starts is still free
+        port = free_port(options.host, options.port)
+        if not is_loopback(options.host):
+            print(
+                f"cppo: --host {options.host}: everybody who reaches this machine can see and change the runs",
+                file=sys.stderr,
+            )
+        links = _links(uri, address(options.host, port))
+        print(f"starting MLflow's page over {redacted(uri)} ...", file=sys.stderr, flush=True)
+        with serving(uri, options.host, port) as server:
+            start.close()
+            _show(links, options)
+            print("Ctrl-C ends it.", file=sys.stderr, flush=True)
+            server.wait()
+            print("cppo: mlflow server ended by itself", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import cppo_lab
 from cppo_lab import store
+from cppo_lab.plain_file import open_plain
+from cppo_lab.redaction import redacted
 from cppo_lab.reports.fingerprint import fingerprint, of_bytes, tree
 from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
 
@@ -41,7 +43,7 @@ def note(said: str, out: Path, state: State, inputs: str) -> None:
 def asked(options: argparse.Namespace) -> str:
     """Changes with the command line and with all files that say what it means."""
     said = {name: value for name, value in vars(options).items() if name not in _NOT_ASKED}
-    environment = store.redacted(os.environ.get(store.VARIABLE, ""))
+    environment = redacted(os.environ.get(store.VARIABLE, ""))
     package = tree(Path(cppo_lab.__file__).parent, (".py", ".yaml", ".j2", ".css", ".js", ".csv", ".json"))
     return fingerprint((said, str(Path.cwd()), environment, _declared(options.sweep), package))
 
@@ -62,12 +64,15 @@ def database_state(database: Path) -> State:
     """Changes with every write to a SQLite database; empty if there is no such file."""
     found: list[str | int] = [str(database)]
     try:
-        with database.open("rb") as file:
+        file = open_plain(database)
+        if file is None:
+            return ()
+        with file:
             found.append(file.read(_HEADER).hex())
         for path in (database, database.with_name(f"{database.name}-wal")):
             if path.exists():
                 seen = path.stat()
                 found += [path.name, seen.st_ino, seen.st_size, seen.st_mtime_ns]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a zero byte, in a marker that is not ours
         return ()
     return tuple(found)

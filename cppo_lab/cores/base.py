@@ -24,7 +24,9 @@ class MetricSink(Protocol):
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 
 
-CHECKPOINT = "checkpoint.pt"  # in the run's folder; removed when the run is recorded
+# In the run's folder; removed when the run is recorded.
+CHECKPOINT = "checkpoint.pt"
+CHECKPOINTS = "verl_checkpoints"  # of the core that has a folder of them
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,8 @@ class _Child:
                 raise EOFError
             self._pending += data
         line, self._pending = self._pending.split(b"\n", 1)
-        return json.loads(line)  # type: ignore[no-any-return]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class GraderPool:

@@ -97,7 +97,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
         recorded = body.pop("sha256")
         whole = recorded == hashlib.sha256(_dumped(body).encode()).hexdigest()
         records = {name: FileRecord(**record) for name, record in body["files"].items()}
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         whole, recorded = False, None
     if not whole or path.read_text(encoding="utf-8") != _dumped(body | {"sha256": recorded}):
         raise UserError(f"{path} is changed: it does not have its own checksum; prepare the data again")

@@ -3,9 +3,10 @@
 import os
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
 from cppo_lab.estimate import estimate
@@ -17,6 +18,16 @@ OPEN_FILES = {"cuda": 65_536, "cpu": 1024}  # Ray's documentation asks for 65,53
 CHECKPOINT = 12  # bytes per parameter: float32 weights and AdamW's moments
 CHECKPOINTS = 2  # the latest and the best
 LEAST_DISK = 1e9
+
+
+class Device(Protocol):
+    """What torch says of a GPU; memory in bytes."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def total_memory(self) -> int: ...
 
 
 def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
@@ -47,9 +58,9 @@ def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
         yield Check("NCCL", MISSING, "this torch is built without it", "install a CUDA build of torch")
 
 
-def _gpus(run: RunSpec, layout: LayoutSpec, found: list[object]) -> Iterator[Check]:
-    names = ", ".join(sorted({str(one.name) for one in found}))  # type: ignore[attr-defined]
-    smallest = min(float(one.total_memory) for one in found)  # type: ignore[attr-defined]
+def _gpus(run: RunSpec, layout: LayoutSpec, found: Sequence[Device]) -> Iterator[Check]:
+    names = ", ".join(sorted({one.name for one in found}))
+    smallest = min(one.total_memory for one in found)
     text = f"{len(found)} x {names}, {smallest / 1e9:.0f} GB"
     if len(found) < layout.devices_per_node:
         remedy = f"layout={layout.name} needs {layout.devices_per_node} on each node: choose another layout"

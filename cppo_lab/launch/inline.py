@@ -4,8 +4,10 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 
+from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
-from cppo_lab.run import AlreadyRunning, Interrupted, describe
+from cppo_lab.lock import AlreadyRunning
+from cppo_lab.run import describe
 from cppo_lab.tracking.run_folder import is_cancelled
 
 

@@ -1,15 +1,19 @@
 """Jobs in processes of their own on this machine, through submitit's local executor."""
 
+import contextlib
 import os
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from submitit import LocalExecutor, LocalJob
+from submitit import Job as Process
+from submitit import LocalExecutor
 
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 from cppo_lab.tracking.run_folder import is_cancelled
 
 POLL_SECONDS = 0.5
+END_SECONDS = 30.0
 UNLIMITED_HOURS = 10_000.0  # submitit wants a number
 
 
@@ -17,7 +21,7 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     """Keep `workers` jobs going until all have ended. On an interrupt the running ones are ended too."""
     workers = spec.workers or default_workers(jobs)
     queue = list(jobs)
-    running: list[tuple[J, LocalJob[None]]] = []
+    running: list[tuple[J, Process[None]]] = []
     began = time.time()
     try:
         while queue or running:
@@ -26,7 +30,8 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 if is_cancelled(job.folder, began):
                     report(Event("cancelled", job))
                     continue
-                running.append((job, _submit(job)))
+                with _unheard_interrupts():
+                    running.append((job, _submit(job)))
                 report(Event("started", job))
             if running:
                 time.sleep(POLL_SECONDS)
@@ -36,12 +41,7 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 if ended:
                     running.remove((job, process))
     finally:
-        for _, process in running:
-            process.cancel(check=False)
-        # The jobs record their own end before they go.
-        deadline = time.monotonic() + 30
-        while any(not process.done() for _, process in running) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+        _end([process for _, process in running])
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
@@ -49,9 +49,33 @@ def default_workers(jobs: Sequence[Job]) -> int:
     return 1 if any(job.gpus for job in jobs) else len(os.sched_getaffinity(0))
 
 
-def _submit(job: Job) -> "LocalJob[None]":
+def _submit(job: Job) -> Process[None]:
     executor = LocalExecutor(folder=job.folder / "attempts")
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
     return executor.submit(job.run)
+
+
+@contextlib.contextmanager
+def _unheard_interrupts() -> Iterator[None]:
+    """Processes that are started here do not hear SIGINT; this one does, afterwards.
+
+    Ctrl-C goes to all processes of a terminal, and submitit kills its job one second after it. So the launcher hears
+    it, and ends the jobs. (A job that uses multiprocessing's `spawn` hears it again.)
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(processes: Sequence[Process[None]]) -> None:
+    """Have the jobs record their own end and go; those that take too long are left to it."""
+    deadline = time.monotonic() + END_SECONDS
+    while (left := [one for one in processes if not one.done()]) and time.monotonic() < deadline:
+        for process in left:
+            # submitit hands it on to its job, which may not hear it while it starts, and hears no second one.
+            os.kill(int(process.job_id), signal.SIGTERM)
+        time.sleep(POLL_SECONDS)

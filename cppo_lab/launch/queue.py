@@ -11,7 +11,9 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TextIO
+from typing import IO, Any, Self, TextIO
+
+from cppo_lab.plain_file import open_plain
 
 FOLDER = "queues"  # below the folder of all runs
 
@@ -52,12 +54,12 @@ def queued(runs: Path) -> frozenset[str]:
     """The runs that living launchers of this machine have on their lists. Writes nothing."""
     found: set[str] = set()
     for path in (runs / FOLDER).glob("*.list"):
-        try:
-            with path.open(encoding="utf-8") as file:
-                if not _lock(file, fcntl.LOCK_SH):
-                    found |= _listed(file.read())
-        except FileNotFoundError:  # its launcher has just ended
+        file = open_plain(path)
+        if file is None:  # its launcher has just ended
             continue
+        with file:
+            if not _lock(file, fcntl.LOCK_SH):
+                found |= _listed(file.read().decode(errors="replace"))
     return frozenset(found)
 
 
@@ -82,6 +84,8 @@ def _own_file(folder: Path) -> tuple[Path, TextIO]:
 
 
 def _remove_if_dead(path: Path) -> None:
+    if not path.is_file():  # nothing that a launcher has made
+        return
     try:
         with path.open("r+", encoding="utf-8") as file:
             if _lock(file, fcntl.LOCK_EX):
@@ -91,7 +95,7 @@ def _remove_if_dead(path: Path) -> None:
         pass
 
 
-def _lock(file: TextIO, kind: int) -> bool:
+def _lock(file: IO[Any], kind: int) -> bool:
     """Whether the lock could be had at once."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)

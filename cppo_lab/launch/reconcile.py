@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema, store
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, one_line
 from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
-from cppo_lab.run import AlreadyRunning, held, is_held
+from cppo_lab.lock import AlreadyRunning, held, is_held
 from cppo_lab.tracking.client import Attempt, attempts, attempts_at, mark_interrupted, open_client
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.run_folder import folder_tag, is_cancelled, read_status
+from cppo_lab.tracking.shipped import Shipped, save_shipped, unsent
 from cppo_lab.tracking.spool import newest_record
 from cppo_lab.tracking.sync import send
 
@@ -41,7 +42,7 @@ class State:
         """Step and reason on one line."""
         reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
         reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons say it themselves
-        return "; ".join(part for part in (reached, " ".join(reason.split())) if part)
+        return "; ".join(part for part in (reached, one_line(reason)) if part)
 
 
 @dataclass(frozen=True)
@@ -146,21 +147,26 @@ def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]
 
     What their folders have and the store has not is sent first. Returns the runs mended.
     """
-    _send(run_ids, uri, runs)
+    _send(_dead(run_ids, runs), uri)
     return _mend(look_at(run_ids, core, uri, runs), uri)
 
 
 def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
     """What is known of the runs once they are repaired."""
-    _send(run_ids, uri, runs)
+    _send(_dead(run_ids, runs), uri)
     look = look_at(run_ids, core, uri, runs)
     return look_at(run_ids, core, uri, runs) if _mend(look, uri) else look
 
 
-def _send(run_ids: Sequence[str], uri: str, runs: Path) -> None:
-    """Send what dead runs have on file. What the store does not take is said, and stops nobody."""
+def _dead(run_ids: Sequence[str], runs: Path) -> list[Path]:
+    """The folders of the runs that nobody trains."""
+    return [runs / run_id for run_id in run_ids if not is_held(runs / run_id)]
+
+
+def _send(folders: Sequence[Path], uri: str) -> None:
+    """Send what runs have on file. What the store does not take is said, and stops nobody."""
     try:
-        send([runs / run_id for run_id in run_ids if not is_held(runs / run_id)], uri)
+        send(folders, uri)
     except UserError as error:
         print(f"cppo: {error}", file=sys.stderr, flush=True)
 
@@ -198,8 +204,11 @@ def _end_dead(uri: str, folder: Path, one: Attempt) -> bool:
             record = newest_record(folder)
             if record is not None and record.begin.record == one.record:
                 at = f" at step {max(record.rows)}" if record.rows else ""
-                close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}")
-                send([folder], uri)
+                if record.end is None:
+                    close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}")
+                elif not unsent(folder, uri):  # the store is not what it was when it got the end
+                    save_shipped(folder, uri, Shipped())
+                _send([folder], uri)
             else:
                 mark_interrupted(client, one.mlflow_id, f"interrupted: {why}")
     except AlreadyRunning:

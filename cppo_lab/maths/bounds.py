@@ -87,7 +87,7 @@ def terminal_constant(horizon: int, delta_b: float, largest: float, xi: float = 
 
 def terminal_ratio(horizon: int) -> float:
     """C_terminal / C_cppo = 2 - 2 / T: what checking the budget at every prefix saves."""
-    _check_horizon(horizon)
+    whole_horizon(horizon)
     return 2 - 2 / horizon
 
 
@@ -98,7 +98,7 @@ def product_bound(horizon: int, delta_b: float, largest: float, xi: float = 1.0)
     """
     _within("delta_b", delta_b, 1)
     _within("largest", largest, 1)
-    _check_horizon(horizon)
+    whole_horizon(horizon)
     _positive("xi", xi)
     later = horizon - 1
     scale = 4 * xi * delta_b
@@ -124,7 +124,7 @@ def weighted_ratio(delta: float, delta_b: float, w_min: float) -> float:
 
 def linear_weight(t: int, horizon: int, w_min: float) -> float:
     """w_t = 1 - (1 - w_min) (t - 1) / (T - 1) for t = 1..T; w_1 = 1 when T = 1."""
-    _check_horizon(horizon)
+    whole_horizon(horizon)
     _within("w_min", w_min, 1)
     if not 1 <= t <= horizon:
         raise ValueError(f"t={t!r} must lie in 1..{horizon}: positions count from 1")
@@ -148,16 +148,18 @@ def _pairs(horizon: int, xi: float) -> float:
 
 def _steps(horizon: int, xi: float) -> float:
     """xi (T - 1), checked."""
-    _check_horizon(horizon)
+    whole_horizon(horizon)
     _positive("xi", xi)
     return xi * (horizon - 1)
 
 
-def _check_horizon(horizon: int) -> None:
+def whole_horizon(horizon: float) -> int:
+    """`horizon`, a number of tokens. Raises ValueError unless it is an integer in 1..LONGEST."""
     if isinstance(horizon, bool) or not isinstance(horizon, int) or not 1 <= horizon <= LONGEST:
         raise ValueError(
             f"horizon={horizon!r} must be an integer in 1..{LONGEST}: pass the response length in tokens"
         )
+    return horizon
 
 
 def _positive(name: str, value: float) -> None:

@@ -72,13 +72,13 @@ def logp_and_divergence(
         raise ValueError("only one of rollout_topk_ids and rollout_topk_logp is None: pass both, or neither")
     _check(logits, tokens, temperature, chunk, overwrite_logits)
     same_shape(tokens.shape, rollout_logp=rollout_logp)
-    if rollout_topk_ids is not None:
+    if rollout_topk_ids is not None and rollout_topk_logp is not None:
         same_shape((len(tokens), rollout_topk_ids.shape[-1]), rollout_topk_ids=rollout_topk_ids)
         same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
     logp, topk_logp, spread = _LogProbs.apply(
         logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits
     )
-    if rollout_topk_ids is None:
+    if rollout_topk_ids is None or rollout_topk_logp is None:
         return FromLogits(logp, binary(logp, rollout_logp, measure), spread)
     divergence = topk_from_logp(
         rollout_topk_ids,

@@ -17,8 +17,8 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.queue import ACTIVE
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.lock import holder, is_held
 from cppo_lab.monitor.status import ALIVE, RunStatus
-from cppo_lab.run import holder, is_held
 from cppo_lab.tracking import run_folder
 
 PATIENCE_SECONDS = 60.0  # for runs to write down how far they came

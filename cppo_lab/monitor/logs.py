@@ -1,5 +1,6 @@
 """What runs have printed: where each launcher keeps it, and following it as it grows."""
 
+import codecs
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
 
     Raises UserError if there is none or more than one.
     """
+    if not beginning:
+        raise UserError("run '': the id of a run, or its beginning, is wanted: see `cppo status`")
     found = [run_id for run_id in known_runs(sight(runs)) if run_id.startswith(beginning)]
     if len(found) == 1:
         return found[0]
@@ -42,10 +45,22 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
     )
 
 
+def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
+    """The folders of the runs whose ids begin so; of every known run if none is named.
+
+    Raises UserError for a beginning that names no run, or several.
+    """
+    if beginnings:
+        return [runs / run_by_beginning(runs, one) for one in beginnings]
+    return [runs / run_id for run_id in known_runs(sight(runs))]
+
+
 def attempts(runs: Path, run_id: str) -> list[Printed]:
     """What each attempt at a run has printed, the newest last. An attempt within the launcher itself prints there."""
     found = []
     for path in (runs / run_id / "attempts").glob("*_log.out"):
+        if not path.is_file():  # a link that leads nowhere, a pipe
+            continue
         both = (path, path.with_name(path.name.removesuffix("out") + "err"))
         found.append(Printed(path.stat().st_mtime, tuple(one for one in both if one.is_file())))
     if (runs / NAME).is_file():
@@ -85,7 +100,7 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
 
 def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
     """Print the newest attempt's output as it comes, and that of attempts that follow, until the run has ended."""
-    read: dict[Path, int] = {}
+    read: dict[Path, _Place] = {}
     looked, lives = time.monotonic(), alive()
     while True:
         for text in _news(attempts(runs, run_id)[-1:], read):
@@ -98,12 +113,21 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
             looked, lives = time.monotonic(), alive()  # what was written before it ended is read once more
 
 
-def _news(newest: Sequence[Printed], read: dict[Path, int]) -> Iterator[str]:
+class _Place:
+    """How far a file was read: bytes, and what these hold of a character that is not yet whole."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
+def _news(newest: Sequence[Printed], read: dict[Path, _Place]) -> Iterator[str]:
     """What files hold beyond what was read of them; `read` is brought up to date."""
     for one in newest:
         for path in one.files:
+            place = read.setdefault(path, _Place())
             with path.open("rb") as file:
-                file.seek(read.setdefault(path, 0))
+                file.seek(place.bytes)
                 while piece := file.read(PIECE):
-                    read[path] += len(piece)
-                    yield piece.decode("utf-8", errors="replace")
+                    place.bytes += len(piece)
+                    yield place.decoder.decode(piece)

@@ -8,10 +8,10 @@ from cppo_lab import schema, store
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.lock import AlreadyRunning, held
 from cppo_lab.monitor.status import RunStatus
-from cppo_lab.run import AlreadyRunning, held
 from cppo_lab.tracking.run_folder import read_status, write_status
-from cppo_lab.tracking.shipping import unsent
+from cppo_lab.tracking.shipped import unsent
 
 
 def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:

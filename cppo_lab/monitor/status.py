@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.errors import one_line
 from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.view import SlurmView, view
-from cppo_lab.run import holder, is_held
+from cppo_lab.lock import holder, is_held
 from cppo_lab.tracking.run_folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
 from cppo_lab.tracking.spool import newest_record
 
@@ -121,10 +122,9 @@ def _own_label(folder: Path, told: Mapping[str, Any]) -> Label:
             key: config[key].get("name") for key in ("rule", "model") if isinstance(config.get(key), dict)
         }
         values = {**config, **names}
-    core, rule, model, seed = (values.get(key) for key in ("core", "rule", "model", "seed"))
-    return Label(
-        str(core or ""), str(rule or "?"), str(model or "?"), seed if isinstance(seed, int) else None
-    )
+    core, rule, model = (_line(values.get(key)) for key in ("core", "rule", "model"))
+    seed = values.get("seed")
+    return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None)
 
 
 def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: Sight) -> tuple[RunStatus, bool]:
@@ -212,7 +212,7 @@ def _number(value: object) -> float | None:
 
 
 def _line(text: object) -> str:
-    return " ".join(str(text or "").split())
+    return one_line(str(text or ""))
 
 
 def _ask_store(unsure: Sequence[RunStatus], uri: str, seen: Sight) -> dict[str, RunStatus]:

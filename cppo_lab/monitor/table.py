@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.errors import one_line
 from cppo_lab.monitor.status import ALIVE, RunStatus
 
 _RIGHT = frozenset({"seed", "step", "score", "ETA", "hours", "GPU-hours"})
@@ -46,7 +47,7 @@ def table(found: Sequence[RunStatus], width: int | None = None) -> str:
 
 def _cells(one: RunStatus, on_gpus: bool) -> list[str]:
     label, hours = one.label, one.gpu_hours if on_gpus else one.hours
-    return [
+    cells = [
         one.run_id,
         label.name,
         label.model,
@@ -59,6 +60,7 @@ def _cells(one: RunStatus, on_gpus: bool) -> list[str]:
         one.job or "-",
         one.reason,
     ]
+    return list(map(one_line, cells))  # they come from files
 
 
 def duration(seconds: float) -> str:

@@ -90,9 +90,9 @@ class TaskData(Spec):
     def problem_space(self) -> int:
         """How many problems there are; another spelling is no other problem."""
         if self.task == "addition":
-            return self.modulus ** (2 * self.operations)
+            return int(self.modulus ** (2 * self.operations))
         units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))
-        return self.modulus * (2 * (self.modulus - 1) + units) ** self.operations
+        return int(self.modulus * (2 * (self.modulus - 1) + units) ** self.operations)
 
     @property
     def vocabulary(self) -> int:

@@ -10,7 +10,7 @@ VERL = "verl_"  # begins the names of verl's own losses
 
 
 class RuleSpec(Spec):
-    """A trust-region rule and its constants; None where the rule has no such constant (algorithms.md, "Rules")."""
+    """A trust-region rule and its constants; None where the rule has no such constant."""
 
     name: str
     clip_low: Probability | None = None

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
+from cppo_lab.schema import CORES
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.base import Positive
 from cppo_lab.spec.resources import Features, Hours, Word
@@ -30,6 +31,7 @@ def _is_scalar(value: object) -> bool:
 def _names(value: Any) -> dict[str, Any]:
     """A list of names, or one for each core, by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    _refuse_other_cores(lists)
     for names in list(lists.values()) or [None]:
         if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
             raise ValueError("must be a list of one or more names, or such a list for each core")
@@ -40,11 +42,18 @@ def _names(value: Any) -> dict[str, Any]:
 def _values(value: Any) -> dict[str, Any]:
     """A list of values, or one for each core, by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
+    _refuse_other_cores(lists)
     for values in list(lists.values()) or [None]:
         if not (isinstance(values, list) and values and all(map(_is_scalar, values))):
             raise ValueError("must be a list of one or more plain values, or such a list for each core")
         _refuse_twins(values)
     return {core: tuple(values) for core, values in lists.items()}
+
+
+def _refuse_other_cores(lists: Mapping[str, Any]) -> None:
+    for core in lists:
+        if core not in (ANY_CORE, *CORES):
+            raise ValueError(str(unknown("core", core, CORES)))
 
 
 def _refuse_twins(values: list[Any]) -> None:

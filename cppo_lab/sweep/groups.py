@@ -1,11 +1,14 @@
 """The configuration groups and their options. Imports the standard library alone: the help text lists them."""
 
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import resources
 
 CONF = resources.files("cppo_lab") / "conf"
 
 
-def groups() -> dict[str, list[str]]:
+@cache  # every run of a plan asks
+def groups() -> Mapping[str, Sequence[str]]:
     """Configuration groups and their options."""
     return {
         folder.name: sorted(

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
+from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
 from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
-from cppo_lab.run import Attempt, Interrupted
+from cppo_lab.run import Attempt
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
-from cppo_lab.sweep.places import RUNS, require_folder
+from cppo_lab.sweep.places import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking.client import ensure_experiment, open_client
@@ -36,7 +37,7 @@ class Launched:
 
 def plan_states(plan: Plan, uri: str) -> dict[str, State]:
     """The state of every run of a plan. Writes nothing."""
-    return run_states([run.run_id for run in plan.runs], plan.core, uri, RUNS.resolve())
+    return run_states([run.run_id for run in plan.runs], plan.core, uri, runs_folder())
 
 
 def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] = ()) -> Launched:
@@ -45,7 +46,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     `replace`: those too that other code has finished. Their results stay until the new ones are there.
     `retry`: ids of failed runs that are to be trained again nevertheless.
     """
-    runs, run_ids = RUNS.resolve(), [run.run_id for run in plan.runs]
+    runs, run_ids = runs_folder(), [run.run_id for run in plan.runs]
     require_folder(runs)
     # The launcher makes the tables and the experiment: several runs doing so at once would collide.
     client = open_client(uri)
@@ -100,7 +101,7 @@ def _attempts(
             layout=run.layout,
             paths=plan.paths,
             resources=run.resources,
-            runs=RUNS.resolve(),
+            runs=runs_folder(),
             uri=uri,
             tags={**sweep_tags(plan, run), **nesting[run.run_id], schema.TAG_CODE_VERSION: version},
             threads=plan.launcher.threads,
@@ -113,7 +114,7 @@ def _attempts(
 
 def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt]], None]) -> None:
     """Hand the work to the launcher; what is not over yet shows as queued."""
-    with Queue(RUNS.resolve(), [attempt.spec.run_id for attempt in work]) as queue:
+    with Queue(runs_folder(), [attempt.spec.run_id for attempt in work]) as queue:
 
         def report(event: Event[Attempt]) -> None:
             if event.kind in ("ended", "cancelled"):

@@ -115,7 +115,9 @@ def totals_line(listing: Listing) -> str:
     """`37 runs in 49 places: 30 done, 7 missing`."""
     runs = sum(listing.states.values())
     places = f" in {listing.places} places" if listing.plan.is_study else ""
-    return f"{runs} runs{places}: " + ", ".join(f"{n} {state}" for state, n in listing.states.items())
+    return f"{runs} run{'s' * (runs != 1)}{places}: " + ", ".join(
+        f"{n} {state}" for state, n in listing.states.items()
+    )
 
 
 def shown_line(listing: Listing, only: Sequence[str]) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.reconcile import State
-from cppo_lab.run import Attempt, is_held
+from cppo_lab.lock import is_held
+from cppo_lab.run import Attempt
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.run_folder import read_status
 
@@ -28,9 +29,10 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
+        runs = len(self.plan.runs)
         counts = Counter(state.state for state in self.states.values())
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        self.say(f"{self.plan.name}: {len(self.plan.runs)} runs ({parts}); {self.todo} to train")
+        self.say(f"{self.plan.name}: {runs} run{'s' * (runs != 1)} ({parts}); {self.todo} to train")
         self.started = time.monotonic()
 
     def see(self, event: Event[Attempt]) -> None:
@@ -68,7 +70,13 @@ class Progress:
         parts, share = [], float(self.ended)
         for attempt in self.running:
             status = read_status(attempt.folder)
-            if status.get("step") is None or status.get("status") != schema.RUNNING:
+            running = status.get("status") == schema.RUNNING
+            # What an earlier attempt has left there says nothing of this one.
+            if not running and status.get("updated", 0.0) >= attempt.created:
+                share += 1
+                parts.append(f"{self.name(attempt)} recording its end")
+                continue
+            if not running or status.get("step") is None:
                 parts.append(f"{self.name(attempt)} starting")
                 continue
             share += status["step"] / status["t_stop"]

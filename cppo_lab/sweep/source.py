@@ -2,9 +2,10 @@
 
 import re
 import stat
+import unicodedata
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -12,15 +13,55 @@ from cppo_lab.errors import UserError
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000  # aliases of aliases would make any number
+LARGEST_BITS = 64
+MAX_SAID = 200  # characters of a value in a message
+MAX_DEPTH = 32  # an alias to what holds it would make any
+TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to what holds it, or the brackets too many"
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
 
+# The way to a value: its key and the way to what holds it. Joined where it is said: aliases make many long ones.
+Way: TypeAlias = "tuple[Way, str] | None"
+
+
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-6 is a number, as in YAML 1.2 and in Hydra; PyYAML wants 1.0e-6."""
+    """Safe YAML in which 1e-6 is a number, as in YAML 1.2 and in Hydra; PyYAML wants 1.0e-6.
+
+    A scalar that is not what its tag says (month 13, `!!bool x`) is an error with its place.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError):
+            kind = node.tag.rpartition(":")[2]
+            said = f"{_short(node.value)} is no {kind}: quote it if it is text"
+            raise yaml.constructor.ConstructorError(None, None, said, node.start_mark) from None
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        merged = 0
+        for key, value in node.value:
+            if key.tag == "tag:yaml.org,2002:merge" and isinstance(value, yaml.SequenceNode):
+                for part in value.value:
+                    if isinstance(part, yaml.MappingNode):
+                        self.flatten_mapping(part)
+                        merged += len(part.value)
+                    if merged > MAX_VALUES:
+                        said = f"<< merges more than {MAX_VALUES:,} keys: write out those that are meant"
+                        raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+        super().flatten_mapping(node)
 
 
+def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
+    said = f"the tag {node.tag!r} is not read from a sweep file: remove it"
+    raise yaml.constructor.ConstructorError(None, None, said, node.start_mark)
+
+
+_Loader.add_constructor(None, _refuse_tag)
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
@@ -61,7 +102,9 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         if node is not None:
             _refuse_twins(node, source)
         values = loader.construct_document(node) if node is not None else None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise UserError(f"sweep {source}: {TOO_DEEP}") from None
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
@@ -77,14 +120,14 @@ def mapping(text: str, source: str) -> dict[str, Any]:
 def _refuse_twins(root: yaml.Node, source: str) -> None:
     """PyYAML would silently keep the last of two equal keys."""
     seen: set[int] = set()
-    todo = [("", root)]
+    todo: list[tuple[Way, yaml.Node]] = [(None, root)]
     while todo:
-        path, node = todo.pop()
+        way, node = todo.pop()
         if id(node) in seen or not isinstance(node, yaml.CollectionNode):
             continue
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
-            todo += [(f"{path}{i}.", item) for i, item in enumerate(node.value)]
+            todo += [((way, str(i)), item) for i, item in enumerate(node.value)]
             continue
         names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key, value in node.value:
@@ -92,34 +135,71 @@ def _refuse_twins(root: yaml.Node, source: str) -> None:
             if names[name] > 1:
                 last = [key for key, _ in node.value if key.value == name][1].start_mark
                 raise UserError(
-                    f"sweep {source} line {last.line + 1}, column {last.column + 1}: key {path + name!r} stands there "
-                    "twice: remove one"
+                    f"sweep {source} line {last.line + 1}, column {last.column + 1}: key {_dotted((way, name))!r} "
+                    "stands there twice: remove one"
                 )
-            todo.append((f"{path}{name}.", value))
+            todo.append(((way, name), value))
 
 
 def _refuse_unusual(values: Any, source: str) -> None:
-    """Dates, bytes, sets, keys that are not text, and more values than any sweep has."""
-    count, todo = 0, [("", values)]
+    """Dates, bytes, sets, keys that are not text, and more values, or deeper ones, than any sweep has."""
+    count = 0
+    todo: list[tuple[Way, int, Any]] = [(None, 0, values)]
     while todo:
-        path, value = todo.pop()
+        way, depth, value = todo.pop()
         count += 1
         if count > MAX_VALUES:
             raise UserError(
-                f"sweep {source}: {PLAIN}, {MAX_VALUES:,} at most: aliases make more of them here"
+                f"sweep {source}: {PLAIN}, {MAX_VALUES:,} at most: aliases make more of them here; write out what is "
+                "meant"
             )
+        if depth > MAX_DEPTH:
+            raise UserError(f"sweep {source}: {_dotted(way)}: {TOO_DEEP}")
         if isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
-                    raise UserError(f"sweep {source}: {path}{key}: the key {key!r} is not text: quote it")
-            todo += [(f"{path}{key}.", item) for key, item in value.items()]
+                    raise UserError(
+                        f"sweep {source}: {_dotted((way, str(key)))}: the key {key!r} is not text: quote it"
+                    )
+                _refuse_characters(key, (way, key), source)
+            todo += [((way, key), depth + 1, item) for key, item in value.items()]
         elif isinstance(value, list):
-            todo += [(f"{path}{i}.", item) for i, item in enumerate(value)]
+            todo += [((way, str(i)), depth + 1, item) for i, item in enumerate(value)]
         elif isinstance(value, str) and "${" in value:
-            name = path.rstrip(".")
             raise UserError(
-                f"sweep {source}: {name}={value!r}: a sweep file holds plain values; ${{...}} belongs into conf/"
+                f"sweep {source}: {_dotted(way)}={_short(value)}: a sweep file holds plain values; ${{...}} belongs "
+                "into conf/"
+            )
+        elif isinstance(value, str):
+            _refuse_characters(value, way, source)
+        elif isinstance(value, int) and value.bit_length() >= LARGEST_BITS:
+            raise UserError(
+                f"sweep {source}: {_dotted(way)}: a whole number of {value.bit_length():,} bits: no key takes one so "
+                "large"
             )
         elif not (value is None or isinstance(value, str | int | float)):
-            name, kind = path.rstrip("."), type(value).__name__
-            raise UserError(f"sweep {source}: {name}={value!r} is a {kind}: {PLAIN}: quote it")
+            kind = type(value).__name__
+            raise UserError(f"sweep {source}: {_dotted(way)}={_short(value)} is a {kind}: {PLAIN}: quote it")
+
+
+def _refuse_characters(text: str, way: Way, source: str) -> None:
+    """What no database takes for text, and what a terminal takes for a command."""
+    for char in text:
+        if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t":
+            raise UserError(
+                f"sweep {source}: {_dotted(way)}: {_short(text)} has the character {char!r}: remove it"
+            )
+
+
+def _dotted(way: Way) -> str:
+    """The key that a way leads to."""
+    names: list[str] = []
+    while way is not None:
+        way, name = way
+        names.insert(0, name)
+    return ".".join(names)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."

@@ -1,13 +1,10 @@
 """Opening the tracking store, and finding the runs in it. With shipping.py the write-side home of mlflow."""
 
 import contextlib
-import fcntl
-import hashlib
-import logging
 import os
+import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -17,22 +14,24 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Run, ViewType
+from mlflow.entities import Experiment, Run
 from mlflow.exceptions import MlflowException
-from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.stored_runs import require_answer
+from cppo_lab.tracking.run_listing import experiment_runs, newest_runs
 from cppo_lab.tracking.views import page
 
-PAGE = 1000  # runs per request
 HEALTH_SECONDS = 5.0
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
-# A server that is away is tried again by us: seconds, not the minutes of MLflow's default. One that is slow gets time.
-SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-
-DATABASE_PATIENCE = {"PGCONNECT_TIMEOUT": "10"}  # seconds; libpq's own patience has no end
+REMEDY = f"see that it is an MLflow store and its server runs, or set {store.VARIABLE} to another one"
+_BACKGROUND = re.compile(r"\(Background on this error at: [^)]*\)")  # SQLAlchemy's, about SQLAlchemy
+DEFAULT_ROOT = (
+    "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's own, for the artifacts of experiments that name no place
+)
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
 
 
@@ -60,34 +59,37 @@ def open_client(uri: str) -> MlflowClient:
 
     Raises UserError if the store cannot be reached.
     """
-    for name in ("mlflow.store.db.utils", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for name, value in (SERVER_PATIENCE | DATABASE_PATIENCE | QUIET).items():
+    store.limit_patience()
+    store.require_mlflow_database(uri)
+    for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     try:
-        _connect(uri)
-        with alone(uri):
+        require_answer(uri)
+        with alone(uri), _plain_default_experiment():
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
-        raise UserError(f"tracking store {store.redacted(uri)} cannot be used: {fault_line(error)}") from None
+        raise UserError(
+            f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
+        ) from None
     return client
+
+
+@contextlib.contextmanager
+def _plain_default_experiment() -> Iterator[None]:
+    """MLflow writes the working folder's name into SQL as it is, for its experiment 0: quotes and colons would end in a
+    fault, or in other SQL. As a URI it has neither.
+    """
+    if DEFAULT_ROOT in os.environ:
+        yield
+        return
+    with store.in_the_environment((Path.cwd() / "mlruns").as_uri(), DEFAULT_ROOT):
+        yield
 
 
 def fault_line(error: Exception) -> str:
     """What is said of a store's fault: one line, not too long, without passwords."""
-    return store.redacted(" ".join(str(error).split()))[:500] or type(error).__name__
-
-
-def _connect(uri: str) -> None:
-    """Raises SQLAlchemyError if the database does not answer now: MLflow would try for a minute and a half."""
-    if uri.startswith("http") or store.sqlite_file(uri) is not None:
-        return
-    engine = create_engine(uri)
-    try:
-        engine.connect().close()
-    finally:
-        engine.dispose()
+    return redacted(" ".join(_BACKGROUND.sub("", str(error)).split()))[:500] or type(error).__name__
 
 
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
@@ -106,7 +108,7 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
     if found is not None:
         if found.lifecycle_stage != "active":
             raise UserError(
-                f"experiment {name!r} was deleted in {store.redacted(uri)}: restore it with "
+                f"experiment {name!r} was deleted in {redacted(uri)}: restore it with "
                 f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or use another store"
             )
         return str(found.experiment_id)
@@ -124,19 +126,14 @@ def alone(uri: str) -> Iterator[None]:
     if database is None or not database.parent.is_dir():
         yield
         return
-    lock = (
-        Path(tempfile.gettempdir())
-        / f"cppo-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.lock"
-    )
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with store.own_lock(uri, "lock"):
         yield
 
 
 def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[Attempt]]:
     """All attempts at the runs `run_ids`, newest first. Reads every run of the experiment once."""
     wanted: dict[str, list[Attempt]] = {run_id: [] for run_id in run_ids}
-    for run in newest_runs(client, experiment):
+    for run in experiment_runs(client, experiment, tags_alone=True):
         attempt = _attempt(run)
         if attempt.run_id in wanted:
             wanted[attempt.run_id].append(attempt)
@@ -181,28 +178,6 @@ def _require_answer(uri: str) -> None:
         return
 
 
-def newest_runs(
-    client: MlflowClient, experiment: str, condition: str = "", page: int = PAGE
-) -> Iterator[Run]:
-    """The runs of an experiment that meet MLflow's filter `condition`, newest first, read as they are asked for."""
-    found = client.get_experiment_by_name(experiment)
-    token = None
-    while found is not None:
-        with store.no_collection():
-            runs = client.search_runs(
-                [found.experiment_id],
-                filter_string=condition,
-                run_view_type=ViewType.ACTIVE_ONLY,
-                order_by=["attributes.start_time DESC"],
-                max_results=page,
-                page_token=token,
-            )
-        yield from runs
-        token = runs.token
-        if not token:
-            return
-
-
 def _attempt(run: Run) -> Attempt:
     tags = run.data.tags
     return Attempt(
@@ -230,10 +205,10 @@ def where_to_look(uri: str, experiment: str) -> str:
     """How to open the runs of `experiment` in MLflow's page: its address, or the command that serves it."""
     if uri.startswith("http"):
         found = open_client(uri).get_experiment_by_name(experiment)
-        return store.redacted(uri).rstrip("/") + (page(found) if found else "")
+        return redacted(uri).rstrip("/") + (page(found) if found else "")
     if uri == store.tracking_uri():
         return "cppo ui"
-    return f"MLFLOW_TRACKING_URI={shlex.quote(store.redacted(uri))} cppo ui"
+    return f"MLFLOW_TRACKING_URI={shlex.quote(redacted(uri))} cppo ui"
 
 
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:

@@ -7,8 +7,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset as MlflowDataset
 from mlflow.entities import DatasetInput, InputTag
 
+from cppo_lab.redaction import redacted
 from cppo_lab.schema import CODE, Dataset
-from cppo_lab.tracking.masking import masked
 
 CONTEXT = "mlflow.data.context"
 SOURCE_NAME = "mlflow.source.name"
@@ -26,12 +26,12 @@ def log_datasets(client: MlflowClient, mlflow_id: str, datasets: Sequence[Datase
 
 
 def _as_mlflow(dataset: Dataset) -> MlflowDataset:
-    name = masked(dataset.source)
+    name = redacted(dataset.source)
     source = {"tags": {SOURCE_NAME: name}} if dataset.source_type == CODE else {"uri": name}
     return MlflowDataset(
         name=dataset.name,
         digest=dataset.digest,
         source_type=dataset.source_type,
         source=json.dumps(source),
-        profile=masked(json.dumps(dict(dataset.profile))),
+        profile=redacted(json.dumps(dict(dataset.profile))),
     )

@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from cppo_lab import schema
+from cppo_lab.redaction import redacted
 from cppo_lab.tracking.code_version import code_state
-from cppo_lab.tracking.masking import masked
 from cppo_lab.tracking.nvidia import inventory
 
 PACKAGES = (
@@ -51,7 +51,7 @@ def environment_tags() -> dict[str, str]:
         **_slurm(),
         **_code(),
     }
-    return {key: masked(value)[:_MOST] for key, value in tags.items() if value}
+    return {key: redacted(value)[:_MOST] for key, value in tags.items() if value}
 
 
 def packages() -> list[str]:

@@ -12,8 +12,9 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
-from cppo_lab.tracking.client import newest_runs, open_client
+from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.run_folder import CONFIG, read_config
+from cppo_lab.tracking.run_listing import newest_runs
 
 
 def stored_configs(

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from mlflow.entities import Run
 
 from cppo_lab import schema, store
-from cppo_lab.tracking.client import newest_runs, open_client
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.run_listing import newest_runs
 
 METRIC = "perf/step_seconds"
 RECENT = (

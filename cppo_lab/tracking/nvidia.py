@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 try:
-    import pynvml  # type: ignore[import-untyped]
+    import pynvml
 except ImportError:
     pynvml = None
 

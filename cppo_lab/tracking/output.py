@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cppo_lab.tracking.masking import masked
+from cppo_lab.redaction import redacted
 
 ATTEMPTS = "attempts"  # in a run's folder: where launchers on this machine let their jobs print
 ARTIFACTS = "output"  # where it goes among a run's artifacts
@@ -109,4 +109,4 @@ def _content(path: Path, start: int, end: int, most: int) -> bytes:
 
 
 def _masked(content: bytes) -> bytes:
-    return masked(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    return redacted(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(5000, 5100)  # that are tried in turn
@@ -47,6 +48,10 @@ def free_port(host: str, wanted: int | None) -> int:
 
     Raises UserError if it is taken, or the host is not one of this machine.
     """
+    if wanted is not None and not 1 <= wanted <= 65_535:
+        raise UserError(f"--port {wanted}: must be in [1, 65535]: leave it out, or choose another")
+    if not host.strip():
+        raise UserError(f"--host {host!r}: name an address of this machine, or leave it out")
     for port in PORTS if wanted is None else [wanted]:
         if _is_free(host, port):
             return port
@@ -64,11 +69,13 @@ def _is_free(host: str, port: int) -> bool:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except socket.gaierror as error:
-        raise UserError(f"--host {host}: {error.strerror}") from None
-    except (OSError, OverflowError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+        raise UserError(f"--host {host}: {error.strerror}: name an address of this machine") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             return False
-        raise UserError(f"cannot listen on {host} port {port}: {error}") from None
+        raise UserError(
+            f"cannot listen on {host} port {port}: {error.strerror}: name an address of this machine"
+        ) from None
     return True
 
 
@@ -101,7 +108,8 @@ def serving(uri: str, host: str, port: int) -> Iterator["subprocess.Popen[bytes]
             if not _answers(server, f"{address(host, port)}/health"):
                 log.seek(0)
                 last = log.read().decode(errors="replace").strip().splitlines()[-1:]
-                raise UserError(f"mlflow server did not start: {' '.join(last) or 'no word from it'}")
+                said = redacted(" ".join(last)) or "no word from it"
+                raise UserError(f"mlflow server did not start: {said}")
             yield server
         finally:
             _end(server)

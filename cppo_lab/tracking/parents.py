@@ -13,8 +13,9 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.tracking.client import alone, newest_runs
+from cppo_lab.tracking.client import alone
 from cppo_lab.tracking.markdown import escaped
+from cppo_lab.tracking.run_listing import experiment_runs
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
 
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
@@ -91,7 +92,7 @@ def noted_runs(
     """The runs of a sweep: first the planned ones in their order, then what else the store has of it."""
     tag = schema.sweep_tag(sweep)
     stored: dict[str, NotedRun] = {}
-    for run in newest_runs(client, experiment, f"tags.`{tag}` LIKE '%'"):
+    for run in experiment_runs(client, experiment, tag):
         one = _noted(run, run.data.tags[tag])
         known = stored.get(one.run_id)
         if known is None or (known.state not in schema.FINISHED and one.state in schema.FINISHED):

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.redaction import redacted
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.environment import environment_tags, packages
-from cppo_lab.tracking.masking import masked
+from cppo_lab.tracking.lines import Artifact, Begin, End, Row
 from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
 from cppo_lab.tracking.output import Printed, captured_output, own_output
 from cppo_lab.tracking.run_folder import (
@@ -29,7 +30,7 @@ from cppo_lab.tracking.run_folder import (
     seconds_trained,
     write_status,
 )
-from cppo_lab.tracking.spool import Artifact, Begin, End, Row, Spool, new_record, newest_record, open_spool
+from cppo_lab.tracking.spool import Spool, new_record, newest_record, open_spool
 
 STATUS_SECONDS = 2.0  # how often `status.json` is written anew while the run trains
 
@@ -111,13 +112,16 @@ class Recorder:
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` (a relative path) of the run; a later one of the name replaces it."""
+        text = json.dumps(values)
         try:
-            self._keep(name, json.dumps(values))
+            self._keep(name, text)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # A disk without room for it takes nothing else away.
             print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # what was begun of it
+                (self.folder / name).unlink()
+            self.spool.add(Artifact(name, text))  # it waits with the metrics
 
     def _keep(self, name: str, text: str) -> None:
         path = self.folder / name
@@ -144,8 +148,8 @@ class Recorder:
         if self._ended:
             return
         with contextlib.suppress(OSError):
-            self._keep(TRACEBACK, masked(traceback))
-        self._end(schema.FAILED, self.step, masked(reason))
+            self._keep(TRACEBACK, redacted(traceback))
+        self._end(schema.FAILED, self.step, redacted(reason))
 
     def _end(self, status: str, step: int | None, reason: str) -> None:
         if self._ended:

@@ -5,9 +5,12 @@ the experiment `paper`; an ablation curve that equals a curve of the main grid p
 run and only adds a sweep tag, every other ablation curve becomes a run of its own.
 """
 
+import contextlib
 import csv
 import gzip
 import io
+import math
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +20,7 @@ from mlflow.entities import Metric, Run, RunStatus, RunTag
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema, store
+from cppo_lab.errors import UserError
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.colours import colour
 
@@ -90,35 +94,75 @@ class ReferenceRun:
 
 
 def read_rows(name: str) -> Iterator[dict[str, str]]:
-    """The rows of one of the reference files (`reports/paper/<name>`), wherever the package is installed."""
-    raw = resources.files("cppo_lab.reports").joinpath("paper", name).read_bytes()
-    text = gzip.decompress(raw) if name.endswith(".gz") else raw
-    yield from csv.DictReader(io.StringIO(text.decode()))
+    """The rows of one of the reference files (`reports/paper/<name>`), wherever the package is installed.
+
+    Raises UserError if it is damaged, also for what its reader finds wrong with a row.
+    """
+    try:
+        raw = resources.files("cppo_lab.reports").joinpath("paper", name).read_bytes()
+        text = gzip.decompress(raw) if name.endswith(".gz") else raw
+        yield from csv.DictReader(io.StringIO(text.decode()))
+    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
+        raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> UserError:
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+    return UserError(
+        f"the paper's curves in reports/paper/{name} are damaged ({reason}): install the package again"
+    )
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[Iterator[dict[str, str]]]:
+    """The rows of a file, and whatever is wrong with one as a UserError."""
+    try:
+        yield read_rows(name)
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+    ) as error:  # a column or number that is not there
+        raise _damaged(name, error) from None
 
 
 def reference_runs() -> list[ReferenceRun]:
     """What the reference consists of: the main grid in the order of Table 4, then the curves of the
     ablations only.
+
+    Raises UserError if one of its files is damaged.
     """
     runs: dict[tuple[str, str], ReferenceRun] = {}
-    for row in read_rows("table_full.csv"):
-        key = (row["model"], row["method"])
-        runs[key] = ReferenceRun(f"paper-{key[0]}-{key[1]}", *key, int(row["t_stop"]), {MAIN: key[1]})
-    for row in read_rows("validation_curves.csv"):
-        name = schema.validation_metric(row["benchmark"])
-        runs[row["model"], row["method"]].points[name][int(row["step"])] = float(row["avg_at_16"])
-    for run in runs.values():
-        run.points[_MEAN] = _mean_curve(list(run.points.values()))
-    for row in read_rows("training_diagnostics.csv.gz"):
-        _add_diagnostic(runs[row["model"], row["method"]], row)
-    for row in read_rows("warmup_diagnostics.csv"):
-        _add_diagnostic(runs[row["model"], "cppo"], row)
+    with _reading("table_full.csv") as rows:
+        for row in rows:
+            key = (row["model"], row["method"])
+            runs[key] = ReferenceRun(f"paper-{key[0]}-{key[1]}", *key, int(row["t_stop"]), {MAIN: key[1]})
+    with _reading("validation_curves.csv") as rows:
+        for row in rows:
+            name = schema.validation_metric(row["benchmark"])
+            runs[row["model"], row["method"]].points[name][int(row["step"])] = _score(row["avg_at_16"])
+        for run in runs.values():
+            run.points[_MEAN] = _mean_curve(list(run.points.values()))
+    with _reading("training_diagnostics.csv.gz") as rows:
+        for row in rows:
+            _add_diagnostic(runs[row["model"], row["method"]], row)
+    with _reading("warmup_diagnostics.csv") as rows:
+        for row in rows:
+            _add_diagnostic(runs[row["model"], "cppo"], row)
     return _with_ablations(list(runs.values()))
+
+
+def _score(text: str) -> float:
+    """A finite number. Raises ValueError for anything else."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is no score")
+    return value
 
 
 def _add_diagnostic(run: ReferenceRun, row: dict[str, str]) -> None:
     name, factor = _DIAGNOSTICS[row["metric"]]
-    run.points[name][int(row["step"])] = float(row["value"]) * factor
+    run.points[name][int(row["step"])] = _score(row["value"]) * factor
 
 
 def _mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
@@ -134,10 +178,13 @@ def _same(one: dict[int, float], other: dict[int, float]) -> bool:
 def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
     """Adds the ablation curves: as a sweep tag where the curve is known already, else as a run."""
     curves: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
-    for row in read_rows("ablation_curves.csv"):
-        key = (row["ablation"], row["model"], row["variant"])
-        curves[key][int(row["step"])] = float(row["aime24_25_26_avg_at_16"])
     t_stop = {run.model: run.t_stop for run in runs}
+    with _reading("ablation_curves.csv") as rows:
+        for row in rows:
+            key = (row["ablation"], row["model"], row["variant"])
+            curves[key][int(row["step"])] = _score(row["aime24_25_26_avg_at_16"])
+            if row["model"] not in t_stop:
+                raise ValueError(f"model {row['model']!r} is in no table")
     taken = {run.run_id for run in runs}
     for (sweep, model, variant), curve in curves.items():
         twin = next((run for run in runs if run.model == model and _same(run.points[_MEAN], curve)), None)
@@ -162,6 +209,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     import's run). `progress` gets one line per run added and one at the end. Raises UserError if the
     experiment `paper` of that store was deleted.
     """
+    wanted = reference_runs()  # before anything is written
     path = store.sqlite_file(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +226,6 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
             present.add(run_id)
         else:
             client.delete_run(found.info.run_id)
-    wanted = reference_runs()
     missing = [run for run in wanted if run.run_id not in present]
     for number, run in enumerate(missing, start=1):
         points = _write(client, experiment_id, run)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
 from cppo_lab.tracking.client import STORE_FAULTS, alone, fault_line, open_client
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.parents import ensure_parent, figure, log_report, noted_runs
@@ -42,13 +43,13 @@ def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) 
     try:
         return _keep(open_client(uri), uri, experiment, log, again)
     except STORE_FAULTS as error:
-        raise UserError(f"tracking store {store.redacted(uri)} failed: {fault_line(error)}") from None
+        raise UserError(f"tracking store {redacted(uri)} failed: {fault_line(error)}") from None
 
 
 def _keep(client: MlflowClient, uri: str, experiment: str, log: ReportLog, again: bool) -> int:
     found = client.get_experiment_by_name(experiment)
     if found is None or found.lifecycle_stage != "active":
-        raise UserError(f"experiment {experiment!r} is not in {store.redacted(uri)} any more")
+        raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
     parent = ensure_parent(client, uri, found.experiment_id, log.sweep.name)
     tags = client.get_run(parent).data.tags
     known = {} if again else kept_files(tags)
@@ -69,7 +70,7 @@ def kept_files(tags: Mapping[str, str]) -> dict[str, str]:
     """The files of a report that a parent has, each with the beginning of its fingerprint."""
     try:
         found = json.loads(tags.get(schema.TAG_REPORT, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import re
 import secrets
 import socket
 import time
@@ -10,14 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cppo_lab.errors import UserError, one_line
+from cppo_lab.plain_file import read_plain
+
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
-LARGEST = 1_000_000  # bytes of a configuration file; ours have two thousand
+LARGEST = 1_000_000  # bytes of any of these files; ours have two thousand
 NAMES = ("core", "rule", "model", "seed", "t_stop")  # of a status: what the run is
 # In the folder of all runs: its name, whatever machine looks and wherever it is mounted.
 IDENTITY = "identity"
 CANCELLED = "cancelled"  # holds when, in seconds since the epoch
+_IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
+# What a status may say of a run; anything else in it, and whatever is of another kind, was not written by us.
+_WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step"})
+_NUMBERS = frozenset({"score", "started", "updated", "seconds", "first_time"})
+_TEXTS = frozenset({"status", "reason", "core", "rule", "model", "host", "job", "record"})
+_MOST = 1e15  # of a number: beyond any step, and any second
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
@@ -28,23 +39,38 @@ def write_status(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder; empty if it has none."""
-    try:
-        values = json.loads((folder / STATUS).read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
+    """The last status of a run's folder; empty if it has none. What is not as `write_status` had it is left out."""
+    values = _json(folder / STATUS) or {}
+    checked = {key: _checked(key, value) for key, value in values.items()}
+    return {key: value for key, value in checked.items() if value is not None or values[key] is None}
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
     """The configuration in a file that the recorder wrote; None if it holds none."""
     try:
-        if path.stat().st_size > LARGEST:
-            return None
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return _json(path)
+    except OSError:
+        return None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if it holds none."""
+    try:
+        values = json.loads(read_plain(path, LARGEST) or b"")
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
+
+
+def _checked(key: str, value: object) -> object:
+    """A value of a status; None for one that it cannot have."""
+    if isinstance(value, bool):
+        return value if key == "replaces" else None
+    if isinstance(value, int) and key in _WHOLE | _NUMBERS:
+        return value if abs(value) <= _MOST else None
+    if isinstance(value, float) and key in _NUMBERS:
+        return value if math.isfinite(value) and abs(value) <= _MOST else None
+    return one_line(value) if isinstance(value, str) and key in _TEXTS else None
 
 
 def announce(folder: Path, names: Mapping[str, Any]) -> None:
@@ -81,8 +107,8 @@ def cancel(folder: Path) -> None:
 def is_cancelled(folder: Path, since: float = 0.0) -> bool:
     """Whether the run was cancelled after the moment `since` (seconds since the epoch)."""
     try:
-        return float((folder / CANCELLED).read_text(encoding="utf-8")) >= since
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return float(read_plain(folder / CANCELLED, LARGEST) or b"") >= since
+    except ValueError:
         return False
 
 
@@ -94,15 +120,15 @@ def forget_cancelled(folder: Path) -> None:
 
 def folder_tag(folder: Path) -> str:
     """The value of TAG_FOLDER for a run's folder: the same from every machine; empty before its first use."""
-    try:
-        identity = (folder.parent / IDENTITY).read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return ""
-    return f"{identity}/{folder.name}"
+    identity = (read_plain(folder.parent / IDENTITY, LARGEST) or b"").decode(errors="replace").strip()
+    return f"{identity}/{folder.name}" if _IDENTITY.fullmatch(identity) else ""
 
 
 def ensure_folder_tag(folder: Path) -> str:
-    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none."""
+    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none.
+
+    Raises UserError if what has that name is damaged.
+    """
     if tag := folder_tag(folder):
         return tag
     runs = folder.parent
@@ -112,4 +138,8 @@ def ensure_folder_tag(folder: Path) -> str:
     with contextlib.suppress(FileExistsError):  # another process was first
         os.link(own, runs / IDENTITY)
     own.unlink()
-    return folder_tag(folder)
+    if tag := folder_tag(folder):
+        return tag
+    raise UserError(
+        f"{runs / IDENTITY} is damaged: remove it, and the next run gives the folder another name"
+    )

@@ -129,6 +129,9 @@ class TrialRecord:
     ) -> "TrialRecord":
         """Begin the record of trial `number`, or go on in the run `known`. `search` is the study and its MLflow run."""
         study, parent = search
+        if known is None:  # its worker may have been killed before it noted the id
+            asked = f"tags.`{schema.TAG_PARENT}` = '{parent}' and tags.`{schema.TAG_TRIAL}` = '{number}'"
+            known = next((run.info.run_id for run in client.search_runs([experiment], asked)), None)
         if _existing(client, known) is not None:
             assert known is not None
             client.update_run(known, status="RUNNING")

@@ -17,12 +17,14 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
+from cppo_lab.tracking.lines import End, Line
 from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
 from cppo_lab.tracking.ship_process import ShipProcess
-from cppo_lab.tracking.shipping import ship, unsent
-from cppo_lab.tracking.spool import End, Line, new_record
+from cppo_lab.tracking.shipping import ship
+from cppo_lab.tracking.spool import new_record
 
 EVERY_SECONDS = 2.0
 ASIDE_AFTER_SECONDS = 30.0  # of training: a shorter run would be over before the process has imported MLflow
@@ -30,6 +32,7 @@ LONGEST_PAUSE_SECONDS = 60.0  # between two tries of a store that is away
 # How long the end of a run waits for its points to arrive: they are safe on file, and `cppo sync` sends them.
 PATIENCE_SECONDS = 60.0
 HURRY_SECONDS = 8.0  # of a run that is being ended: Slurm kills 30 s after its SIGTERM
+LOOK_SECONDS = 0.5
 _FAULTS = (*STORE_FAULTS, UserError)
 
 
@@ -39,35 +42,42 @@ class Shipper:
     def __init__(self, folder: Path, uri: str, recorder: Recorder | None = None) -> None:
         """What `recorder` could not write is sent at the end."""
         self.folder, self.uri, self._recorder = folder, uri, recorder
-        self.hurry = False  # the process is being ended
+        self._patience = PATIENCE_SECONDS
         self._client: MlflowClient | None = None
         self._started = time.monotonic()
         self._process: ShipProcess | None = None
         self._alone = False  # there can be no such process
         self._stop = threading.Event()
         self._away_since: float | None = None
+        self._sent = False  # all that there is, after the end
         self._thread = threading.Thread(target=self._work, name="shipper", daemon=True)
 
     def __enter__(self) -> "Shipper":
         self._thread.start()
         return self
 
+    def hurry_up(self) -> None:
+        """The process is being ended."""
+        self._patience = HURRY_SECONDS
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Send what is left. A store that stays away is named, and nothing is lost by it."""
         self._stop.set()
-        if self._process is not None:
-            self._process.kill()  # it may hang with its store; what is left is sent from here
-        patience = HURRY_SECONDS if self.hurry else PATIENCE_SECONDS
-        self._thread.join(patience)
-        if self._thread.is_alive() or unsent(self.folder, self.uri):
-            print(
-                f"tracking store did not take all of this run: the rest is safe in {self.folder}, and `cppo sync` "
-                "sends it",
-                file=sys.stderr,
-                flush=True,
+        began = time.monotonic()
+        while self._thread.is_alive() and time.monotonic() - began < self._patience:
+            if self._process is not None:
+                self._process.kill()  # it may hang with its store; what is left is sent from here
+            self._thread.join(LOOK_SECONDS)
+        if not self._sent:
+            left = self._recorder.spool.unwritten if self._recorder else ()
+            rest = (
+                f"the disk of {self.folder} has no room for the rest: launch it again"
+                if left
+                else f"the rest is safe in {self.folder}, and `cppo sync` sends it"
             )
+            print(f"tracking store did not take all of this run: {rest}", file=sys.stderr, flush=True)
 
     def _work(self) -> None:
         pause = EVERY_SECONDS
@@ -75,9 +85,10 @@ class Shipper:
             pause = EVERY_SECONDS if self._try() else self._longer(pause)
         if self._process is not None:
             self._process.close()
-        deadline = time.monotonic() + (HURRY_SECONDS if self.hurry else PATIENCE_SECONDS)
-        while not self._try(last=True) and time.monotonic() < deadline:
-            time.sleep(min(1.0, max(0.0, deadline - time.monotonic())))
+        began = time.monotonic()
+        while not (sent := self._try(last=True)) and time.monotonic() - began < self._patience:
+            time.sleep(LOOK_SECONDS)
+        self._sent = sent
 
     @staticmethod
     def _longer(pause: float) -> float:
@@ -133,6 +144,7 @@ class Shipper:
 
 def record_unstarted(spec: RunSpec, tags: Mapping[str, str], folder: Path, uri: str, reason: str) -> None:
     """Record a failure of a run that could not write what its record begins with."""
+    reason = redacted(reason)
     with contextlib.suppress(*_FAULTS):
         client = open_client(uri)
         lines: list[Line] = []

@@ -3,18 +3,14 @@
 Whatever is killed, restarted, away or done twice, the outcome is the same: the MLflow run of a record is found by its
 token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
 again for the same point. Files come behind a run's end, since they may have a store of their own, and then its tag
-TAG_FILES. `shipped.json` beside the spool remembers how far one store has got. It saves work and may be lost.
+TAG_FILES. `shipped` remembers how far a store has got.
 """
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
-import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,55 +18,21 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import history, schema
+from cppo_lab import schema
+from cppo_lab.tracking.artifacts import Artifacts
 from cppo_lab.tracking.client import alone, ensure_experiment
 from cppo_lab.tracking.datasets import log_datasets
+from cppo_lab.tracking.lines import Artifact, Begin, End, Line, Row
 from cppo_lab.tracking.naming import merged
 from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.spool import FOLDER, Artifact, Begin, End, Line, Row, files, newest_record, read_lines
+from cppo_lab.tracking.shipped import ShippedRecord, load_shipped, save_shipped
+from cppo_lab.tracking.spool import FOLDER, files, newest_record, place_in, read_lines
 
 BATCH = 1000  # MLflow's limit of metrics per request
 PARAMS, TAGS = 100, 100  # and of these
-STATE = "shipped.json"
 # What MLflow answers about a run that is deleted.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
 _MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED"}  # all others: FINISHED
-
-
-@dataclass
-class _Record:
-    """What a store has got of a record."""
-
-    mlflow_id: str = ""
-    pending: list[str] = field(default_factory=list)  # artifacts that it has not got yet
-    ended: bool = False  # so that the history is an artifact to come
-    deleted: bool = False  # by a user, and nothing goes on with it: it is left alone
-
-
-@dataclass
-class _State:
-    """How far one store has got with a run's folder."""
-
-    offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
-    records: dict[str, _Record] = field(default_factory=dict)
-
-    @property
-    def pending(self) -> bool:
-        return any(one.mlflow_id and (one.pending or one.ended) for one in self.records.values())
-
-
-def unsent(folder: Path, uri: str) -> bool:
-    """Whether a run's folder has anything that the store at `uri` has not got. Asks no store."""
-    paths = files(folder)
-    if not paths:
-        return False
-    state = _load(folder, uri)
-    return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
-
-
-def _has_more(path: Path, offset: int) -> bool:
-    """Whether a whole line follows; what a kill has cut off is nobody's to send."""
-    return path.stat().st_size > offset and next(read_lines(path, offset), None) is not None
 
 
 def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:
@@ -107,14 +69,14 @@ class _Shipment:
 
     def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
         self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
-        self.state = _load(folder, uri)
+        self.state = load_shipped(folder, uri)
         self.token = ""  # of the record whose lines are read at the moment
         self.points: list[Metric] = []
         self.sent = 0
 
     @property
-    def record(self) -> _Record:
-        return self.state.records.setdefault(self.token, _Record())
+    def record(self) -> ShippedRecord:
+        return self.state.records.setdefault(self.token, ShippedRecord())
 
     def send(self) -> int:
         for path in files(self.folder):
@@ -138,14 +100,14 @@ class _Shipment:
             return False
         newest = newest_record(self.folder)
         if newest is not None and newest.begin.record == self.token:
-            self.state.records[self.token] = _Record()
+            self.state.records[self.token] = ShippedRecord()
             self._create(newest.begin)
             for path in files(self.folder):
                 if _owner(path) == self.token:
                     self.state.offsets.pop(path.name, None)
         else:
             self.record.deleted = True
-        _save(self.folder, self.uri, self.state)
+        save_shipped(self.folder, self.uri, self.state)
         return True
 
     def _exists(self, mlflow_id: str) -> bool:
@@ -164,13 +126,17 @@ class _Shipment:
 
     def _send_file(self, path: Path) -> None:
         offset = self.state.offsets.get(path.name, 0)
-        if path.stat().st_size <= offset:
+        if not path.is_file() or path.stat().st_size == offset:
             return
+        offset = place_in(path, offset)
         # A machine that goes down must not lose what the store has: the step would get a second, later point.
         with path.open("rb") as file:
+            safe = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
         self.token = _owner(path)
         for line, end in read_lines(path, offset):
+            if end > safe:
+                break
             self._take(line)
             offset = end
             if not self.points:
@@ -180,7 +146,7 @@ class _Shipment:
 
     def _reached(self, path: Path, offset: int) -> None:
         self.state.offsets[path.name] = offset
-        _save(self.folder, self.uri, self.state)
+        save_shipped(self.folder, self.uri, self.state)
 
     def _take(self, line: Line) -> None:
         if isinstance(line, Begin):
@@ -293,58 +259,31 @@ class _Shipment:
         if status == "FINISHED":
             retire(self.client, self.record.mlflow_id)
 
-    def _artifacts(self, token: str, record: _Record) -> None:
+    def _artifacts(self, token: str, record: ShippedRecord) -> None:
         if not record.mlflow_id or not (record.pending or record.ended):
             return
+        if record.ended and not self._exists(record.mlflow_id):  # deleted since its end
+            record.pending, record.ended = [], False
+            save_shipped(self.folder, self.uri, self.state)
+            return
+        lines = cache(partial(self._lines, token))
+        store = Artifacts(self.client, record.mlflow_id, self.folder, lines)
         while record.pending:
-            self._upload(record.mlflow_id, record.pending[0])
+            store.upload(record.pending[0])
             del record.pending[0]
         if record.ended:
-            for name in self._missing(token, record.mlflow_id):
-                self._upload(record.mlflow_id, name)
-            self._history(token, record.mlflow_id)
+            for name in store.missing():
+                store.upload(name)
+            store.upload_history()
             # Readers that go by what a run's tags say see by it that its files have come.
             self._call(self.client.set_tag, record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False
-        _save(self.folder, self.uri, self.state)
+        save_shipped(self.folder, self.uri, self.state)
 
-    def _missing(self, token: str, mlflow_id: str) -> list[str]:
-        """Files of a record that the store has not got although it took them: a gateway may have answered for it."""
-        paths = [path for path in files(self.folder) if _owner(path) == token]
-        lines = [line for path in paths for line, _ in read_lines(path)]
-        named = dict.fromkeys(line.path for line in lines if isinstance(line, Artifact))
-        names = [name for name in named if self._own_file(name) is not None]
-        places = {Path(name).parent.as_posix() for name in names}
-        there = {
-            one.path
-            for place in sorted(places)
-            for one in self.client.list_artifacts(mlflow_id, None if place == "." else place)
-        }
-        return [name for name in names if name not in there]
-
-    def _own_file(self, name: str) -> Path | None:
-        """The file of that name in the run's folder; None if there is none, or if it lies elsewhere."""
-        path = (self.folder / name).resolve()
-        return path if path.is_relative_to(self.folder.resolve()) and path.is_file() else None
-
-    def _upload(self, mlflow_id: str, name: str) -> None:
-        """A file of the run's folder; one that is gone, or lies elsewhere, is left out."""
-        path = self._own_file(name)
-        if path is None:
-            return
-        place = Path(name).parent.as_posix()
-        self.client.log_artifact(mlflow_id, str(path), None if place == "." else place)
-
-    def _history(self, token: str, mlflow_id: str) -> None:
-        """All points in one file, which readers take in place of a request for each metric."""
+    def _lines(self, token: str) -> list[Line]:
+        """All lines of a record, those that no file has among them."""
         lines = [line for path in files(self.folder) if _owner(path) == token for line, _ in read_lines(path)]
-        if token == self.token:
-            lines += self.unwritten
-        rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, Row)]
-        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
-            path = Path(folder) / history.HISTORY
-            path.write_bytes(history.pack(history.from_rows(rows)))
-            self.client.log_artifact(mlflow_id, str(path))
+        return [*lines, *self.unwritten] if token == self.token else lines
 
 
 def _owner(path: Path) -> str:
@@ -370,49 +309,3 @@ def _only_one(folder: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _store_key(uri: str) -> str:
-    """Names a store on file without the password that its URI may hold."""
-    return hashlib.sha256(uri.encode()).hexdigest()[:16]
-
-
-def _all_states(folder: Path) -> dict[str, Any]:
-    try:
-        values = json.loads((folder / FOLDER / STATE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _load(folder: Path, uri: str) -> _State:
-    """As remembered; nothing is sent yet where that is not what we wrote."""
-    try:
-        values = _all_states(folder).get(_store_key(uri), {})
-        records = {
-            str(token): _Record(
-                str(one["mlflow_id"]),
-                [str(name) for name in one["pending"]],
-                bool(one["ended"]),
-                bool(one["deleted"]),
-            )
-            for token, one in values["records"].items()
-        }
-        return _State({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
-        return _State()
-
-
-def _save(folder: Path, uri: str, state: _State) -> None:
-    """Remember it. On a full disk it is sent again instead."""
-    values = {
-        "offsets": state.offsets,
-        "records": {token: vars(record) for token, record in state.records.items()},
-    }
-    own = folder / FOLDER / f"{STATE}.{secrets.token_hex(4)}"
-    try:
-        own.write_text(json.dumps({**_all_states(folder), _store_key(uri): values}), encoding="utf-8")
-        own.replace(folder / FOLDER / STATE)
-    except OSError:
-        with contextlib.suppress(OSError):
-            own.unlink()

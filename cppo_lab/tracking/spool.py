@@ -5,65 +5,19 @@ in the same MLflow run, by which that run is found again whatever happened to an
 line for each training step, the artifacts, and how the attempt ended. `shipping` brings MLflow to the same state.
 """
 
-import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+
+from cppo_lab.plain_file import leads_nowhere, open_plain
+from cppo_lab.tracking.lines import Begin, End, Line, Row, decoded, encoded
 
 FOLDER = "spool"  # in a run's folder
 _SUFFIX = ".jsonl"
-
-
-@dataclass(frozen=True)
-class Row:
-    """The metrics of one training step, and when they were measured."""
-
-    step: int
-    time_ms: int
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Begin:
-    """An attempt begins. `datasets` are the fields of schema.Dataset."""
-
-    record: str
-    experiment: str
-    name: str  # of the MLflow run
-    time_ms: int
-    tags: Mapping[str, str]
-    params: Mapping[str, str]
-    datasets: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A file of the run's folder, by its path relative to it; named again when its content has changed."""
-
-    path: str
-
-
-@dataclass(frozen=True)
-class End:
-    """How an attempt ended: `status` as in schema.STATUSES, behind training step `step`."""
-
-    record: str
-    status: str
-    step: int | None
-    time_ms: int
-    reason: str = ""
-
-
-Line = Row | Begin | Artifact | End
-_KINDS: dict[str, type[Begin] | type[Artifact] | type[End]] = {
-    "begin": Begin,
-    "artifact": Artifact,
-    "end": End,
-}
+LONGEST = 16 * 2**20  # bytes of a line; a beginning has some ten thousand
 
 
 @dataclass
@@ -85,7 +39,7 @@ class Spool:
         self.unwritten.append(line)
         try:
             while self.unwritten:
-                self._write(_text(self.unwritten[0]))
+                self._write(encoded(self.unwritten[0]))
                 del self.unwritten[0]
         except OSError as error:
             if not waited:
@@ -140,8 +94,10 @@ def files(folder: Path) -> list[Path]:
     """The spool's files in the order of the attempts."""
     try:
         names = [path.name for path in (folder / FOLDER).iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except OSError as error:
+        if leads_nowhere(error):
+            return []
+        raise
     stems = sorted(int(name.removesuffix(_SUFFIX)) for name in names if _is_ours(name))
     return [folder / FOLDER / f"{stem:04d}{_SUFFIX}" for stem in stems]
 
@@ -158,17 +114,29 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
 
     What a kill cut off, or what is no line of ours, ends it: nothing behind it is known to be whole.
     """
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            for text in file:
-                line = _line(text) if text.endswith(b"\n") else None
-                if line is None:
-                    return
-                offset += len(text)
-                yield line, offset
-    except (FileNotFoundError, NotADirectoryError):
+    file = open_plain(path)
+    if file is None:
         return
+    with file:
+        file.seek(offset)
+        while text := file.readline(LONGEST):
+            line = decoded(text) if text.endswith(b"\n") else None
+            if line is None:
+                return
+            offset += len(text)
+            yield line, offset
+
+
+def place_in(path: Path, offset: int) -> int:
+    """`offset` if a line of the file begins there, or its end is there; else 0: whoever remembered it is wrong."""
+    file = open_plain(path) if offset > 0 else None
+    if file is None:
+        return 0
+    with file:
+        if offset > os.fstat(file.fileno()).st_size:
+            return 0
+        file.seek(offset - 1)
+        return offset if file.read(1) == b"\n" else 0
 
 
 def lines(folder: Path) -> Iterator[Line]:
@@ -209,43 +177,3 @@ def read_rows(folder: Path) -> list[Row]:
     """The steps that the newest record of a run's folder has, by step. Changes nothing."""
     record = newest_record(folder)
     return [] if record is None else [record.rows[step] for step in sorted(record.rows)]
-
-
-def _text(line: Line) -> bytes:
-    if isinstance(line, Row):
-        values: dict[str, Any] = {"step": line.step, "time_ms": line.time_ms, "metrics": dict(line.metrics)}
-    else:
-        kind = next(name for name, one in _KINDS.items() if isinstance(line, one))
-        values = {"kind": kind, **vars(line)}
-    return json.dumps(values).encode() + b"\n"
-
-
-def _line(text: bytes) -> Line | None:
-    """A line as it was written; None for anything else."""
-    try:
-        values = json.loads(text)
-        kind = values.pop("kind", None)
-        if kind is None:
-            metrics = {str(name): float(value) for name, value in values["metrics"].items()}
-            return Row(int(values["step"]), int(values["time_ms"]), metrics)
-        if kind == "begin":
-            values["datasets"] = tuple(values["datasets"])
-        return _checked(_KINDS[kind](**values))
-    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-
-
-def _checked(line: Begin | Artifact | End) -> Line | None:
-    """`line`, if its values are of the types that they are declared to be."""
-    for name, value in vars(line).items():
-        if name in ("tags", "params"):
-            good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
-        elif name == "datasets":
-            good = isinstance(value, list | tuple) and all(isinstance(one, dict) for one in value)
-        elif name in ("time_ms", "step"):
-            good = isinstance(value, int) or (name == "step" and value is None)
-        else:
-            good = isinstance(value, str)
-        if not good:
-            return None
-    return line

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from cppo_lab.errors import UserError
 from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.shipping import ship, unsent
+from cppo_lab.tracking.shipped import unsent
+from cppo_lab.tracking.shipping import ship
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ def send(
     for number, folder in enumerate(waiting, start=1):
         try:
             points += ship(folder, uri, client)
-        except STORE_FAULTS as error:
+        except (*STORE_FAULTS, UserError) as error:
             faults.append(f"run {folder.name} could not be sent to the tracking store ({fault_line(error)})")
             client = open_client(
                 uri

@@ -6,6 +6,7 @@ the user's); it is not documented, so tests/browser opens it in a real one.
 """
 
 import base64
+import itertools
 import json
 import time
 import zlib
@@ -18,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
 from cppo_lab import schema
+from cppo_lab.tracking.run_listing import experiment_runs
 
 TAG_PREFIX = "mlflow.sharedViewState."
 OVERVIEW = "cppo-runs"  # the key of the view of all training runs
@@ -68,9 +70,10 @@ def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
 
     Returns the key of each view by its name. A user's own views stay as they are.
     """
-    runs = client.search_runs([experiment_id], order_by=["attributes.start_time DESC"], max_results=_NEWEST)
+    experiment = client.get_experiment(experiment_id)
+    runs = list(itertools.islice(experiment_runs(client, experiment.name), _NEWEST))
     metrics = _validation_metrics(runs)
-    has = client.get_experiment(experiment_id).tags
+    has = experiment.tags
     sweeps: dict[str, str | None] = {"Training runs": None}
     sweeps |= {f"Sweep {sweep}": sweep for sweep in _sweeps(runs)}
     keys = {name: OVERVIEW if sweep is None else sweep_key(sweep) for name, sweep in sweeps.items()}
@@ -174,6 +177,6 @@ def _saved_state(value: str) -> dict[str, Any] | None:
     try:
         text = json.loads(value)["state"].removeprefix("deflate;")
         state: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
-    except (ValueError, KeyError, TypeError, AttributeError, zlib.error):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error):
         return None
     return state

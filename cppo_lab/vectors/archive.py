@@ -31,7 +31,8 @@ class Vectors:
 
     @property
     def cases(self) -> dict[str, dict[str, Any]]:
-        return self.manifest["cases"]
+        cases: dict[str, dict[str, Any]] = self.manifest["cases"]  # `load` has checked it
+        return cases
 
     def tensor(self, key: str, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of one array; `dtype` None keeps the stored one.

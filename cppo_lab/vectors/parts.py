@@ -132,7 +132,8 @@ def _budget(ours: Recomputation, case: str, name: str) -> Tensor | None:
     mode = ours.vectors.constant(case, "delta_b") if name == "used" else "adaptive"
     cap = 2.0 if name == "used" else float(match[1])
     floor = ours.vectors.constant(case, "delta_b_min")
-    return effective_delta_b(*ours.given(case, "D", "valid"), floor, mode, cap)
+    divergence, valid = ours.given(case, "D", "valid")
+    return effective_delta_b(divergence, valid, floor, mode, cap)
 
 
 def _threshold_tests(ours: Recomputation, case: str) -> tuple[ThresholdTests, Tensor]:

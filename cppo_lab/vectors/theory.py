@@ -8,6 +8,7 @@ theory/mdp/sequences   [N, T] every complete sequence,   theory/mdp/reward  [N] 
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ ARGUMENTS = {"xi", "T", "delta", "delta_b", "w_min"}
 # The process respects these; the file does not say so.
 PROCESS = {"delta": 0.15, "delta_b": 0.05, "w_min": 0.8}
 
-COLUMNS: dict[str, Callable[[dict], float]] = {
+COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
     "C_uniform": lambda row: bounds.dppo_constant(row["T"], row["delta"], row["xi"]),
     "C_cppo(lbar=delta)": lambda row: bounds.cppo_constant(row["T"], row["delta_b"], row["delta"], row["xi"]),
     "C_impl": lambda row: bounds.weighted_constant(

@@ -5,7 +5,13 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.mini.checkpoint import Row, load_checkpoint, make_checkpoint, save_checkpoint
+from cppo_lab.cores.mini.checkpoint import (
+    Row,
+    load_checkpoint,
+    make_checkpoint,
+    refuse_checkpoint,
+    save_checkpoint,
+)
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import MiniRun
@@ -22,7 +28,12 @@ def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
     maker = f"torch {torch.__version__} on {trainer.device.type}"
     found = load_checkpoint(path, spec.run_id, maker)
     if found is not None:
-        trainer.load_state(found["trainer"])
+        try:
+            trainer.load_state(found["trainer"], found["history"][-1][0])
+        except ValueError as error:
+            refuse_checkpoint(path, error)
+            found = None
+    if found is not None:
         history = found["history"]
         sink.begin(history[-1][0])
     else:

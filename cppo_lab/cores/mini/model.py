@@ -80,6 +80,9 @@ class Transformer(nn.Module):
     positions are kept out of attention by `present`.
     """
 
+    cos: Tensor  # [context, 1, head_dim], as `sin`
+    sin: Tensor
+
     def __init__(self, arch: Architecture, vocabulary: int, context: int) -> None:
         super().__init__()
         self.arch, self.context = arch, context

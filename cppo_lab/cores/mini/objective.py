@@ -94,6 +94,7 @@ class Objective:
         if kind.estimator == "exact":
             mu_logp = torch.empty_like(pi_logp).scatter_(-1, rollout.topk_ids, rollout.topk_logp)
             return divergences.exact(mu_logp, pi_logp, kind.measure)
+        assert kind.convention is not None  # the specification has checked it
         return divergences.topk(
             rollout.topk_ids,
             rollout.topk_logp,

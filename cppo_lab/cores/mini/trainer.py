@@ -15,6 +15,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.cores.mini.checkpoint import same_form
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.policy import RolloutPolicy
@@ -54,7 +55,7 @@ class Trainer:
             self.tokenizer.vocabulary,
             spec.data.prompt_length + spec.rollout.max_response_length,
         ).to(self.device)
-        load_warm_start(spec, self.model, resources.shared / "warm_starts")
+        load_warm_start(spec.model, spec.data, self.model, resources.shared / "warm_starts")
         optim = spec.optim
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -84,8 +85,13 @@ class Trainer:
             **generators,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+    def load_state(self, state: dict[str, Any], step: int) -> None:
+        """Continue from `state`, which was taken behind `step`.
+
+        Raises ValueError if it is not the state of such a trainer; then nothing has changed.
+        """
+        if not self._fits(state) or state["steps"] != step:
+            raise ValueError("it holds another model, or other parts of a run, than this one's")
         self.steps = state["steps"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -93,6 +99,33 @@ class Trainer:
         self.diagnostics.load_state(state["diagnostics"])
         for name in _GENERATORS:
             getattr(self, name).set_state(state[name].cpu())
+
+    def _fits(self, state: object) -> bool:
+        """Whether `state` has the parts of this trainer's, each in its form."""
+        own = self.state()
+        if not isinstance(state, dict) or state.keys() != own.keys():
+            return False
+        plain = ("steps", "model", *_GENERATORS)
+        past, watched, optimizer = state["policy"], state["diagnostics"], state["optimizer"]
+        if not all(same_form(state[name], own[name]) for name in plain) or not isinstance(past, list):
+            return False
+        if len(past) > self.spec.rollout.staleness or not all(same_form(one, own["model"]) for one in past):
+            return False
+        if not isinstance(watched, dict) or not isinstance(watched.get("window"), dict | None):
+            return False
+        return same_form({**watched, "window": None}, {**own["diagnostics"], "window": None}) and same_form(
+            optimizer, self._optimizer_form(optimizer)
+        )
+
+    def _optimizer_form(self, found: object) -> dict[str, Any]:
+        """The form of the optimiser's state behind a step, or before the first, whichever `found` is."""
+        own = self.optimizer.state_dict()
+        before = isinstance(found, dict) and found.get("state") == {}
+        moments = {
+            number: {"step": torch.tensor(0.0), "exp_avg": parameter, "exp_avg_sq": parameter}
+            for number, parameter in enumerate(self.model.parameters())
+        }
+        return {**own, "state": {} if before else moments}
 
     def step(self) -> dict[str, float]:
         """One training step: rollout, grading, minibatch updates. Returns its metrics.

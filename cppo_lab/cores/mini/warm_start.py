@@ -5,17 +5,18 @@ lock, by whichever run needs it first.
 """
 
 import fcntl
+import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cppo_lab.cores.mini.checkpoint import save_whole
+from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_whole
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.spec import MiniRun, Spec, fingerprint
+from cppo_lab.spec import MadeModel, Spec, TaskData, fingerprint
 
 OWN_SHARE = (
     0.1  # of a further spelling's initial embedding is its own; the rest is that of the first spelling
@@ -29,31 +30,46 @@ class _Identity(Spec):
     data: dict[str, object]
 
 
-def warm_start_file(spec: MiniRun, folder: Path) -> Path:
-    """Where the warm start of `spec` lives below `folder`."""
-    identity = _Identity(model=spec.model.model_dump(mode="json"), data=spec.data.model_dump(mode="json"))
-    return folder / f"{spec.model.name}-{fingerprint(identity)}.pt"
+def warm_start_file(made: MadeModel, data: TaskData, folder: Path) -> Path:
+    """Where the warm start of `made` on the task of `data` lives below `folder`."""
+    identity = _Identity(model=made.model_dump(mode="json"), data=data.model_dump(mode="json"))
+    return folder / f"{made.name}-{fingerprint(identity)}.pt"
 
 
-def load_warm_start(spec: MiniRun, model: Transformer, folder: Path) -> None:
+def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder: Path) -> None:
     """Load the warm-started weights into `model`, training them first if no run has done so yet."""
-    path = warm_start_file(spec, folder)
+    path = warm_start_file(made, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            train_warm_start(spec, model)
+        weights = _known_weights(path, model)
+        if weights is None:
+            train_warm_start(made, data, model)
             save_whole(path, model.state_dict())
-    device = next(model.parameters()).device
-    model.load_state_dict(torch.load(path, map_location=device, weights_only=True))
+            weights = load_whole(path)
+    model.load_state_dict(weights)
 
 
-def train_warm_start(spec: MiniRun, model: Transformer) -> float:
+def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
+    """The weights in a file; None if there are none of this model. A file of no use is named, and made anew."""
+    if not path.exists():
+        return None
+    try:
+        weights: dict[str, Tensor] = load_whole(path)
+        if not same_form(weights, dict(model.state_dict())):
+            raise ValueError("it holds the weights of another model")
+    except ValueError as error:
+        print(f"warm start {path} is not used, it is trained anew: {error}", file=sys.stderr, flush=True)
+        return None
+    return weights
+
+
+def train_warm_start(made: MadeModel, data: TaskData, model: Transformer) -> float:
     """Train `model` in place on noisy worked examples; the validation problems are not among them.
 
     Returns the last loss (nats per response token).
     """
-    settings, task = spec.model.warm_start, make_task(spec.data)
+    settings, task = made.warm_start, make_task(data)
     generator = torch.Generator().manual_seed(settings.seed)
     held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
     optimizer = torch.optim.AdamW(

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
+from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import steps
 
 BEST = "best_checkpoint"
@@ -45,7 +46,7 @@ def drop_others(folder: Path, step: int | None) -> None:
     A trainer forgets those that an earlier attempt has saved, and would write one of the same step over the files
     that the best checkpoint may be linked to.
     """
-    for path in (folder / steps.CHECKPOINTS).glob(f"{steps.PREFIX}*"):
+    for path in (folder / CHECKPOINTS).glob(f"{steps.PREFIX}*"):
         if step is None or path != steps.checkpoint_folder(folder, step):
             shutil.rmtree(path)
 

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -45,7 +44,6 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, resources, step)
     for path in sorted((folder / "diagnostics").glob("*.json")):
         sink.artifact(f"diagnostics/{path.name}", json.loads(path.read_text(encoding="utf-8")))
-    shutil.rmtree(folder / steps.CHECKPOINTS, ignore_errors=True)  # the best one is kept beside them
     return outcome
 
 
@@ -182,6 +180,8 @@ def _signals_after_ray() -> Iterator[Any]:
     from cppo_lab.cores.verl.ray_local import own_handlers
     from cppo_lab.cores.verl.task_runner import TaskRunner
 
+    actor: Any = TaskRunner  # what `ray.remote` makes of the class
+
     def let_in() -> None:
         restore()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
@@ -190,12 +190,12 @@ def _signals_after_ray() -> Iterator[Any]:
         @staticmethod
         def remote() -> Any:
             let_in()
-            return TaskRunner.remote()
+            return actor.remote()
 
         @staticmethod
         def options(**options: Any) -> Any:
             let_in()
-            return TaskRunner.options(**options)
+            return actor.options(**options)
 
     restore = own_handlers()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})

@@ -6,7 +6,7 @@ from pathlib import Path
 from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.cores.verl.datasets import prepared_files
 from cppo_lab.errors import UserError
-from cppo_lab.spec import HubModel, MathData, PathsSpec, VerlRun
+from cppo_lab.spec import HubModel, MathData, PathsSpec, TaskData, VerlRun
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ def planned_files(
             else str(Path(paths.models).resolve() / spec.model.repository)
         )
         return Files(model, train, validation, folder, resume)
+    assert isinstance(spec.data, TaskData)
     # The weights do not depend on the context, but the model's own limit on it does.
     context = spec.data.prompt_length + spec.rollout.max_response_length
-    model = str(shared / "made_models" / f"{warm_start_file(spec, shared).stem}-{context}")
+    model = str(shared / "made_models" / f"{warm_start_file(spec.model, spec.data, shared).stem}-{context}")
     own = folder / "data"
     return Files(model, own / "train.parquet", (own / "validation.parquet",), folder, resume)
 

@@ -18,7 +18,7 @@ PERMUTATION = "permutation"  # the one constant of a rule that comes with the ba
 
 
 @dataclass
-class TrustRegionLossConfig(PolicyLossConfig):  # type: ignore[misc]
+class TrustRegionLossConfig(PolicyLossConfig):
     """`actor.policy_loss` with `_target_` of this class.
 
     `loss_mode` is "trust_region" (then `rule` with its `constants`), or one of verl's own losses, to which we only add

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.model import Block, Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.mini.warm_start import load_warm_start
@@ -51,10 +51,14 @@ def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         pad_token_id=None,  # with one, the row of padding would get no gradient; in the embedded core it does
     )
     theirs = Qwen3ForCausalLM(config)
-    weights = {"model.embed_tokens.weight": ours.embedding.weight, "model.norm.weight": ours.norm.gain}
-    weights["lm_head.weight"] = ours.embedding.weight
+    weights: dict[str, torch.Tensor] = {
+        "model.embed_tokens.weight": ours.embedding.weight,
+        "lm_head.weight": ours.embedding.weight,
+        "model.norm.weight": ours.norm.gain,
+    }
     sizes = [heads * arch.head_dim for heads in (arch.heads, arch.kv_heads, arch.kv_heads)]
     for layer, block in enumerate(ours.blocks):
+        assert isinstance(block, Block)
         attention, at = block.attention, f"model.layers.{layer}."
         q, k, v = attention.qkv.weight.split(sizes)
         gate, up = block.gate_up.weight.chunk(2)
@@ -102,7 +106,7 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
         torch.manual_seed(spec.model.warm_start.seed)
         context = spec.data.prompt_length + spec.rollout.max_response_length
         ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-        load_warm_start(spec, ours, shared / "warm_starts")
+        load_warm_start(spec.model, spec.data, ours, shared / "warm_starts")
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         as_qwen3(ours, tokenizer).save_pretrained(partial)

@@ -55,7 +55,7 @@ DEVICE_MODULE.__dict__.update(
 
 
 @PlatformRegistry.register(platform=PLATFORM_NAME)
-class PlatformCPU(PlatformBase):  # type: ignore[misc]
+class PlatformCPU(PlatformBase):
     """One process of a machine without accelerator. Never chosen by verl's own detection, only by `use_cpu`."""
 
     device_name: ClassVar[str] = "cpu"

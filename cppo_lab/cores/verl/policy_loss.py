@@ -226,7 +226,7 @@ def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, whole: 
     return ppo_loss(config, model_output, data, dp_group)
 
 
-@register_policy_loss(NAME)  # type: ignore[untyped-decorator]
+@register_policy_loss(NAME)
 def registered_loss(
     old_log_prob: Tensor,
     log_prob: Tensor,

@@ -107,7 +107,8 @@ def own_handlers() -> Callable[[], None]:
     def restore() -> None:
         with suppress(ValueError):  # only the main thread may set handlers
             for number, handler in before.items():
-                signal.signal(number, handler)
+                told = signal.getsignal(number) is signal.SIG_IGN  # meanwhile, and once is enough
+                signal.signal(number, signal.SIG_IGN if told else handler)
 
     return restore
 

@@ -214,8 +214,10 @@ def _wait_for_all(
 
     deadline = time.monotonic() + JOIN_SECONDS
     restore = own_handlers()
-    ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
-    restore()
+    try:
+        ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
+    finally:
+        restore()
     try:
         while True:
             joined = {node["NodeName"] for node in ray.nodes() if node["Alive"]}

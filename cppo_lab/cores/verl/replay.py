@@ -8,7 +8,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 POLL_SECONDS = 0.1  # verl looks every 2 s whether a batch is complete
 
 
-class LabReplayBuffer(ReplayBuffer):  # type: ignore[misc]
+class LabReplayBuffer(ReplayBuffer):
     """Selected with `trainer.v1.sampler.custom_sampler`."""
 
     def __init__(self, **settings: Any) -> None:

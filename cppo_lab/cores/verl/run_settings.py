@@ -5,7 +5,7 @@ from typing import Any
 
 from cppo_lab.cores.verl.files import Files
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
-from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, TaskData, VerlRun
 
 EPOCHS = 1_000_000  # the number of steps alone ends a run
 KEPT_CHECKPOINTS = 2  # the one being written is not whole yet, see `steps`
@@ -23,7 +23,8 @@ def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
 
 
 def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
-    prompt = spec.data.max_prompt_length if isinstance(spec.model, HubModel) else spec.data.prompt_length
+    data = spec.data
+    prompt = data.max_prompt_length if isinstance(data, MathData) else data.prompt_length
     values: dict[str, Any] = {
         "train_files": str(files.train),
         "val_files": [str(path) for path in files.validation],
@@ -100,7 +101,7 @@ def _below(section: str, key: str) -> str:
 def top_k(spec: VerlRun) -> int:
     """How many of mu's most likely tokens the rollout must keep; 0: none. D_t is reported for verl's own losses too."""
     if spec.divergence.estimator == "exact":
-        assert not isinstance(spec.model, HubModel)
+        assert isinstance(spec.data, TaskData)
         from cppo_lab.cores.mini.tasks.base import make_task
 
         return make_task(spec.data).tokenizer.vocabulary
@@ -138,7 +139,7 @@ def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
 
 
 def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
-    from cppo_lab.cores.verl.steps import CHECKPOINTS
+    from cppo_lab.cores.base import CHECKPOINTS
 
     values: dict[str, Any] = {
         "total_epochs": EPOCHS,

@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 
 Row = tuple[int, dict[str, float]]
 STEPS, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
-CHECKPOINTS = "verl_checkpoints"
 PREFIX = "global_step_"
 PATIENCE_SECONDS = 60.0  # Ray's processes outlive a killed driver by a few seconds
 

@@ -9,14 +9,17 @@ from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
 
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.verl.config import lab_settings
+from cppo_lab.spec import TaskData
 
 
-class TaskRewardManager(RewardManagerBase):  # type: ignore[misc]
+class TaskRewardManager(RewardManagerBase):
     """Selected with `reward.reward_manager.source=importlib`; it reads the task from the run's own settings."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
-        self.task = make_task(lab_settings(config).spec.data)
+        data = lab_settings(config).spec.data
+        assert isinstance(data, TaskData)  # `run_settings` asks for this class with the tasks alone
+        self.task = make_task(data)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
         """Grade one response: 1 if it ended by itself with the right answer, else 0."""

@@ -37,7 +37,7 @@ class PolicyBroken(ArithmeticError):
     """The run has ended as collapsed, in the middle of a step; its outcome is written."""
 
 
-class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
+class LabTrainer(PPOTrainerSync):
     """One run. `trainer_mode` must be `sync`."""
 
     def __init__(self, config: Any) -> None:
@@ -67,7 +67,7 @@ class LabTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self._order = {uid: place for place, uid in enumerate(batch["uid"])}
-        return super()._submit_batch_to_rollout(batch)  # type: ignore[no-any-return]
+        return super()._submit_batch_to_rollout(batch)
 
     def _balance_batch(
         self,

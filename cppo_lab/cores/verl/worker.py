@@ -16,8 +16,10 @@ from cppo_lab.spec import RuleSpec
 WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are traced; 0: none
 
 
-class TrustRegionWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+class TrustRegionWorker(ActorRolloutRefWorker):
     """One rank of actor and rollout."""
+
+    loss_fn: partial[Any]  # the engine's loss, which `init_model` of verl sets first
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:

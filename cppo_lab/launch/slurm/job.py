@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
+from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Job
-from cppo_lab.run import Allocation, AlreadyRunning, Interrupted
+from cppo_lab.lock import AlreadyRunning
+from cppo_lab.run import Allocation
 
 # A run that was taken away may still be writing its last words on the other machine.
 PREDECESSOR_SECONDS = 120.0
@@ -114,5 +116,5 @@ def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
     known = {name: value for name, value in here.items() if hasattr(job, name)}
     if not known:
         return job
-    changed: Job = dataclasses.replace(job, **known)  # type: ignore[type-var]
-    return changed
+    assert dataclasses.is_dataclass(job) and not isinstance(job, type)
+    return dataclasses.replace(job, **known)

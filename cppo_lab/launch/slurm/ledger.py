@@ -8,6 +8,7 @@ be found in Slurm's queue. Only launchers write here, one at a time; jobs never 
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -21,6 +22,9 @@ NAME = "slurm.db"
 LOCK = "slurm.lock"
 FOLDER = "slurm"  # of all submissions
 BUSY_SECONDS = 30.0  # how long to wait for another launcher's transaction
+
+_TOKEN = re.compile(r"[0-9a-f]{16}")
+_PART = re.compile(r"[^/\x00]{1,255}")
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS submission (
@@ -71,14 +75,9 @@ class Ledger:
     def __init__(self, runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
         self.path = runs / NAME
-        try:
+        with self._naming_faults():
             self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
             self._database.executescript(_TABLES)
-        except sqlite3.Error as error:
-            raise UserError(
-                f"{self.path}: {error}: the record of submitted jobs cannot be used; move it away if it is damaged "
-                "(jobs in Slurm's queue are then found by their runs' locks alone)"
-            ) from None
 
     def __enter__(self) -> "Ledger":
         return self
@@ -132,8 +131,9 @@ class Ledger:
 
     def unanswered(self) -> list[str]:
         """Tokens of submissions whose answer was never recorded, whatever became of their tasks."""
-        found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
-        return [token for (token,) in found]
+        with self._naming_faults():
+            found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
+            return [str(token) for (token,) in found]
 
     def tasks_of(self, name: str) -> list[Task]:
         """Every place in the queue that a job has had, newest first."""
@@ -151,14 +151,32 @@ class Ledger:
         return self.path.parent / FOLDER / token
 
     def _tasks(self, where: str, *values: object) -> list[Task]:
-        rows = self._database.execute(
-            "SELECT task.name, task.token, job_id, position, size, created, ended FROM task "
-            "JOIN submission USING (token) "
-            "JOIN (SELECT token, COUNT(*) AS size FROM task GROUP BY token) USING (token) "
-            f"{where} ORDER BY created DESC, position",
-            values,
+        with self._naming_faults():
+            rows = self._database.execute(
+                "SELECT task.name, task.token, job_id, position, size, created, ended FROM task "
+                "JOIN submission USING (token) "
+                "JOIN (SELECT token, COUNT(*) AS size FROM task GROUP BY token) USING (token) "
+                f"{where} ORDER BY created DESC, position",
+                values,
+            ).fetchall()
+        tasks = [Task(*row) for row in rows]
+        for task in tasks:
+            if not _is_ours(task):
+                raise self._fault(f"it has a task {str(vars(task))[:200]!r}, which no launcher has written")
+        return tasks
+
+    def _fault(self, what: str) -> UserError:
+        return UserError(
+            f"{self.path}: {what}: the record of submitted jobs cannot be used; move it away if it is damaged "
+            "(jobs in Slurm's queue are then found by their runs' locks alone)"
         )
-        return [Task(*row) for row in rows]
+
+    @contextlib.contextmanager
+    def _naming_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._fault(str(error)) from None
 
     def _open(self, name: str) -> bool:
         found = self._database.execute("SELECT 1 FROM task WHERE name = ? AND ended IS NULL", (name,))
@@ -166,13 +184,30 @@ class Ledger:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
+        with self._naming_faults():
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if self._database.in_transaction:  # SQLite itself gives up some that a broken disk stops
+                    self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+
+def _is_ours(task: Task) -> bool:
+    """Whether its values are such as launchers write: names and tokens become parts of paths."""
+    return (
+        isinstance(task.name, str)
+        and _PART.fullmatch(task.name) is not None
+        and isinstance(task.token, str)
+        and _TOKEN.fullmatch(task.token) is not None
+        and (task.job_id is None or (isinstance(task.job_id, int) and task.job_id > 0))
+        and isinstance(task.position, int)
+        and task.position >= 0
+        and isinstance(task.created, int | float)
+        and isinstance(task.ended, str | None)
+    )
 
 
 @contextlib.contextmanager

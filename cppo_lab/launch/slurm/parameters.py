@@ -10,6 +10,7 @@ from cppo_lab.launch.base import J, Job
 from cppo_lab.launch.slurm.settings import SlurmSpec
 
 EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
+START_SECONDS = 15  # until a job hears the warning
 
 
 def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
@@ -34,7 +35,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         values["time"] = 0  # no limit, where submitit would set five minutes
     else:
         values |= {
-            "time": _minutes(taken.hours, spec.grace_seconds),
+            "time": minutes(taken.hours, spec.grace_seconds),
             "mem": f"{math.ceil(taken.memory_gb * 1024)}M" if taken.memory_gb else None,
             "partition": taken.partition,
             "account": taken.account,
@@ -44,14 +45,14 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None or key == "wckey"}
 
 
-def _minutes(hours: float, grace_seconds: int) -> int:
+def minutes(hours: float, grace_seconds: int) -> int:
     """The time limit as Slurm counts it. Raises UserError if its warning would come before anything is done."""
     minutes = max(1, math.ceil(hours * 60))
-    if minutes * 60 < grace_seconds + EARLY_SECONDS:
+    if minutes * 60 < grace_seconds + EARLY_SECONDS + START_SECONDS:
         raise UserError(
             f"resources.hours={hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
-            f"{grace_seconds} before it and up to {EARLY_SECONDS} s earlier: nothing would get done; set "
-            "resources.hours higher or launcher.grace_seconds lower"
+            f"{grace_seconds} before it and up to {EARLY_SECONDS} s earlier, and a run starts in {START_SECONDS} s: "
+            "nothing would get done; set resources.hours higher or launcher.grace_seconds lower"
         )
     return minutes
 

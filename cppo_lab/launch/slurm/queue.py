@@ -83,7 +83,10 @@ def ended_as(jobs: Iterable[str]) -> dict[str, str]:
             "--jobs",
             some,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:  # its server hangs
+            return {}
         if done.returncode:  # accounting is off, or its server is away
             return {}
         for line in done.stdout.splitlines():

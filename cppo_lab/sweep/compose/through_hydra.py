@@ -12,6 +12,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.core.override_parser.types import OverrideType, QuotedString, ValueType
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
 from omegaconf import OmegaConf
@@ -21,6 +22,13 @@ from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.groups import CONF, groups
 
 MAX_LISTED = 100_000
+# What goes wrong within Hydra for overrides that parse and make no sense to it, such as `+rule=[1,2]`.
+_HYDRAS_OWN = (TypeError, AttributeError, LookupError, AssertionError)
+# What Hydra's parser raises: ValueError for a number of more digits than Python reads, RecursionError for deep nesting.
+_UNREADABLE = (HydraException, ValueError, RecursionError)
+RESOLVER = re.compile(r"\$\{[^}:]*:")
+KEYS = "`cppo show SWEEP` prints the keys that there are"
+QUOTE = "a value with spaces or special characters needs quotes: key=\"'value'\""
 
 
 class UnknownKey(UserError):
@@ -50,7 +58,7 @@ def parsed(text: str) -> Override:
     named = re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0]
     try:
         found = _parser().parse_override(text)
-    except HydraException:
+    except _UNREADABLE:
         return Override(named, None, "other")
     if found.type is not OverrideType.CHANGE or found.package is not None or found.is_sweep_override():
         return Override(named, None, "other")
@@ -65,12 +73,15 @@ def listed(text: str) -> tuple[Any, ...] | None:
     """The values of an override that lists several: `key=1,2`, `key=choice(1,2)` or `key=range(0,3)`; else None."""
     try:
         found = _parser().parse_override(text)
-    except HydraException:
+    except _UNREADABLE:
         return None
     kinds = (ValueType.SIMPLE_CHOICE_SWEEP, ValueType.CHOICE_SWEEP, ValueType.RANGE_SWEEP)
     if found.value_type not in kinds:
         return None
-    values = itertools.islice(found.sweep_iterator(), MAX_LISTED + 1)
+    try:
+        values = list(itertools.islice(found.sweep_iterator(), MAX_LISTED + 1))
+    except (*_UNREADABLE, TypeError) as error:  # a range without steps, a sort of numbers and words
+        raise UserError(f"override {text!r}: {error}: list the values") from None
     plain = tuple(value.text if isinstance(value, QuotedString) else value for value in values)
     if len(plain) > MAX_LISTED:
         raise UserError(f"override {text!r}: lists more than {MAX_LISTED:,} values: list fewer")
@@ -95,11 +106,7 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
     Raises UserError for an override that does not parse, an unknown group option or key.
     """
     for text in overrides:
-        one = parsed(text)
-        if one.kind == "choice" and isinstance(one.value, list):  # merged by Hydra, or a crash in it
-            raise UserError(
-                f"override {text!r}: {one.key} takes one option (valid: {', '.join(groups()[one.key])})"
-            )
+        _check(text)
     # Hydra logs a warning for each file without a schema; validation is ours.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
@@ -110,14 +117,13 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
         raise _unknown_option(error) from None
     except ConfigCompositionException as error:
         raise _unknown_key(error, overrides) from None
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise UserError(f"overrides {' '.join(overrides)!r}: {first_line}") from None
+    except (*_UNREADABLE, *_HYDRAS_OWN, OmegaConfBaseException) as error:
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"overrides {' '.join(overrides)!r}: {first_line}: {KEYS}") from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
-@cache
 @cache
 def groups_set_by(rule: str) -> tuple[str, ...]:
     """The other groups of which the file of `rule` in conf/rule chooses the option."""
@@ -129,6 +135,40 @@ def groups_set_by(rule: str) -> tuple[str, ...]:
     return tuple(key.removeprefix("override /") for entry in defaults for key in entry)
 
 
+def _check(text: str) -> None:
+    """Refuse what Hydra would make something else of than a value of ours.
+
+    It has settings of its own under `hydra`, follows a path in the name of an option out of conf/, and resolves
+    `${oc.env:...}` and the like to what differs between machines and days.
+    Raises UserError.
+    """
+    try:
+        found = _parser().parse_override(text)
+    except (HydraException, ValueError, RecursionError) as error:
+        said = (str(error).strip().splitlines() or ["too deep"])[-1].partition(" expecting {")[0]
+        raise UserError(f"override {text!r} is not key=value as Hydra reads it ({said}): {QUOTE}") from None
+    key = found.key_or_group
+    if not key or key.partition("/")[0].partition(".")[0] == "hydra":
+        raise unknown("key", key, groups())
+    if found.is_sweep_override():
+        raise UserError(f"override {text!r}: {key} takes one value here; a sweep takes several: {key}=1,2")
+    if RESOLVER.search(text):
+        raise UserError(f"override {text!r}: ${{NAME:...}} is not resolved: write the value itself")
+    if key in groups():
+        _check_option(text, found)
+
+
+def _check_option(text: str, found: HydraOverride) -> None:
+    group, valid = found.key_or_group, groups()[found.key_or_group]
+    option = None if found.is_delete() else found.value()
+    if found.type is not OverrideType.CHANGE or found.package is not None or isinstance(option, list | dict):
+        raise UserError(
+            f"override {text!r}: {group} takes one option (valid: {', '.join(valid)}): {group}=OPTION"
+        )
+    if option not in valid:
+        raise unknown(group, option, valid)
+
+
 def _unknown_option(error: MissingConfigException) -> UserError:
     group, _, option = str(error.missing_cfg_file).rpartition("/")
     return unknown(group or "configuration", option, groups().get(group, []))
@@ -138,14 +178,14 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
     """Hydra says 'Could not override KEY' for a key, and 'no match in the defaults list' for a group."""
     match = re.search(r"Could not override '([^']+)'", str(error))
     if match is None:
-        return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}")
+        return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}: {KEYS}")
     key = match[1].split("@")[0]
     base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
     if any(re.split(r"[=@]", text)[0] == key for text in base) or len(base) == len(overrides):
         return UserError(f"override of group {key!r}: {str(error).strip().splitlines()[0]}")
     names = dotted(composed(base, resolved=True))
     section = key.rpartition(".")[0]
-    siblings = [name for name in names if name.rpartition(".")[0] == section]
+    siblings = [name for name in names if section and name.rpartition(".")[0] == section]
     valid = siblings or [*groups(), *{name.partition(".")[0] for name in names}]
     return UnknownKey(key, str(unknown("key", key, set(valid))))
 

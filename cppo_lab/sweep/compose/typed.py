@@ -61,11 +61,21 @@ def compose(overrides: Sequence[str]) -> Composed:
     layout = _part(LayoutSpec, sections, "layout")
     paths = _part(PathsSpec, sections, "paths")
     resources = _part(ResourcesSpec, sections, "resources")
+    if launcher.name == "slurm":
+        _check_time(launcher, resources)
     run, run_id = _run(sections)
     check_constants(run)
     if isinstance(run, VerlRun):
         check_placement(run, layout)
     return Composed(run, layout, paths, launcher, tracking, resources, run_id)
+
+
+def _check_time(launcher: LauncherSpec, resources: ResourcesSpec) -> None:
+    from cppo_lab.launch.slurm.parameters import minutes
+    from cppo_lab.launch.slurm.settings import SlurmSpec
+
+    assert isinstance(launcher, SlurmSpec)
+    minutes(resources.hours, launcher.grace_seconds)
 
 
 def resolve(overrides: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Search files: which constants are tuned, within which bounds, for what."""
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -8,10 +8,19 @@ from pydantic import Field, field_validator, model_validator
 from cppo_lab.errors import UserError
 from cppo_lab.parse import parse
 from cppo_lab.schema import CORES
-from cppo_lab.spec import Count, Spec
+from cppo_lab.spec import Spec
 from cppo_lab.sweep.declare import ANY_CORE, Declared, Scalar
 
+MAX_TRIALS = 100_000  # a study makes all of them in advance
 Objective = Literal["final_score", "best_score", "mean_score", "stability"]
+
+
+def _divides(step: float, low: float, high: float) -> bool:
+    """Whether steps lead from `low` to `high` exactly, as they are written."""
+    try:
+        return step > 0 and not (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step))
+    except InvalidOperation:  # nan, or more steps than can be counted
+        return False
 
 
 class Interval(Spec):
@@ -35,7 +44,7 @@ class Interval(Spec):
             raise ValueError(
                 f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two"
             )
-        if step is not None and (step <= 0 or (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step))):
+        if step is not None and not _divides(step, low, high):
             raise ValueError(f"step={step} must be above 0 and divide high - low = {high} - {low} evenly")
         return self
 
@@ -84,7 +93,7 @@ class PrunerSpec(Spec):
 class SearchSpec(Spec):
     """What is tuned. `parameters`: configuration key -> an interval or choices, or one of these for each core."""
 
-    trials: Count
+    trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
     parameters: Annotated[dict[str, dict[str, Any]], Field(min_length=1)]
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
     sampler: SamplerSpec = Field(default_factory=SamplerSpec)

@@ -10,7 +10,7 @@ from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.declare import Scalar
 from cppo_lab.sweep.narrow import core_of
 from cppo_lab.sweep.overrides import quote
-from cppo_lab.sweep.search.declare import Choices, Interval, Parameter, Search
+from cppo_lab.sweep.search.declare import MAX_TRIALS, Choices, Interval, Parameter, Search
 from cppo_lab.tracking.naming import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -80,13 +80,13 @@ def resolve(
     core = core_of(overrides)
     space = search.parameters_of(core)
     model, seeds, rest = _chosen(search, core, overrides)
-    name = study or f"{search.name}-{model}"
+    name = f"{search.name}-{model}" if study is None else study
     if not NAME.fullmatch(name):
         raise UserError(
             f"--study {name!r}: use letters, digits, `_`, `-` and `.`, beginning with a letter or digit"
         )
-    if trials is not None and trials < 1:
-        raise UserError(f"--trials {trials}: must be 1 or more")
+    if trials is not None and not 1 <= trials <= MAX_TRIALS:
+        raise UserError(f"--trials {trials}: must be in [1, {MAX_TRIALS}]")
     _check_keys(search, space, rest)
     given = {_key(text) for text in rest}
     settings = [f"{key}={quote(value)}" for key, value in search.settings.items() if key not in given]

@@ -1,11 +1,9 @@
 """Where studies are kept: SQLite, a journal file, or PostgreSQL. Passwords never leave the URL."""
 
 import contextlib
-import fcntl
-import hashlib
+import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
 
 VARIABLE = (
     "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
@@ -32,7 +31,7 @@ def storage_url(given: str | None = None) -> str:
 
     Raises UserError for a kind of storage that workers cannot share.
     """
-    url = given or os.environ.get(VARIABLE) or DEFAULT_URL
+    url = (os.environ.get(VARIABLE) or DEFAULT_URL) if given is None else given
     if url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/"):
         return store.absolute_uri(url)
     if url.endswith(".journal") and "://" not in url:
@@ -40,7 +39,7 @@ def storage_url(given: str | None = None) -> str:
     if re.match(r"postgresql(\+\w+)?://", url):
         return store.absolute_uri(url)
     raise UserError(
-        f"storage {store.redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
+        f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
         "file system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
     )
 
@@ -56,9 +55,7 @@ def alone(url: str) -> Iterator[None]:
 
     SQLite has no lock on the rows of a transaction; a server and the journal decide by themselves who was first.
     """
-    name = f"cppo-{os.getuid()}-{hashlib.sha256(url.encode()).hexdigest()[:16]}.search.lock"
-    with (Path(tempfile.gettempdir()) / name).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with store.own_lock(url, "search.lock"):
         yield
 
 
@@ -71,7 +68,7 @@ def open_storage(url: str) -> BaseStorage:
     path = file_of(url)
     if path is not None and not path.parent.is_dir():
         raise UserError(
-            f"storage {store.redacted(url)}: folder {path.parent} does not exist: make it, or name another place"
+            f"storage {redacted(url)}: folder {path.parent} does not exist: make it, or name another place"
         )
     for left in range(TRIES - 1, -1, -1):
         try:
@@ -79,19 +76,42 @@ def open_storage(url: str) -> BaseStorage:
                 return _open(url)
         except ImportError:
             raise UserError(
-                f"storage {store.redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
+                f"storage {redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
                 "the URL with postgresql://"
             ) from None
         except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
             if not left:
-                first_line = store.redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
-                raise UserError(f"storage {store.redacted(url)} cannot be used: {first_line}") from None
+                first_line = redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
+                raise UserError(f"storage {redacted(url)} cannot be used: {first_line}") from None
             time.sleep(0.5)
     raise AssertionError("the last try returns or raises")
 
 
+def _require_journal(path: Path) -> None:
+    """Optuna would append to any file, and then fail to read it.
+
+    Raises UserError.
+    """
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return  # another process is writing it
+            try:
+                is_record = "op_code" in json.loads(line)
+            except (ValueError, TypeError, RecursionError):
+                is_record = False
+            if not is_record:
+                raise UserError(
+                    f"storage {path}: line {number} is no record of Optuna's journal: name another file, or remove "
+                    "that line"
+                )
+
+
 def _open(url: str) -> BaseStorage:
     if url.endswith(".journal"):
+        _require_journal(Path(url))
         return JournalStorage(JournalFileBackend(url))
     options = {"connect_args": {"timeout": LOCK_WAIT_SECONDS}} if url.startswith("sqlite:") else {}
     return RDBStorage(url, engine_kwargs=options)

@@ -104,6 +104,9 @@ class SearchStudy:
             for trial in self.trials():
                 if trial.state is not TrialState.WAITING or not self._held(trial.number, stack):
                     continue
+                if self._state(trial.number) is not TrialState.WAITING:  # another machine's by now
+                    stack.close()
+                    continue
                 self._note(trial, OWNER, ensure_folder_tag(self.folder))
                 if self.study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                     self._note(trial, OWNER, ensure_folder_tag(self.folder))

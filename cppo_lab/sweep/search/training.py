@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from cppo_lab.run import AlreadyRunning, Attempt, describe, execute, is_held
+from cppo_lab.lock import AlreadyRunning, is_held
+from cppo_lab.run import Attempt, describe, execute
+from cppo_lab.tracking.run_folder import is_cancelled
 from cppo_lab.tracking.search_record import Point
 
 POLL_SECONDS = 0.25
@@ -61,6 +63,8 @@ def train(run: Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]
         reason = _train_here(run, see)
         if reason is None:
             continue
+        if is_cancelled(run.attempt.folder, run.attempt.created):
+            raise TrainingFailed("its run was cancelled")
         died += 1
         if died == TRIES:
             raise TrainingFailed(f"its process ended {TRIES} times before its last step: {reason}")
@@ -78,8 +82,8 @@ def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str |
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(run.attempt, sender))
     child.start()
-    sender.close()
     try:
+        sender.close()
         while child.is_alive():
             child.join(POLL_SECONDS)
             _give_up_at(see(run.live()) if child.is_alive() else None)

@@ -4,11 +4,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from optuna.trial import TrialState
 
 from cppo_lab import schema, store
+from cppo_lab.redaction import redacted
 from cppo_lab.run import Attempt
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.declare import Scalar
@@ -37,7 +39,7 @@ class Worker:
     visible_devices: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "uri": store.redacted(self.uri)}
+        return {**vars(self), "uri": redacted(self.uri)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, uri=store.with_password(state["uri"]))
@@ -85,7 +87,7 @@ class Worker:
     def run(self) -> None:
         """Work until no trial is left. An interrupt ends the training in order; the trial is then anybody's."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _interrupt)
         study = SearchStudy(self.tuning, storage_url(), self.runs)
         state = SearchState(study, self.uri)
         watch = Watch(self.tuning, study.trials)
@@ -98,6 +100,12 @@ class Worker:
                 _Work(self, study, state, claim).do()
             state.publish()
             watch.look()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # The local launcher repeats its SIGTERM: the training is ended once, in order.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 class _Work:

@@ -28,7 +28,7 @@ AGENT_LOOP_NAME = "cppo_single_turn"
 VALIDATE = "cppo_validate"
 
 
-class TopKAgentLoopOutput(AgentLoopOutput):  # type: ignore[misc]
+class TopKAgentLoopOutput(AgentLoopOutput):
     """A response with mu's Top-K, as columns of its own.
 
     Not in `extra_fields`: those travel to the reward workers as well, and as pickled objects.
@@ -46,7 +46,7 @@ class TopKAgentLoopOutput(AgentLoopOutput):  # type: ignore[misc]
 
 
 @register(AGENT_LOOP_NAME)
-class TopKAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc]
+class TopKAgentLoop(SingleTurnAgentLoop):
     """One prompt, one response."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:

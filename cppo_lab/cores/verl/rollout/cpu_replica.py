@@ -56,7 +56,7 @@ def server_name(replica: int, suffix: str = "") -> str:
     return f"{CPU_ROLLOUT}_server_{replica}_0{suffix}"
 
 
-class CpuReplica(RolloutReplica):  # type: ignore[misc]
+class CpuReplica(RolloutReplica):
     """One server per replica; several replicas share the requests through verl's load balancer."""
 
     async def launch_servers(self) -> None:
@@ -86,7 +86,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
         )  # not a socket: a name to route by
 
 
-class CpuServerAdapter(BaseRollout):  # type: ignore[misc]
+class CpuServerAdapter(BaseRollout):
     """Lives in the training worker and pushes its weights to the server of the same rank."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:

@@ -10,7 +10,7 @@ from verl.utils import tensordict_utils
 from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE
 
 
-class MarkedAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+class MarkedAgentLoopManager(AgentLoopManagerTQ):
     """Sends prompts to the agent loop workers, each with a column `VALIDATE`."""
 
     def generate_sequences(self, prompts: TensorDict) -> None:

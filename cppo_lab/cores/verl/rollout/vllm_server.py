@@ -46,7 +46,7 @@ def check_distribution(logprobs_mode: str | None, sampling: Mapping[str, Any]) -
             )
 
 
-class TopKServer(vLLMHttpServer):  # type: ignore[misc]
+class TopKServer(vLLMHttpServer):
     """vLLM with Top-K."""
 
     engine: Any
@@ -87,7 +87,7 @@ class TopKServer(vLLMHttpServer):  # type: ignore[misc]
         return output
 
 
-class TopKReplica(vLLMReplica):  # type: ignore[misc]
+class TopKReplica(vLLMReplica):
     """verl's vLLM replica with our server."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

@@ -1,0 +1,76 @@
+"""Being told to end: the signals that say so become an exception, once."""
+
+import contextlib
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+# People, Slurm and launchers send the first; the second is submitit's warning before a time limit.
+_TOLD = (signal.SIGTERM, signal.SIGUSR2)
+_held: list[int] = []  # numbers of signals that came while they were held back
+
+
+class Interrupted(SystemExit):
+    """This process was asked to end: by signal `number`, or, if that is None, by somebody who cancelled the run."""
+
+    def __init__(self, number: int | None) -> None:
+        limit = " (time limit or preemption)" if number == signal.SIGUSR2 else ""
+        super().__init__(
+            "cancelled before it began"
+            if number is None
+            else f"terminated by {signal.Signals(number).name}{limit}"
+        )
+        self.number = number
+
+
+def hear_signals(now: bool = True) -> None:
+    """Raise Interrupted in this process's main thread when it is told to end, the first time; `now`, if it was."""
+    _handle(_interrupt)
+    if _held and now:
+        _interrupt(_held[0], None)
+
+
+def hold_signals() -> None:
+    """Until `hear_signals`, remember that this process was told to end: what it does now must not be cut off."""
+    _handle(lambda number, _: _held.append(number))
+
+
+def hear_no_more(do: Callable[[], None] | None = None) -> None:
+    """From now on, `do` that when this process is told to end, or nothing: its last words must not be cut off.
+
+    If it does something, the next `hear_signals` knows. Slurm sends two signals, often together; the local launcher
+    repeats its own; a SIGTERM comes with a Ctrl-C.
+    """
+    _held.clear()
+    if do is None:
+        _handle(signal.SIG_IGN)
+        return
+
+    def told(number: int, frame: FrameType | None) -> None:
+        _held.append(number)
+        do()
+
+    _handle(told)
+
+
+def interruption_behind(error: BaseException) -> KeyboardInterrupt | Interrupted | None:
+    """The interruption that `error` is, or that a library met with an error of its own: `torch.save` cut off does."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, (KeyboardInterrupt, Interrupted)):
+            return found
+        if isinstance(found, SystemExit) and found.code == signal.SIGTERM:  # Ray's handler, while Ray starts
+            return Interrupted(signal.SIGTERM)
+        found = found.__cause__ or found.__context__
+    return None
+
+
+def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    with contextlib.suppress(ValueError):  # only the main thread may set handlers
+        for number in _TOLD:
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    hear_no_more()
+    raise Interrupted(number)

@@ -1,0 +1,78 @@
+"""A run's files on their way to MLflow: those that its record names, and its whole history as one."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from cppo_lab import history
+from cppo_lab.tracking.lines import Artifact, Line, Row
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The artifacts of one MLflow run, from the run's folder. All methods raise what MLflow raises."""
+
+    client: MlflowClient
+    mlflow_id: str
+    folder: Path
+    lines: Callable[
+        [], Sequence[Line]
+    ]  # of the record; asked for only if they are needed, since they may be many
+
+    def upload(self, name: str) -> None:
+        """A file of the run's folder, or what should be in it; one that is gone, or lies elsewhere, is left out."""
+        parent = Path(name).parent.as_posix()
+        place = None if parent == "." else parent
+        if (path := self._own_file(name)) is not None:
+            self.client.log_artifact(self.mlflow_id, str(path), place)
+        elif text := self._carried().get(name):
+            self._upload_content(Path(name).name, text.encode(), place)
+
+    def missing(self) -> list[str]:
+        """Files of a record that the store has not got although it took them: a gateway may have answered for it."""
+        named = dict.fromkeys(line.path for line in self.lines() if isinstance(line, Artifact))
+        carried = self._carried()
+        names = [name for name in named if self._own_file(name) is not None or name in carried]
+        places = {Path(name).parent.as_posix() for name in names}
+        there = {
+            one.path
+            for place in sorted(places)
+            for one in self.client.list_artifacts(self.mlflow_id, None if place == "." else place)
+        }
+        return [name for name in names if name not in there]
+
+    def upload_history(self) -> None:
+        """All points in one file, which readers take in place of a request for each metric."""
+        rows = [(line.step, line.time_ms, line.metrics) for line in self.lines() if isinstance(line, Row)]
+        self._upload_content(history.HISTORY, history.pack(history.from_rows(rows)), None)
+
+    def _upload_content(self, name: str, content: bytes, place: str | None) -> None:
+        with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+            copy = Path(folder) / name
+            copy.write_bytes(content)
+            self.client.log_artifact(self.mlflow_id, str(copy), place)
+
+    def _carried(self) -> dict[str, str]:
+        """What is in the files that a full disk did not take, by their names."""
+        found = {line.path: line.text for line in self.lines() if isinstance(line, Artifact)}
+        return {name: text for name, text in found.items() if text and self._is_ours(name)}
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether a file of that name would lie in the run's folder."""
+        try:
+            return (self.folder / name).resolve().is_relative_to(self.folder.resolve())
+        except (OSError, ValueError, RuntimeError):  # a name too long, with a zero byte; links in a ring
+            return False
+
+    def _own_file(self, name: str) -> Path | None:
+        """The file of that name in the run's folder; None if there is none, or if it lies elsewhere."""
+        if not self._is_ours(name):
+            return None
+        path = (self.folder / name).resolve()
+        with contextlib.suppress(OSError):  # a name too long
+            return path if path.is_file() else None
+        return None
