@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
-from cppo_lab.analysis.listing import unreadable
+from cppo_lab.analysis.listing import open_store, unreadable
 from cppo_lab.errors import UserError
 
 FOLDER = "diagnostics"
@@ -109,7 +109,7 @@ def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | N
     """
     store.require_store(uri)
     try:
-        client = MlflowClient(uri)
+        client = open_store(uri)
         for mlflow_id in mlflow_ids:
             content = _content(client, mlflow_id, "", SEARCH_FILE, LARGEST_SEARCH)
             if content is not None:
@@ -123,7 +123,7 @@ def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Field
     store.require_store(uri)
     found = {}
     try:
-        client = MlflowClient(uri)
+        client = open_store(uri)
         for mlflow_id in mlflow_ids:
             content = _content(client, mlflow_id, FOLDER, f"{FOLDER}/{name}", LARGEST)
             if content is not None:

@@ -30,6 +30,7 @@ from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
 from cppo_lab.history import HISTORY, LARGEST, History, from_columns, pack, unpack
+from cppo_lab.redaction import redacted
 
 ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})  # MLflow's statuses
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
@@ -120,7 +121,7 @@ class _Source:
             self._broken.append(str(error))
             return {}, None
         except (MlflowException, OSError) as error:  # OSError: also the HTTP client's
-            reason = store.redacted(str(error).partition("\n")[0])
+            reason = redacted(str(error).partition("\n")[0])
             self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({reason})")
             return {}, None
         agreed = {name: column for name, column in columns.items() if _ends_at(column, latest.get(name))}

@@ -1,4 +1,4 @@
-"""Which runs an experiment of the tracking store has."""
+"""Opening the tracking store to read, and which runs an experiment of it has."""
 
 import re
 from collections.abc import Iterator
@@ -8,9 +8,17 @@ from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.stored_runs import database_runs, is_database, require_answer
 
 PAGE = 200  # runs per request: a server takes seconds for them
 _PLAIN = re.compile(r"[\w.\-]+")
+
+
+def open_store(uri: str) -> MlflowClient:
+    """A client that reads the store at `uri`. Raises SQLAlchemyError if that is a database that does not answer."""
+    require_answer(uri)
+    return MlflowClient(uri)
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
@@ -20,13 +28,13 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
         return found.experiment_id
     if found is not None:
         raise UserError(
-            f"experiment {name!r} of {store.redacted(uri)} was deleted: bring it back with "
+            f"experiment {name!r} of {redacted(uri)} was deleted: bring it back with "
             f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
         )
     known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
     remedy = "cppo reference import" if name == schema.experiment_name(schema.PAPER) else "cppo launch SWEEP"
     raise UserError(
-        f"experiment {name!r} does not exist in {store.redacted(uri)}: it has {', '.join(known) or 'none'}; "
+        f"experiment {name!r} does not exist in {redacted(uri)}: it has {', '.join(known) or 'none'}; "
         f"run `{remedy}` first, or set MLFLOW_TRACKING_URI to the store that holds it"
     )
 
@@ -36,6 +44,12 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
 
     Oldest first: a run that starts meanwhile moves no other to another page.
     """
+    uri = str(client.tracking_uri)
+    return database_runs(uri, experiment_id, tag) if is_database(uri) else _served(client, experiment_id, tag)
+
+
+def _served(client: MlflowClient, experiment_id: str, tag: str | None) -> Iterator[Run]:
+    """The same from a server."""
     named = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters know no way to write other names
     condition = f"tags.`{tag}` LIKE '%'" if named else ""
     token = None
@@ -57,8 +71,8 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
 
 def unreadable(uri: str, error: Exception) -> UserError:
     """What to say when MLflow fails on the store at `uri`."""
-    reason = store.redacted(str(error).splitlines()[0])
+    reason = redacted(str(error).splitlines()[0])
     return UserError(
-        f"tracking store {store.redacted(uri)} cannot be read ({reason}): check that it is an "
+        f"tracking store {redacted(uri)} cannot be read ({reason}): check that it is an "
         "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
     )

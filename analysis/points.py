@@ -49,6 +49,31 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     )
 
 
+class PointsByMetric:
+    """The points of single runs and metrics out of a frame of `points_frame`: found by its order, where a choice among
+    all points would take longer the more of them there are.
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._frame = frame
+        self._of_metric: dict[
+            str, tuple[NDArray[Any], NDArray[Any]]
+        ] = {}  # their rows, and the runs of these
+
+    def of(self, metric: str, mlflow_ids: Iterable[str | None]) -> pd.DataFrame:
+        """Those of some runs, in the order of the frame."""
+        if metric not in self._of_metric:
+            metrics = self._frame["metric"].cat
+            code = metrics.categories.get_indexer([metric])[0]
+            rows = np.flatnonzero(metrics.codes.to_numpy() == code) if code >= 0 else np.empty(0, np.int64)
+            self._of_metric[metric] = rows, self._frame["mlflow_id"].cat.codes.to_numpy()[rows]
+        rows, runs = self._of_metric[metric]
+        codes = np.sort(self._frame["mlflow_id"].cat.categories.get_indexer(list(mlflow_ids)))
+        ends = zip(np.searchsorted(runs, codes, "left"), np.searchsorted(runs, codes, "right"), strict=True)
+        parts = [rows[start:stop] for start, stop in ends]
+        return self._frame.take(np.concatenate([np.empty(0, np.int64), *parts]))
+
+
 def _columns(segments: list[tuple[int, int, int]]) -> Iterable[Sequence[int]]:
     return zip(*segments, strict=True) if segments else ((), (), ())
 

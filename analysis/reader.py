@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.analysis.histories import read_points
-from cppo_lab.analysis.listing import all_runs, experiment_id, unreadable
+from cppo_lab.analysis.listing import all_runs, experiment_id, open_store, unreadable
 from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.errors import UserError
 
@@ -87,7 +87,7 @@ def list_runs(uri: str, experiment: str) -> Listing:
     """All runs of an experiment. Raises UserError if the store or the experiment does not exist, or it was deleted."""
     store.require_store(uri)
     try:
-        client = MlflowClient(uri)
+        client = open_store(uri)
         return Listing(uri, experiment, tuple(all_runs(client, experiment_id(client, experiment, uri))))
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
@@ -113,7 +113,7 @@ def read_sweep(
     if not found:
         raise UserError(_nothing_found(experiment, sweep, listed.runs))
     try:
-        return _sweep_data(MlflowClient(uri), uri, experiment, sweep, found, metrics)
+        return _sweep_data(open_store(uri), uri, experiment, sweep, found, metrics)
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
 
@@ -126,7 +126,7 @@ def read_runs(
     """
     store.require_store(uri)
     try:
-        client = MlflowClient(uri)
+        client = open_store(uri)
         everything = all_runs(client, experiment_id(client, experiment, uri))
         found = [run for run in everything if run.data.tags.get(schema.TAG_RUN_ID) in run_ids]
         return _sweep_data(client, uri, experiment, "", found, metrics)
@@ -141,7 +141,7 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     """
     store.require_store(uri)
     try:
-        client = MlflowClient(uri)
+        client = open_store(uri)
         of_searches = list(all_runs(client, experiment_id(client, experiment, uri), schema.TAG_SEARCH))
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
@@ -175,14 +175,11 @@ def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
     sweeps = sorted(
         {tag.removeprefix(prefix) for run in runs for tag in run.data.tags if tag.startswith(prefix)}
     )
-    remedy = (
-        "cppo reference import"
-        if experiment == schema.experiment_name(schema.PAPER)
-        else f"cppo launch {sweep}"
-    )
+    is_paper = experiment == schema.experiment_name(schema.PAPER)
+    remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
     return (
         f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of "
-        f"{', '.join(sweeps) or 'no sweep'}; run `{remedy}` first"
+        f"{', '.join(sweeps) or 'no sweep'}; run {remedy} first"
     )
 
 

@@ -1,13 +1,17 @@
 """A sweep's runs held against its declared grid: every expected run scored, every gap named."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.curves import ValidationCurves, validation_curves
 from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.points import PointsByMetric
 from cppo_lab.analysis.reader import SweepData
 from cppo_lab.analysis.selection import (
     GAPS,
@@ -21,7 +25,7 @@ from cppo_lab.analysis.selection import (
 )
 from cppo_lab.errors import UserError
 
-_LISTED = 20  # gaps named one by one in a message; a longer list says how many more
+_LISTED = 20  # gaps named one by one; a longer list says how many more
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,24 @@ class Scoreboard:
         """The benchmarks of the runs on `model`, sorted by name."""
         return self.curves.of_model.get(model, ())
 
+    def runs_of(self, model: str, variant: str) -> tuple[RunScore, ...]:
+        """The runs of one cell in their order; none if the declaration does not have it."""
+        return self._of_cell.get((model, variant), ())
+
+    @cached_property
+    def _of_cell(self) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
+        """Sorted once: to go through all runs for every cell takes longer the more of both there are."""
+        return _by_cell(self.runs)
+
+    def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
+        """The points of a metric that the runs of one cell have, as in `data.metrics`."""
+        ids = [run.mlflow_id for run in self.runs_of(model, variant)]
+        return self._logged.of(metric, ids)
+
+    @cached_property
+    def _logged(self) -> PointsByMetric:
+        return PointsByMetric(self.data.metrics)
+
     @property
     def gaps(self) -> tuple[RunScore, ...]:
         """The runs that are not finished results."""
@@ -69,7 +91,8 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
         )
     _refuse_twins(data.sweep, expected)
     curves = validation_curves(data.metrics, data.runs)
-    runs = tuple(_score(entry, _find(data.runs, entry), curves) for entry in dict.fromkeys(expected))
+    listed = _Listed(data.runs)
+    runs = tuple(_score(entry, listed.find(entry), curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if run.state in GAPS]
     if gaps and not partial:
         raise UserError(_incomplete(data, runs, gaps))
@@ -78,17 +101,13 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
             f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
             f"inside its window; wait for the first evaluation, or see `cppo plan {data.sweep}`"
         )
-    pairs = list(dict.fromkeys((run.model, run.variant) for run in runs))
-    cells = {
-        pair: score_cell([run for run in runs if (run.model, run.variant) == pair], curves.benchmarks)
-        for pair in pairs
-    }
+    cells = {pair: score_cell(own, curves.benchmarks) for pair, own in _by_cell(runs).items()}
     used = {run.mlflow_id for run in runs}
     return Scoreboard(
         data=data,
         curves=curves,
-        models=tuple(dict.fromkeys(model for model, _ in pairs)),
-        variants=tuple(dict.fromkeys(variant for _, variant in pairs)),
+        models=tuple(dict.fromkeys(model for model, _ in cells)),
+        variants=tuple(dict.fromkeys(variant for _, variant in cells)),
         runs=runs,
         cells=cells,
         unused=data.runs[~data.runs["mlflow_id"].isin(used)],
@@ -107,25 +126,42 @@ def _refuse_twins(sweep: str, expected: Sequence[ExpectedRun]) -> None:
             )
 
 
-def _find(runs: pd.DataFrame, entry: ExpectedRun) -> pd.Series | None:
-    """The run that `entry` means. By name alone several may fit: then a done one first, the newest of
-    those.
+def _by_cell(runs: Sequence[RunScore]) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
+    """(model, variant) -> its runs, in the order of the first of each."""
+    found: dict[tuple[str, str], list[RunScore]] = defaultdict(list)
+    for run in runs:
+        found[run.model, run.variant].append(run)
+    return {pair: tuple(own) for pair, own in found.items()}
+
+
+class _Listed:
+    """The runs of the store by what a declaration may call them. By name alone several may fit: then a done one first,
+    the newest of those.
     """
-    if entry.run_id is not None:
-        fits = runs[runs["run_id"] == entry.run_id]
-    else:
-        fits = runs[(runs["model"] == entry.model) & (runs["variant"] == entry.variant)]
-        if entry.seed is not None:
-            fits = fits[fits["seed"] == entry.seed]
-    if fits.empty:
-        return None
-    done_last = fits.assign(done=fits["status"].isin(schema.FINISHED)).sort_values(
-        ["done", "start", "mlflow_id"]
-    )
-    return done_last.iloc[-1]
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        done_last = runs.assign(done=runs["status"].isin(schema.FINISHED)).sort_values(
+            ["done", "start", "mlflow_id"]
+        )
+        self._by_id: dict[str, Any] = {}
+        self._by_name: dict[tuple[str, str], Any] = {}
+        self._by_seed: dict[tuple[str, str, int], Any] = {}
+        for row in done_last.itertuples():
+            self._by_id[row.run_id] = row
+            self._by_name[row.model, row.variant] = row
+            if not pd.isna(row.seed):
+                self._by_seed[row.model, row.variant, int(row.seed)] = row
+
+    def find(self, entry: ExpectedRun) -> Any:
+        """The row of the run that `entry` means; None if there is none."""
+        if entry.run_id is not None:
+            return self._by_id.get(entry.run_id)
+        if entry.seed is None:
+            return self._by_name.get((entry.model, entry.variant))
+        return self._by_seed.get((entry.model, entry.variant, entry.seed))
 
 
-def _score(entry: ExpectedRun, row: pd.Series | None, curves: ValidationCurves) -> RunScore:
+def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
     if row is None:
         gap = Choice(State.MISSING)
         return RunScore(
@@ -142,20 +178,20 @@ def _score(entry: ExpectedRun, row: pd.Series | None, curves: ValidationCurves) 
             State.MISSING,
             gap,
         )
-    t_stop = None if pd.isna(row["t_stop"]) else int(row["t_stop"])
-    choice = choose(curves.of(row["mlflow_id"]), t_stop, curves.benchmarks)
+    t_stop = None if pd.isna(row.t_stop) else int(row.t_stop)
+    choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
     return RunScore(
-        run_id=row["run_id"],
-        mlflow_id=row["mlflow_id"],
+        run_id=row.run_id,
+        mlflow_id=row.mlflow_id,
         model=entry.model,
         variant=entry.variant,
-        seed=None if pd.isna(row["seed"]) else int(row["seed"]),
-        rule=row["rule"],
-        core=row["core"],
-        status=row["status"],
-        reason=row["reason"],
+        seed=None if pd.isna(row.seed) else int(row.seed),
+        rule=row.rule,
+        core=row.core,
+        status=row.status,
+        reason=row.reason,
         t_stop=t_stop,
-        state=run_state(row["status"], row["core"], choice),
+        state=run_state(row.status, row.core, choice),
         choice=choice,
     )
 
@@ -166,12 +202,16 @@ def describe_gap(run: RunScore) -> str:
     return f"{named} ({run.state.value}{': ' + run.reason if run.reason else ''})"
 
 
+def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
+    """Each of them; of a long list the first, and how many more there are."""
+    more = [f"and {len(gaps) - _LISTED} more"] if len(gaps) > _LISTED else []
+    return [*(describe_gap(run) for run in gaps[:_LISTED]), *more]
+
+
 def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunScore]) -> str:
-    named = "; ".join(describe_gap(run) for run in gaps[:_LISTED])
-    more = f"; and {len(gaps) - _LISTED} more" if len(gaps) > _LISTED else ""
     is_paper = data.experiment == schema.experiment_name(schema.PAPER)
-    remedy = "cppo reference import" if is_paper else f"cppo launch {data.sweep}"
+    remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
     return (
         f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs are no result yet: "
-        f"{named}{more}. Run `{remedy}`, or pass --partial to report what is there"
+        f"{'; '.join(describe_gaps(gaps))}. Run {remedy}, or pass --partial to report what is there"
     )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
@@ -140,26 +141,27 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
     `t_stop` None leaves the window open. A mean that is NaN although every benchmark was logged does not
     occur in `curve` (NaN means a missing component), so such steps are no candidates.
     """
-    window = curve if t_stop is None else curve[curve.index <= t_stop]
-    if window.empty:
+    steps, scores = curve.index.to_numpy(), curve[schema.MEAN].to_numpy(dtype=np.float64)
+    inside = np.full(len(steps), True) if t_stop is None else steps <= t_stop
+    if not inside.any():
         return Choice(State.NO_VALIDATION)
-    means = window[schema.MEAN].dropna()
-    if means.empty:
+    places = np.flatnonzero(inside & ~np.isnan(scores))
+    if not len(places):
         return Choice(State.NO_COMPONENTS)
-    best = float(means.max())
-    ties = tuple(int(step) for step in means.index[means >= best - TIE])
-    step, last = ties[0], float(means.iloc[-1])
-    score = float(means.loc[step])
-    logged = window.loc[step, list(benchmarks)].dropna() if benchmarks else {}
+    means = scores[places]
+    best, last = float(means.max()), float(means[-1])
+    tied = places[means >= best - TIE]
+    first, start = tied[0], places[steps[places] == 0]
+    at_best = {name: float(curve[name].to_numpy()[first]) for name in benchmarks}
     return Choice(
         state=State.COLLAPSE if last < COLLAPSE_SHARE * best else State.SCORED,
-        step=step,
-        score=score,
-        components={name: float(value) for name, value in logged.items()},
-        ties=ties,
-        last_step=int(means.index[-1]),
+        step=int(steps[first]),
+        score=float(scores[first]),
+        components={name: value for name, value in at_best.items() if not math.isnan(value)},
+        ties=tuple(int(step) for step in steps[tied]),
+        last_step=int(steps[places[-1]]),
         last_score=last,
-        base=float(means.loc[0]) if 0 in means.index else None,
+        base=float(scores[start[0]]) if len(start) else None,
     )
 
 

@@ -104,7 +104,7 @@ def read_study(
 
 def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]:
     """The runs of one cell, seed by seed as declared."""
-    return tuple(run for run in board.runs if (run.model, run.variant) == (model, variant))
+    return board.runs_of(model, variant)
 
 
 def _sweep(listing: Listing, grid: SweepGrid, partial: bool) -> StudySweep:

@@ -5,8 +5,11 @@ select, so it is shown beside the selected score.
 """
 
 import math
+from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
@@ -33,8 +36,8 @@ def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
     unknown.
     """
     end = t_stop if t_stop is not None else (int(curve.index.max()) if len(curve) else 0)
-    inside = curve[(curve.index > (1 - LATE_SHARE) * end) & (curve.index <= end)]
-    return inside[schema.MEAN].dropna()
+    steps, means = curve.index.to_numpy(), curve[schema.MEAN]
+    return means[(steps > (1 - LATE_SHARE) * end) & (steps <= end) & means.notna().to_numpy()]
 
 
 def step_noise(curve: pd.DataFrame, t_stop: int | None) -> float | None:
@@ -44,7 +47,12 @@ def step_noise(curve: pd.DataFrame, t_stop: int | None) -> float | None:
     Estimated from differences of neighbouring evaluations (divided by sqrt 2), which a slow trend hardly
     touches.
     """
-    steps = late_curve(curve, t_stop).diff().dropna()
+    return noise(late_curve(curve, t_stop))
+
+
+def noise(late: pd.Series) -> float | None:
+    """The same of what `late_curve` gives."""
+    steps = np.diff(late.to_numpy(dtype=np.float64))
     if len(steps) < 2:
         return None
     return math.sqrt(math.fsum(float(value) ** 2 for value in steps) / len(steps) / 2)
@@ -59,8 +67,8 @@ def late_means(board: Scoreboard) -> dict[tuple[str, str], LateMean]:
 
 def _late_values(board: Scoreboard, pair: tuple[str, str]) -> list[float]:
     values = []
-    for run in board.runs:
-        if (run.model, run.variant) == pair and run.state is State.SCORED and run.mlflow_id is not None:
+    for run in board.runs_of(*pair):
+        if run.state is State.SCORED and run.mlflow_id is not None:
             late = late_curve(board.curves.of(run.mlflow_id), run.t_stop)
             if len(late):
                 values.append(float(late.mean()))
@@ -69,8 +77,11 @@ def _late_values(board: Scoreboard, pair: tuple[str, str]) -> list[float]:
 
 def rank_descending(values: dict[tuple[str, str], float]) -> dict[tuple[str, str], int]:
     """Ranks inside each model (the first item of the key): 1 + the number of strictly higher values."""
+    rising: dict[str, list[float]] = defaultdict(list)
+    for (model, _), value in sorted(values.items(), key=lambda entry: entry[1]):
+        rising[model].append(value)
     return {
-        (model, variant): 1 + sum(other > value for (name, _), other in values.items() if name == model)
+        (model, variant): 1 + len(rising[model]) - bisect_right(rising[model], value)
         for (model, variant), value in values.items()
     }
 

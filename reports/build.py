@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
-from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
 from cppo_lab.reports.audit_view import AuditView, audit_view
@@ -34,7 +34,7 @@ from cppo_lab.reports.verdict_table import verdict_table
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 
 MAIN = "main"
-Drawing = tuple[partial, curves.CurvesInfo | diagnostics.DiagnosticsInfo]  # how to draw what
+Drawing = tuple[partial[None], curves.CurvesInfo | diagnostics.DiagnosticsInfo]  # how to draw what
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 
@@ -102,12 +102,17 @@ def make_report(request: ReportRequest, force: bool = False) -> Built:
     inputs = report_inputs(request, listing.versions({request.name: run_ids}))
     if not force and is_current(out, inputs):
         return Built(request.out / PAGE, anew=False)
-    data = read_sweep(request.uri, request.experiment, request.name, is_result, run_ids, listing)
+    data = read_sweep(request.uri, request.experiment, request.name, _is_shown, run_ids, listing)
     board = score_sweep(data, request.expected, request.partial)
     with anew(force):
         files = _files(request, board)
     swap_in(out, files, (request.name, origin(core_of(board))), inputs)
     return Built(request.out / PAGE, anew=True)
+
+
+def _is_shown(metric: str) -> bool:
+    """Whether the report has a use for a metric: thousands of runs have millions of points of others."""
+    return metric in diagnostics.LABELS or schema.parse_validation_metric(metric) is not None
 
 
 def current_inputs(request: ReportRequest) -> str:
@@ -182,7 +187,9 @@ def _table_files(
 
 def _draw_ahead(command: str, shown: curves.CurvesInfo, traces: diagnostics.DiagnosticsInfo | None) -> None:
     """Make the largest drawings, those of the files and those of the page, in two processes."""
-    calls: list[partial] = [partial(_pictures, command, "figure_curves", partial(curves.draw, shown), shown)]
+    calls: list[partial[Any]] = [
+        partial(_pictures, command, "figure_curves", partial(curves.draw, shown), shown)
+    ]
     if traces is not None:
         draw = partial(diagnostics.draw, traces)
         calls += [
@@ -193,7 +200,7 @@ def _draw_ahead(command: str, shown: curves.CurvesInfo, traces: diagnostics.Diag
 
 
 def _pictures(
-    command: str, name: str, draw: partial, info: curves.CurvesInfo | diagnostics.DiagnosticsInfo
+    command: str, name: str, draw: partial[None], info: curves.CurvesInfo | diagnostics.DiagnosticsInfo
 ) -> dict[str, bytes]:
     title = f"{info.title} ({info.source})"
     return {f"{name}.{kind}": data for kind, data in render(draw, title, info.run_ids, command).items()}

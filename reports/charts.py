@@ -108,7 +108,7 @@ def _validation(
         if benchmark != schema.MEAN and benchmark not in board.benchmarks_of(model):
             continue
         for method, variant in enumerate(variants):
-            runs = [run for run in board.runs if (run.model, run.variant) == (model, variant)]
+            runs = board.runs_of(model, variant)
             line = line_of(board, runs, drawn[variant], benchmark) if runs else None
             if line is not None:
                 seeds = {run.run_id or "": run.seed for run in runs}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from cppo_lab.errors import printable
 from cppo_lab.reports.compare import CellChange, Comparison, RunChange, VerdictChange
 
 SHOWN = 40  # lines of one kind; a longer list says how many more there are
@@ -10,7 +11,7 @@ SHOWN = 40  # lines of one kind; a longer list says how many more there are
 def compare_lines(found: Comparison) -> list[str]:
     """What differs, kind by kind; one line if nothing does. Control characters in names are shown as escapes."""
     if found.same:
-        return [_safe(f"{found.before} and {found.after} say the same.")]
+        return [printable(f"{found.before} and {found.after} say the same.")]
     lines = [f"From {found.before} to {found.after}:"]
     lines += [f"  {key}: {old} -> {new}" for key, (old, new) in found.heading.items()]
     for title, rows in (
@@ -20,7 +21,7 @@ def compare_lines(found: Comparison) -> list[str]:
         ("Figures", [f"{what}: {name}" for name, what in found.figures.items()]),
     ):
         lines += _section(title, rows)
-    return [_safe(line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _section(title: str, rows: list[str]) -> Iterable[str]:
@@ -64,7 +65,3 @@ def _verdict(change: VerdictChange) -> str:
 
 def _points(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2f}"
-
-
-def _safe(line: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import read_plain
 from cppo_lab.reports.fingerprint import of_bytes
 
 MARKER = ".cppo-report"  # a folder with this file is ours to replace
@@ -63,7 +64,10 @@ def is_whole(out: Path, marker: Marker) -> bool:
     if not marker.files:
         return False
     try:
-        return all(of_bytes((out / name).read_bytes()) == digest for name, digest in marker.files.items())
+        return all(
+            (out / name).is_file() and of_bytes((out / name).read_bytes()) == digest
+            for name, digest in marker.files.items()
+        )
     except (OSError, ValueError):  # ValueError: a name that is none
         return False
 
@@ -72,9 +76,7 @@ def read_marker(out: Path) -> Marker | None:
     """What the folder's marker says; None if there is none, or one that cannot be read."""
     path = out / MARKER
     try:
-        if path.stat().st_size > LARGEST_MARKER:
-            return None
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_plain(path, LARGEST_MARKER) or b"")
         return _marker(found) if isinstance(found, dict) else None
     except (OSError, ValueError, RecursionError):
         return None

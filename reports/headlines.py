@@ -107,15 +107,15 @@ def _collapses(board: Scoreboard, model: str) -> list[str]:
     """A sentence for the only run of a variant; several seeds of a variant are counted."""
     counts, sentences = [], []
     for variant in in_order(board.variants):
-        runs = [run for run in board.runs if (run.model, run.variant) == (model, variant)]
+        runs = board.runs_of(model, variant)
         fallen = [run for run in runs if run.state is State.COLLAPSE]
         if len(runs) > 1 and fallen:
             counts.append(f"{display_name(variant)} {len(fallen)} of {len(runs)}")
-        elif fallen and fallen[0].choice.score is not None:
+        elif fallen and (best := fallen[0].choice.score) is not None:
             choice = fallen[0].choice
             stopped = ", where its training was stopped" if fallen[0].status == schema.COLLAPSED else ""
             sentences.append(
-                f"{display_name(variant)} collapses: its best is {points(choice.score)} at step {choice.step}, and "
+                f"{display_name(variant)} collapses: its best is {points(best)} at step {choice.step}, and "
                 f"it ends at {points(choice.last_score or 0.0)} at step {choice.last_step}{stopped}."
             )
     if counts:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from cppo_lab import store
+from cppo_lab.redaction import redacted
 from cppo_lab.reports.fingerprint import fingerprint, report_code
 
 
@@ -15,5 +15,5 @@ def report_inputs(request: Any, versions: Sequence[str]) -> str:
     Where the report goes does not matter, nor does the password of the store.
     """
     asked = [(part.name, getattr(request, part.name)) for part in fields(request) if part.name != "out"]
-    plain = [(name, store.redacted(value) if name == "uri" else value) for name, value in asked]
+    plain = [(name, redacted(value) if name == "uri" else value) for name, value in asked]
     return fingerprint((report_code(), type(request).__name__, plain, tuple(versions)))

@@ -9,11 +9,12 @@ from importlib import resources
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from cppo_lab.analysis.scoring import Scoreboard, describe_gap
+from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.reports.audit_view import AuditView
 from cppo_lab.reports.charts import Charts, charts_json, charts_of
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.inline import InlineFigure, inline_curves, inline_diagnostics
+from cppo_lab.reports.figures.lines import FEW
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.markup import plain, steps_text
 from cppo_lab.reports.names import origin
@@ -22,6 +23,7 @@ from cppo_lab.reports.tables import FullTable, MainTable
 from cppo_lab.reports.text_tables import TextTable
 from cppo_lab.reports.verdict_view import VerdictView
 
+MOST_ROWS = 500  # of one table; of a longer one the page has the first, and the files beside it have all
 _LIST = "0"  # the page has one list of runs
 
 
@@ -38,6 +40,8 @@ class PageInfo:
     origin: str
     run_count: int
     several_seeds: bool
+    crowded: bool
+    gap_count: int
     gaps: tuple[str, ...]
     headlines: tuple[Headline, ...]
     main: MainTable
@@ -80,7 +84,9 @@ def page_info(
         origin=origin(tables[0].core),
         run_count=len(board.runs),
         several_seeds=any(cell.expected > 1 for cell in board.cells.values()),
-        gaps=tuple(describe_gap(run) for run in board.gaps),
+        gap_count=len(board.gaps),
+        gaps=tuple(describe_gaps(board.gaps)),
+        crowded=any(cell.expected > FEW for cell in board.cells.values()),
         headlines=headlines(board),
         main=tables[0],
         full=tables[1],
@@ -115,6 +121,7 @@ def render_template(name: str, page: object) -> str:
         keep_trailing_newline=True,
     )
     environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup, charts_json=_charts_json)
+    environment.globals["most_rows"] = MOST_ROWS
     script = _template("page.js")
     return environment.get_template(name).render(
         page=page,

@@ -9,12 +9,28 @@ from importlib import resources
 import pandas as pd
 
 from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.errors import UserError
 
 
 def printed_table(name: str) -> list[dict[str, str]]:
-    """The rows of `reports/paper/<name>.csv` as printed, every value as text."""
-    text = resources.files("cppo_lab.reports").joinpath("paper", f"{name}.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(io.StringIO(text)))
+    """The rows of `reports/paper/<name>.csv` as printed, every value as text.
+
+    Raises UserError if the file is damaged.
+    """
+    place = resources.files("cppo_lab.reports").joinpath("paper", f"{name}.csv")
+    try:
+        rows: list[dict[str, str]] = list(csv.DictReader(io.StringIO(place.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, csv.Error) as error:
+        raise _damaged(name, str(error)) from None
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise _damaged(name, "rows of other lengths than its first line")
+    return rows
+
+
+def _damaged(name: str, why: str) -> UserError:
+    return UserError(
+        f"the paper's numbers in reports/paper/{name}.csv are damaged ({why}): install the package again"
+    )
 
 
 def main_grid() -> tuple[ExpectedRun, ...]:

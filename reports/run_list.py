@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from cppo_lab.analysis.audit import percent, round_half_up
@@ -9,6 +10,8 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.verdict_view import ABSENT
+
+MANY = 1000  # rows of one list: some 400 KB; the files beside the page have every run
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,11 @@ class RunLine:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rows of one cell of the tables; `anchor` is their id on the page."""
+    """The rows of one cell of the tables; `anchor` is their id on the page, `left_out` how many runs have no room."""
 
     anchor: str
     runs: tuple[RunLine, ...]
+    left_out: int = 0
 
 
 def anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
@@ -43,14 +47,19 @@ def anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
 
 
 def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
-    """The runs of a board, cell by cell as declared; `uri` is that of the store they were read from."""
-    return tuple(
-        RunGroup(
-            anchor,
-            tuple(run_line(run, uri) for run in board.runs if (run.model, run.variant) == pair),
-        )
-        for pair, anchor in anchors_of(board, key).items()
-    )
+    """The runs of a board, cell by cell as declared; `uri` is that of the store they were read from.
+
+    Of more than MANY runs each cell shows its first, all with an equal share of the room; of more than MANY cells, the
+    first cells.
+    """
+    most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
+    found = []
+    for pair, anchor in islice(anchors_of(board, key).items(), MANY):
+        runs = board.runs_of(*pair)
+        lines = tuple(run_line(run, uri) for run in runs[:most])
+        found.append(RunGroup(anchor, lines, len(runs) - len(lines)))
+    rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in found)
+    return (*found, RunGroup("", (), rest)) if rest else tuple(found)
 
 
 def run_line(run: RunScore, uri: str) -> RunLine:

@@ -7,6 +7,7 @@ from typing import Any
 
 from cppo_lab.analysis.fields import Fields, boolean, count, text
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import read_plain
 from cppo_lab.reports.record import FORMAT, RECORD
 
 LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
@@ -71,17 +72,16 @@ def read_record(folder: Path) -> SavedReport:
     """The record in a report's folder. Raises UserError if there is none, or if it is not what it should be."""
     path = folder / RECORD
     try:
-        if path.stat().st_size > LARGEST:
-            raise UserError(f"{path} has more than the {LARGEST} bytes that such a file may have: {REMEDY}")
-        content = path.read_bytes().decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        raise UserError(f"{folder} is no report, it has no {RECORD}: {REMEDY}") from None
-    fields = Fields.parse(content, str(path), REMEDY)
+        data = read_plain(path, LARGEST)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
+    if data is None and path.is_file():
+        raise UserError(f"{path} has more than the {LARGEST} bytes that such a file may have: {REMEDY}")
+    if data is None:
+        raise UserError(f"{folder} is no report, it has no {RECORD}: {REMEDY}")
+    fields = Fields.parse(data.decode("utf-8", errors="replace"), str(path), REMEDY)
     if fields.values.get("format") != FORMAT:
         raise fields.bad(f"has format {fields.values.get('format')!r:.40}, not {FORMAT!r}")
-    head: list[Any] = [
-        fields.one(key, text, "text") for key in ("kind", "name", "title", "experiment", "core", "command")
-    ]
     cells: dict[tuple[str, str, str], SavedCell] = {}
     runs: dict[tuple[str, str], SavedRun] = {}
     for sweep in _inner(fields, "sweeps"):
@@ -95,7 +95,19 @@ def read_record(folder: Path) -> SavedReport:
         for one in _inner(fields, "verdicts")
     }
     figures, files = (_texts(fields.inner(key)) for key in ("figures", "files"))
-    return SavedReport(*head, cells=cells, runs=runs, verdicts=verdicts, figures=figures, files=files)
+    return SavedReport(
+        kind=fields.one("kind", text, "text"),
+        name=fields.one("name", text, "text"),
+        title=fields.one("title", text, "text"),
+        experiment=fields.one("experiment", text, "text"),
+        core=fields.one("core", text, "text"),
+        command=fields.one("command", text, "text"),
+        cells=cells,
+        runs=runs,
+        verdicts=verdicts,
+        figures=figures,
+        files=files,
+    )
 
 
 def _inner(fields: Fields, key: str) -> list[Fields]:

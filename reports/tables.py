@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
-from cppo_lab.analysis.scoring import Scoreboard, describe_gap
+from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import CellScore, Stat, State
 from cppo_lab.reports.names import OURS, benchmark_name, display_name, in_order, origin
 
@@ -185,6 +185,6 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
         also = ", or its training diverged and was stopped" if stopped else ""
         notes.append(f"collapse: a run ended below a tenth of its own best score{also}.")
     if board.gaps:
-        gaps = "; ".join(describe_gap(run) for run in board.gaps)
+        gaps = "; ".join(describe_gaps(board.gaps))
         notes.append(f"† provisional and not ranked, because these runs are no results yet: {gaps}.")
     return tuple(notes)

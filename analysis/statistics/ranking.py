@@ -5,12 +5,16 @@ the two curves it compares is not even a property of these runs.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, zip_longest
+from functools import cached_property
+from itertools import zip_longest
+
+import numpy as np
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed
+from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, cell_runs
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,11 @@ class Ranking:
 
     def rank(self, variant: str) -> int | None:
         """The rank of a variant; None if it has no such score."""
-        return next((place.rank for place in self.places if place.variant == variant), None)
+        return self._ranks.get(variant)
+
+    @cached_property
+    def _ranks(self) -> Mapping[str, int]:
+        return {place.variant: place.rank for place in self.places}
 
 
 def rankings(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[Ranking, ...]:
@@ -52,19 +60,21 @@ def rankings(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[Ranking, .
 def kendall(first: Ranking, second: Ranking) -> float | None:
     """Kendall's tau-b of two orders over the variants that both have: 1 the same, -1 reversed; None under two."""
     pairs = [(place.rank, rank) for place in first.places if (rank := second.rank(place.variant)) is not None]
-    products = [_sign(a[0] - b[0]) * _sign(a[1] - b[1]) for a, b in combinations(pairs, 2)]
-    apart = [sum(a[side] != b[side] for a, b in combinations(pairs, 2)) for side in (0, 1)]
-    return sum(products) / math.sqrt(apart[0] * apart[1]) if all(apart) else None
+    ours, theirs = (np.array(ranks) for ranks in zip(*pairs, strict=True)) if pairs else (np.empty(0),) * 2
+    agreed, apart = 0, [0, 0]
+    for place in range(1, len(pairs)):  # row by row: all pairs at once would take much memory
+        signs = [np.sign(ranks[place] - ranks[:place]) for ranks in (ours, theirs)]
+        agreed += int(np.sum(signs[0] * signs[1]))
+        apart = [known + int(np.count_nonzero(sign)) for known, sign in zip(apart, signs, strict=True)]
+    return agreed / math.sqrt(apart[0] * apart[1]) if all(apart) else None
 
 
 def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: Score) -> Ranking:
     cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
     means = {variant: math.fsum(values) / len(values) for variant, values in cells.items() if values}
     order = sorted(means, key=lambda variant: -means[variant])
-    noise = {
-        variant: _noise([run for run in runs if (run.model, run.variant) == (model, variant)], score)
-        for variant in order
-    }
+    noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
+    rising = sorted(means.values())
     places = []
     for variant, below in zip_longest(order, order[1:]):
         places.append(
@@ -72,7 +82,7 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
                 variant=variant,
                 value=means[variant],
                 runs=len(cells[variant]),
-                rank=1 + sum(other > means[variant] for other in means.values()),
+                rank=1 + len(rising) - bisect_right(rising, means[variant]),
                 margin=None if below is None else means[variant] - means[below],
                 noise=None if below is None else _both(noise[variant], noise[below]),
             )
@@ -92,7 +102,3 @@ def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
 
 def _both(first: float | None, second: float | None) -> float | None:
     return None if first is None or second is None else math.hypot(first, second)
-
-
-def _sign(value: int) -> int:
-    return (value > 0) - (value < 0)

@@ -48,5 +48,6 @@ def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | 
     """
     if len(benchmarks) < 2:
         return None
-    complete = window[list(benchmarks)].dropna()
-    return float(held_out_best(complete.to_numpy(dtype=np.float64))) if len(complete) else None
+    scores = np.stack([window[name].to_numpy(dtype=np.float64) for name in benchmarks], axis=-1)
+    complete = scores[~np.isnan(scores).any(axis=-1)]
+    return float(held_out_best(complete)) if len(complete) else None

@@ -1,5 +1,6 @@
 """All statistics of one scored sweep at once: what tables and pages are made of."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from cppo_lab.analysis.statistics.resampling import RESAMPLES, bootstrap
 from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_error
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, run_values
 
+_RESULTS = (State.SCORED, State.COLLAPSE)
 SEED = 20260610  # of the bootstrap: the same runs give the same intervals
 
 
@@ -95,14 +97,14 @@ def _cell(
             scores[score] = found
         if variant != baseline and (minus := difference(runs, model, variant, baseline, score)) is not None:
             differences[score] = minus
-    declared = [run for run in board.runs if (run.model, run.variant) == (model, variant)]
-    finished = [run for run in declared if run.state in (State.SCORED, State.COLLAPSE)]
+    declared = board.runs_of(model, variant)
+    finished = [run for run in declared if run.state in _RESULTS]
     return CellStatistics(
         model=model,
         variant=variant,
         runs=len(finished),
         collapsed=sum(run.state is State.COLLAPSE for run in finished),
-        missing=tuple(run.seed for run in declared if run not in finished),
+        missing=tuple(run.seed for run in declared if run.state not in _RESULTS),
         sampling=cell_sampling_error(board, finished),
         scores=scores,
         differences=differences,
@@ -140,13 +142,12 @@ def _overall(
     board: Scoreboard, runs: tuple[RunValues, ...], cells: Sequence[CellStatistics]
 ) -> tuple[Difference, ...]:
     found = []
+    of_variant: dict[str, list[CellStatistics]] = defaultdict(list)
+    for cell in cells:
+        of_variant[cell.variant].append(cell)
     for variant in board.variants:
         for score in Score:
-            parts = [
-                cell.differences[score]
-                for cell in cells
-                if cell.variant == variant and score in cell.differences
-            ]
+            parts = [cell.differences[score] for cell in of_variant[variant] if score in cell.differences]
             if len(parts) == len(board.models) and (mean := mean_difference(parts, runs)) is not None:
                 found.append(mean)
     return tuple(found)

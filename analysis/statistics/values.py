@@ -9,8 +9,12 @@ broken run early must not flatter it. `best` and `corrected` do not know of the 
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
@@ -19,7 +23,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, State
 from cppo_lab.analysis.statistics.selection_bias import corrected_score
-from cppo_lab.analysis.window import LATE_SHARE, late_curve, step_noise
+from cppo_lab.analysis.window import LATE_SHARE, late_curve, noise
 
 
 class Score(StrEnum):
@@ -57,9 +61,30 @@ class RunValues:
         return value
 
 
-def run_values(board: Scoreboard) -> tuple[RunValues, ...]:
+class FinishedRuns(tuple[RunValues, ...]):
+    """The same as a tuple, with the runs of each cell at hand."""
+
+    @cached_property
+    def cells(self) -> Mapping[tuple[str, str], tuple[RunValues, ...]]:
+        """(model, variant) -> its runs: to go through all runs for every cell takes longer the more of both."""
+        found: dict[tuple[str, str], list[RunValues]] = defaultdict(list)
+        for run in self:
+            found[run.model, run.variant].append(run)
+        return {pair: tuple(own) for pair, own in found.items()}
+
+
+_KNOWN: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
+
+
+def run_values(board: Scoreboard) -> FinishedRuns:
     """Every run of the board that is a result, in the board's order."""
-    return tuple(
+    if board not in _KNOWN:  # several parts of a report ask
+        _KNOWN[board] = _all_values(board)
+    return _KNOWN[board]
+
+
+def _all_values(board: Scoreboard) -> FinishedRuns:
+    return FinishedRuns(
         _values(board, run, run.choice.score)
         for run in board.runs
         if run.state in (State.SCORED, State.COLLAPSE) and run.choice.score is not None
@@ -68,17 +93,21 @@ def run_values(board: Scoreboard) -> tuple[RunValues, ...]:
 
 def by_seed(runs: tuple[RunValues, ...], model: str, variant: str, score: Score) -> dict[int | None, float]:
     """Seed -> score of the runs of one cell that have it."""
-    return {
-        run.seed: value
-        for run in runs
-        if (run.model, run.variant) == (model, variant) and (value := run.of(score)) is not None
-    }
+    own = cell_runs(runs, model, variant)
+    return {run.seed: value for run in own if (value := run.of(score)) is not None}
+
+
+def cell_runs(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[RunValues, ...]:
+    """The runs of one cell in their order."""
+    found = runs if isinstance(runs, FinishedRuns) else FinishedRuns(runs)
+    return found.cells.get((model, variant), ())
 
 
 def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
     curve = board.curves.of(run.mlflow_id or "")
-    window = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
-    means = _to_the_end(window[schema.MEAN].dropna(), run)
+    inside = run.t_stop is None or not len(curve) or curve.index[-1] <= run.t_stop  # as nearly always
+    window = curve if inside else curve[curve.index <= run.t_stop]
+    means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
     return RunValues(
         model=run.model,
         variant=run.variant,
@@ -88,9 +117,9 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
         final=_final(means, run.t_stop),
         area=_area(means),
-        step_noise=step_noise(curve, run.t_stop),
+        step_noise=noise(late),
         evaluations=len(window),
-        late=len(late_curve(curve, run.t_stop)),
+        late=len(late),
     )
 
 
@@ -109,8 +138,9 @@ def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
 def _final(means: pd.Series, t_stop: int | None) -> float:
     """The last score counts alone where nothing was evaluated in the last part of the window."""
     end = int(means.index[-1]) if t_stop is None else t_stop
-    late = means[means.index > (1 - LATE_SHARE) * end]
-    return math.fsum(late) / len(late) if len(late) else float(means.iloc[-1])
+    scores = means.to_numpy(dtype=np.float64)
+    late = scores[means.index.to_numpy() > (1 - LATE_SHARE) * end]
+    return math.fsum(late) / len(late) if len(late) else float(scores[-1])
 
 
 def _area(means: pd.Series) -> float:

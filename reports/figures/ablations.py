@@ -54,7 +54,8 @@ def ablations_info(
     study: Study, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
 ) -> AblationsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
-    panels, run_ids, y_label, sources = [], set(), "", []
+    run_ids: set[str] = set()
+    panels, y_label, sources = [], "", []
     for name, heading in sweeps:
         board = study.board(name)
         if board is None:

@@ -13,9 +13,9 @@ from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import State
 from cppo_lab.reports.figures.frame import above, step_axis, surround
-from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
+from cppo_lab.reports.figures.lines import Line, draw_lines, drawn_variants, line_of, room_note
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
-from cppo_lab.reports.names import display_name, in_order, origin
+from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 
 
@@ -70,14 +70,13 @@ def curves_info(
     `aliases`: see `Palette.strokes`; `palette`: one of PALETTES.
     """
     shown = [run for run in board.runs if models is None or run.model in models]
-    variants = in_order(board.variants)
+    variants = drawn_variants(board)
     strokes = PALETTES[palette].strokes(variants, aliases)
     panels = []
     for model in dict.fromkeys(run.model for run in shown):
         of_model = [run for run in shown if run.model == model]
         lines = [
-            line_of(board, [run for run in of_model if run.variant == name], strokes[name])
-            for name in variants
+            line_of(board, runs, strokes[name]) for name in variants if (runs := board.runs_of(model, name))
         ]
         kept = tuple(line for line in lines if line is not None)
         stops = [run.t_stop for run in of_model if run.t_stop is not None]
@@ -85,7 +84,7 @@ def curves_info(
     drawn = {line.variant for panel in panels for line in panel.lines}
     return CurvesInfo(
         title=title,
-        source=origin(core_of(board)),
+        source=origin(core_of(board)) + room_note(board),
         y_label=f"mean Avg@{board.curves.samples} (%)",
         panels=tuple(panels),
         keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),

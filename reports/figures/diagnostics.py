@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.frame import above, step_axis, surround
+from cppo_lab.reports.figures.lines import drawn_variants, room_note
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
-from cppo_lab.reports.names import display_name, in_order, origin
+from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 
 POINTS = (
@@ -75,23 +75,22 @@ class DiagnosticsInfo:
 
 def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> DiagnosticsInfo | None:
     """The diagnostics that any of the board's runs logged; None if none did."""
-    logged = board.data.metrics
-    names = frozenset(logged["metric"].unique())
+    names = frozenset(board.data.metrics["metric"].unique())
     metrics = tuple(name for name in LABELS if name in names)
     if not metrics:
         return None
-    variants = in_order(board.variants)
+    variants = drawn_variants(board)
     strokes = PALETTES[palette].strokes(variants)
     panels = []
     for model in board.models:
         for metric in metrics:
-            traces = [trace_of(board, logged, (model, name), metric, strokes[name]) for name in variants]
+            traces = [trace_of(board, (model, name), metric, strokes[name]) for name in variants]
             kept = tuple(trace for trace in traces if trace is not None)
             panels.append(DiagnosticPanel(model, metric, LABELS[metric], kept))
     drawn = {trace.variant for panel in panels for trace in panel.traces}
     return DiagnosticsInfo(
         title=title,
-        source=origin(core_of(board)),
+        source=origin(core_of(board)) + room_note(board),
         models=board.models,
         metrics=metrics,
         panels=tuple(panels),
@@ -102,15 +101,13 @@ def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> Dia
 
 def trace_of(
     board: Scoreboard,
-    logged: pd.DataFrame,
     pair: tuple[str, str],
     metric: str,
     stroke: Stroke,
     points: int = POINTS,
 ) -> Trace | None:
     """The runs of one cell on one metric, in at most `points` bins; None if none of them logged it."""
-    ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
-    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)]
+    rows = board.logged(*pair, metric)
     rows = rows[np.isfinite(rows["value"])]  # any other has no place on an axis
     if rows.empty:
         return None

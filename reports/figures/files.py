@@ -51,9 +51,9 @@ def lay_out_once(fig: Figure) -> None:
 
 
 def _save(fig: Figure, kind: str, title: str, made: str, runs: str) -> bytes:
-    fields: dict[str, object] = {
+    formats: dict[str, dict[str, object]] = {
         "png": {"Description": made, "Comment": runs},
         "svg": {"Description": made, "Keywords": [runs]},
         "pdf": {"Subject": made, "Keywords": runs},
-    }[kind]
-    return save(fig, kind, PNG_DPI, {"Title": title, **fields, **_NO_DATE[kind]})
+    }
+    return save(fig, kind, PNG_DPI, {"Title": title, **formats[kind], **_NO_DATE[kind]})

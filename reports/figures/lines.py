@@ -5,19 +5,27 @@ where one collapsed.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, State
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.palette import Stroke
-from cppo_lab.reports.names import display_name
+from cppo_lab.reports.names import display_name, in_order
 
 LABEL_SHARE = 0.2  # of the panel's width that the word "collapse" takes, on the safe side
 HEADROOM = 1.14  # over the highest value, for the star's number
 LABEL_POINTS = 10  # height of a line of labels
+# Runs of a variant that are drawn one by one; of more, there is nothing to be seen but their mean and its band.
+FEW = 50
+
+MOST_VARIANTS = 30  # in one figure: no more can be told apart, and a legend has no end
+
+Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps and scores in percent
 
 
 @dataclass(frozen=True)
@@ -68,22 +76,42 @@ class CollapseLabel:
     to_the_left: bool
 
 
+def drawn_variants(board: Scoreboard) -> tuple[str, ...]:
+    """The variants that a figure has room for, in the order of names: all, or those that score best on some model."""
+    variants = in_order(board.variants)
+    if len(variants) <= MOST_VARIANTS:
+        return variants
+    best: dict[str, float] = {}
+    for (_, variant), cell in board.cells.items():
+        if cell.score is not None:
+            best[variant] = max(best.get(variant, 0.0), cell.score.mean)
+    kept = set(sorted(variants, key=lambda name: -best.get(name, -1.0))[:MOST_VARIANTS])
+    return tuple(name for name in variants if name in kept)
+
+
+def room_note(board: Scoreboard) -> str:
+    """What `drawn_variants` has left out, to stand behind a figure's source; empty if nothing."""
+    count = len(board.variants)
+    return f"; the best {MOST_VARIANTS} of {count} variants" if count > MOST_VARIANTS else ""
+
+
 def line_of(
     board: Scoreboard, runs: Sequence[RunScore], stroke: Stroke, benchmark: str = schema.MEAN
 ) -> Line | None:
     """The runs of one cell on one benchmark or on their mean; None if none of them has a validation inside its
     window.
     """
-    curves: list[tuple[RunScore, pd.Series]] = []
+    curves: list[tuple[RunScore, Curve]] = []
     for run in runs:
-        curve = board.curves.of(run.mlflow_id or "")[benchmark].dropna() * 100
-        curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
-        if not curve.empty:
-            curves.append((run, curve))
+        found = board.curves.of(run.mlflow_id or "")
+        steps, values = found.index.to_numpy(), found[benchmark].to_numpy(dtype=np.float64) * 100
+        inside = ~np.isnan(values) if run.t_stop is None else ~np.isnan(values) & (steps <= run.t_stop)
+        if inside.any():
+            curves.append((run, (steps[inside], values[inside])))
     if not curves:
         return None
     finished = [curve for run, curve in curves if run.state not in GAPS]
-    together = pd.concat(finished or [curve for _, curve in curves], axis=1, join="inner")
+    together = _together(finished or [curve for _, curve in curves])
     variant, around = runs[0].variant, band(together, 0, 100)
     return Line(
         variant=variant,
@@ -98,13 +126,21 @@ def line_of(
     )
 
 
-def _seed_line(run: RunScore, curve: pd.Series, benchmark: str) -> SeedLine:
+def _together(curves: Sequence[Curve]) -> pd.DataFrame:
+    """A row for each step that all curves have, a column for each curve."""
+    steps = curves[0][0]
+    if all(np.array_equal(steps, other) for other, _ in curves[1:]):  # as nearly always
+        return pd.DataFrame(np.stack([values for _, values in curves], axis=1), index=steps)
+    return pd.concat([pd.Series(values, index=steps) for steps, values in curves], axis=1, join="inner")
+
+
+def _seed_line(run: RunScore, curve: Curve, benchmark: str) -> SeedLine:
     choice = run.choice
     score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
     return SeedLine(
         run_id=run.run_id or "",
-        steps=tuple(int(step) for step in curve.index),
-        values=tuple(float(value) for value in curve),
+        steps=tuple(curve[0].tolist()),
+        values=tuple(curve[1].tolist()),
         best=None if choice.step is None or score is None else (choice.step, 100 * score),
         collapsed=run.state is State.COLLAPSE,
     )
@@ -151,19 +187,25 @@ def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
 
 
 def draw_line(ax: Axes, line: Line, front: int) -> None:
-    """Thin seed lines with the band, the mean line, a dot at each selected step, a cross where a run collapsed."""
+    """Thin seed lines with the band, the mean line, a dot at each selected step, a cross where a run collapsed.
+
+    Of more than FEW runs the mean and the band alone, and the cross of the last run that collapsed.
+    """
     several = len(line.seeds) > 1
+    fallen = [seed for seed in line.seeds if seed.collapsed]
+    shown = line.seeds if len(line.seeds) <= FEW else ()
+    crossed = fallen if shown else sorted(fallen, key=lambda seed: (seed.steps[-1], seed.values[-1]))[-1:]
     if line.band:
         ax.fill_between(line.steps, line.low, line.high, color=line.colour, alpha=0.12, linewidth=0, zorder=2)
     if several:
-        for seed in line.seeds:
+        for seed in shown:
             ax.plot(seed.steps, seed.values, color=line.colour, linewidth=0.5, alpha=0.5, zorder=front)
     ax.plot(line.steps, line.mean, zorder=front, linewidth=1.6 if several else 1.2, **line.stroke.marked())
-    for seed in line.seeds:
+    for seed in shown:
         if seed.best is not None:
             ax.plot(
                 *seed.best, "o", markersize=4.5, color=line.colour, markeredgecolor="white", zorder=front + 20
             )
-        if seed.collapsed:
-            end = seed.steps[-1], seed.values[-1]
-            ax.plot(*end, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)
+    for seed in crossed:
+        end = seed.steps[-1], seed.values[-1]
+        ax.plot(*end, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)

@@ -108,9 +108,7 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
 
 def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFrame:
     """A metric of one cell: a row for each step that any of its runs logged, a column for each run."""
-    ids = [run.mlflow_id for run in board.runs if (run.model, run.variant) == pair]
-    logged = board.data.metrics
-    rows = logged[logged["mlflow_id"].isin(ids) & (logged["metric"] == metric)]
+    rows = board.logged(*pair, metric)
     rows = rows[np.isfinite(rows["value"])]  # any other has no place on an axis
     return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
 
@@ -140,10 +138,7 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
 def _panel(
     board: Scoreboard, model: str, metric: str, label: str, strokes: dict[str, Stroke]
 ) -> DiagnosticPanel:
-    found = [
-        trace_of(board, board.data.metrics, (model, name), metric, stroke, POINTS)
-        for name, stroke in strokes.items()
-    ]
+    found = [trace_of(board, (model, name), metric, stroke, POINTS) for name, stroke in strokes.items()]
     traces = [_smoothed(trace) for trace in found if trace is not None]
     if metric == LENGTH and traces and max(max(trace.high) for trace in traces) >= 2 * KILO:
         return DiagnosticPanel(model, metric, "response length (k tokens)", tuple(map(_in_thousands, traces)))

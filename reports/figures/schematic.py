@@ -144,7 +144,7 @@ def draw(info: SchematicInfo, fig: Figure, headed: bool = True) -> None:
     """The rules on the left, one under the other; the curves on the right."""
     surround(fig, (11.4, 5.4), (info.title, info.source) if headed else (), ())
     palette = PALETTES[info.palette]
-    left, right = fig.subfigures(1, 2, width_ratios=(1.0, 1.1))
+    left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
     for ax, rule in zip(axes, info.rules, strict=True):
         draw_rule(rule, ax, palette)

@@ -46,7 +46,7 @@ def warmup_info(
     panels = []
     for metric, label in METRICS:
         for model in models:
-            trace = trace_of(board, board.data.metrics, (model, OURS), metric, stroke, POINTS)
+            trace = trace_of(board, (model, OURS), metric, stroke, POINTS)
             panels.append(DiagnosticPanel(model, metric, label, () if trace is None else (trace,)))
     if not any(panel.traces for panel in panels):
         names = " and ".join(metric for metric, _ in METRICS)
