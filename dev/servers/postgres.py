@@ -5,14 +5,17 @@ import pwd
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from urllib.parse import quote
 
 from dev.apt import install_packages
 from dev.errors import DevError
 from dev.servers.group import free_port
+from dev.slurm.daemons import everything
 
 USER = "cppo"
 PROGRAMS = ("initdb", "pg_ctl", "psql", "postgres")
@@ -109,6 +112,27 @@ class Postgres:
     def kill(self) -> bool:
         """Ends all its processes at once, as a crash does: what was not committed is lost. Connections break."""
         return self._end("immediate")
+
+    def crash(self) -> bool:
+        """SIGKILL for its first process, which takes the others with it. Returns whether there was anything to do.
+
+        Raises:
+            DevError: One of them does not end.
+        """
+        if not self.running():
+            return False
+        first = int((self.data / "postmaster.pid").read_text().split()[0])
+        family = [one for one in everything() if first in (one.pid, one.parent)]
+        os.kill(first, signal.SIGKILL)
+        deadline = time.monotonic() + SECONDS
+        # The next server does not start while one of them has the shared memory.
+        while left := [one.pid for one in family if one.alive()]:
+            if time.monotonic() > deadline:
+                raise DevError(f"processes {left} of PostgreSQL in {self.folder} do not end")
+            time.sleep(0.05)
+        # pg_ctl takes a number for a server while whoever has to wait for the dead process has not done so.
+        (self.data / "postmaster.pid").unlink()
+        return True
 
     def _end(self, how: str) -> bool:
         if not self.running():

@@ -59,10 +59,14 @@ class Process:
 
     def open_files(self) -> list[Path]:
         """The files, sockets and so on that it has open; empty if they may not be seen."""
+        found = []
         try:
-            return [entry.readlink() for entry in (PROC / str(self.pid) / "fd").iterdir()]
+            for entry in (PROC / str(self.pid) / "fd").iterdir():
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    found.append(entry.readlink())
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             return []
+        return found
 
 
 def look_up(pid: int) -> Process | None:
@@ -95,8 +99,14 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
 
 
 def end(processes: Iterable[Process], patience: float) -> None:
-    """Ends processes: SIGTERM, and SIGKILL for those that are left after `patience` seconds (0: SIGKILL at once)."""
+    """Ends processes: SIGTERM, and SIGKILL for those that are left after `patience` seconds.
+
+    With a patience of 0 all end as one, as at a power cut: none of them sees another one die, and says so to anybody.
+    """
     left = list(processes)
+    if not patience:
+        for process in left:
+            process.send(signal.SIGSTOP)
     for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         if not seconds:
             continue
@@ -120,7 +130,7 @@ def of_cluster(folder: Path) -> dict[str, list[Process]]:
     known by descent or, if it has left its family, by the environment that Slurm gave it. This process and its
     ancestors are left out.
     """
-    processes = {process.pid: process for process in _everything()}
+    processes = {process.pid: process for process in everything()}
     names = {pid: name for pid, process in processes.items() if (name := _name(process, folder))}
     spared = _line(os.getpid(), processes)
     found: dict[str, list[Process]] = {}
@@ -129,11 +139,6 @@ def of_cluster(folder: Path) -> dict[str, list[Process]]:
         if known is not None and pid not in spared:
             found.setdefault(known, []).append(process)
     return found
-
-
-def _everything() -> list[Process]:
-    found = (look_up(int(entry.name)) for entry in PROC.iterdir() if entry.name.isdigit())
-    return [process for process in found if process is not None]
 
 
 def _line(pid: int, processes: Mapping[int, Process]) -> list[int]:

@@ -1,0 +1,56 @@
+"""Two reports byte by byte.
+
+Nothing is left out. What a store names by chance is given one name on both sides first: MLflow's random id of each
+run, and the address of the server. `report.json` has fingerprints of the files in which these stand: they become those
+of the files with the names put in.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from cppo_lab.reports.fingerprint import of_bytes
+from cppo_lab.reports.folder import MARKER
+from cppo_lab.reports.record import RECORD
+
+WITH_NAMES = frozenset({".html", ".csv"})
+
+
+def read_report(folder: Path, ids: Mapping[str, str], address: str) -> dict[str, bytes]:
+    """The files of a report by name; `ids`: MLflow's id -> the run's.
+
+    The marker, by which `cppo report` knows its folder, is no part of the report.
+    """
+    files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != MARKER}
+    named = {
+        name: _named(data, ids, address) if Path(name).suffix in WITH_NAMES else data
+        for name, data in files.items()
+    }
+    record = json.loads(files[RECORD])["files"]
+    for name, digest in record.items():
+        new = digest.replace(of_bytes(files[name]), of_bytes(named[name]))
+        named[RECORD] = named[RECORD].replace(digest.encode(), new.encode())
+    return named
+
+
+def _named(data: bytes, ids: Mapping[str, str], address: str) -> bytes:
+    for mlflow_id, run_id in ids.items():
+        data = data.replace(mlflow_id.encode(), f"mlflow-{run_id}".encode())
+    return data.replace(address.encode(), b"http://store")
+
+
+def differences(calm: Mapping[str, bytes], disturbed: Mapping[str, bytes]) -> list[str]:
+    """The files that are not the same, in words."""
+    found = [f"the report lacks {name}" for name in sorted(calm.keys() - disturbed.keys())]
+    found += [f"the report has {name} besides" for name in sorted(disturbed.keys() - calm.keys())]
+    for name in sorted(calm.keys() & disturbed.keys()):
+        ours, theirs = calm[name], disturbed[name]
+        if ours != theirs:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+                min(len(ours), len(theirs)),
+            )
+            found.append(
+                f"{name} differs from byte {at} on: {ours[at : at + 40]!r}, not {theirs[at : at + 40]!r}"
+            )
+    return found

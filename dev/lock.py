@@ -1,0 +1,202 @@
+"""Makes requirements-cpu.lock from constraints-cpu.txt: the same packages and versions, and the SHA-256 of their files.
+
+`python3 -m dev.lock [--torch SOURCE]`, or `make lock`, asks PyPI through `uv` (pip install uv). Linux machines without
+a GPU take torch's CPU builds, which are not on PyPI: SOURCE is PyTorch's index of them, or a folder with their wheels.
+"""
+
+import argparse
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from dev.errors import DevError
+
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS, LOCK = ROOT / "constraints-cpu.txt", ROOT / "requirements-cpu.lock"
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+HEADER = """\
+# Made by `make lock` from constraints-cpu.txt; do not edit. Each package at its version, with the SHA-256 of its files
+# for Linux and macOS on PyPI; torch's for Linux on x86-64 are its CPU builds. `make locked` installs from it.
+"""
+PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)")
+PYTHONS = re.compile(r"\b(py3\d*|cp3\d*)\b")
+PLATFORMS = re.compile(r"\bany\b|manylinux\w*_(x86_64|aarch64)|macosx\w*_(arm64|universal2)")
+HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A package's version, and the SHA-256 of each file that may be installed for it."""
+
+    version: str
+    hashes: tuple[str, ...] = ()
+
+
+def canonical(name: str) -> str:
+    """A package's name as indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(text: str) -> dict[str, Pin]:
+    """The pins of a constraints file or a lock by canonical name, in order.
+
+    Raises:
+        DevError: a line that is no `name==version`, with or without hashes, or a package that comes twice.
+    """
+    found: dict[str, Pin] = {}
+    lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for entry in "\n".join(lines).replace("\\\n", " ").splitlines():
+        if not entry.strip():
+            continue
+        pin = PIN.match(entry.strip())
+        if pin is None or HASH.sub("", entry.strip()[pin.end() :]).strip():
+            raise DevError(f"{entry.strip():.80}: write name==version, and hashes behind it in a lock")
+        if canonical(pin[1]) in found:
+            raise DevError(f"{pin[1]} is pinned twice: remove a line")
+        found[canonical(pin[1])] = Pin(pin[2], tuple(HASH.findall(entry)))
+    return found
+
+
+def as_text(locked: Mapping[str, Pin]) -> str:
+    """The lock as a file that pip reads."""
+    entries = (
+        " \\\n".join([f"{name}=={pin.version}", *(f"    --hash=sha256:{one}" for one in pin.hashes)])
+        for name, pin in sorted(locked.items())
+    )
+    return HEADER + "\n".join(entries) + "\n"
+
+
+def differences(wanted: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:
+    """In what a lock is not what the constraints and their hashes ask for, each in words."""
+    names = sorted({*wanted, *locked})
+    found = [f"{name} is not in the lock" for name in names if name not in locked]
+    found += [f"{name} is not in the constraints" for name in names if name not in wanted]
+    both = [name for name in names if name in wanted and name in locked]
+    for name in both:
+        if wanted[name].version != locked[name].version:
+            found.append(
+                f"{name} is {locked[name].version} in the lock, {wanted[name].version} in the constraints"
+            )
+        if not locked[name].hashes:
+            found.append(f"{name} has no hash")
+    return found
+
+
+def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
+    """The pins of a pylock file's packages (PEP 751), with the files that CPU machines may install.
+
+    These are wheels for Linux and macOS, and source archives of packages that have no wheel at all: to build one runs
+    its code. Of torch there are none for Linux on x86-64, where PyPI has CUDA builds.
+    """
+    found = {}
+    for package in packages:
+        name, wheels = canonical(package["name"]), package.get("wheels", ())
+        files = wheels or [package["sdist"]]
+        kept = sorted(
+            {
+                one["hashes"]["sha256"]
+                for one in files
+                if not wheels or _fits(name, one["url"].rsplit("/", 1)[-1])
+            }
+        )
+        found[name] = Pin(package["version"], tuple(kept))
+    return found
+
+
+def _fits(name: str, wheel: str) -> bool:
+    """Whether a wheel is for CPython on one of `PLATFORMS`, by its file name."""
+    python, abi, platform = wheel.removesuffix(".whl").split("-")[-3:]
+    if (
+        not PYTHONS.search(python) or abi.endswith("t") or not PLATFORMS.search(platform)
+    ):  # cp313t: free-threaded
+        return False
+    return name != "torch" or "+cpu" in unquote(wheel) or not re.search(r"linux\w*_x86_64", platform)
+
+
+def hashed(requirements: Path, *options: str) -> dict[str, Pin]:
+    """The pins of a file, with the hashes that an index has of their files.
+
+    Raises:
+        DevError: no uv, or it fails.
+    """
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        "--no-deps",
+        "--universal",
+        "--python-version",
+        "3.11",
+        "--no-config",
+        "--quiet",
+    ]
+    command += ["--system-certs", "--format", "pylock.toml", *options, str(requirements)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise DevError("uv is not installed: pip install uv") from None
+    if done.returncode:
+        reason = " ".join(done.stderr.split()) or "no reason given"
+        raise DevError(f"uv found no hashes: {reason:.300}")
+    return for_cpus(tomllib.loads(done.stdout)["packages"])
+
+
+def cpu_builds(version: str, source: str) -> tuple[str, ...]:
+    """The SHA-256 of torch's CPU builds of this version in a folder of wheels or an index.
+
+    Raises:
+        DevError: there are none.
+    """
+    if "://" not in source:
+        wheels = sorted(Path(source).glob(f"torch-{version}+cpu-*.whl"))
+        if not wheels:
+            raise DevError(f"{source} has no torch-{version}+cpu-*.whl: name another folder, or an index")
+        return tuple(_sha256(wheel) for wheel in wheels)
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = Path(folder, "torch.txt")
+        wanted.write_text(f"torch=={version}+cpu\n", encoding="utf-8")
+        try:
+            [pin] = hashed(wanted, "--default-index", source).values()
+        except DevError as error:
+            raise DevError(f"{error}; or name a folder with torch's wheel: make lock TORCH=FOLDER") from None
+    return pin.hashes
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the lock and returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python3 -m dev.lock", description="Makes requirements-cpu.lock.")
+    parser.add_argument(
+        "--torch", default=CPU_BUILDS, help=f"folder or index of CPU builds (default: {CPU_BUILDS})"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        wanted = pins(CONSTRAINTS.read_text(encoding="utf-8"))
+        builds = cpu_builds(wanted["torch"].version, options.torch)
+        locked = hashed(CONSTRAINTS)
+        torch = locked["torch"]
+        locked["torch"] = Pin(torch.version, tuple(sorted({*torch.hashes, *builds})))
+        if found := differences(wanted, locked):
+            raise DevError(f"uv's answer is no lock: {found[0]}")
+    except DevError as error:
+        print(f"dev.lock: error: {error}", file=sys.stderr)
+        return 1
+    LOCK.write_text(as_text(locked), encoding="utf-8")
+    print(f"{LOCK.name}: {len(locked)} packages, {sum(len(pin.hashes) for pin in locked.values())} files")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
