@@ -12,12 +12,11 @@ hydra      hydra-submitit-launcher 1.2.0, if HYDRA_PYTHON names a Python that ha
 
     python benchmarks/launch.py [--quick]
 
-The last line is JSON: {"name", "figures", "targets", "met"}.
+The last line is JSON, see `summary/form.py`.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -30,6 +29,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
+
+from summary.form import result, skipped  # noqa: E402
 
 from dev.slurm import starting  # noqa: E402
 from dev.slurm.cluster import PATH, Cluster, default_folder  # noqa: E402
@@ -172,11 +173,9 @@ def main() -> None:
     quick = parser.parse_args().quick
     runs, singles = (100, 5) if quick else (500, MEASURED)
     if reason := _absent():
-        print(
-            json.dumps({"name": "launch", "figures": {}, "targets": TARGETS, "met": None, "skipped": reason})
-        )
+        print(skipped("launch", reason, quick).line())
         return
-    figures: dict[str, float] = {"runs": runs}
+    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, slurm() as cluster:
         folder = Path(name)
         sbatch = Sbatch(folder / "bin")
@@ -186,8 +185,8 @@ def main() -> None:
             calls = sbatch.calls()
             said = f", of which {calls} calls measured" if scale != 1 else ""
             print(f"{what}: {seconds * scale:.2f} s, {calls * scale:.0f} calls of sbatch{said}", flush=True)
-            figures[f"{what}_seconds"] = round(seconds * scale, 3)
-            figures[f"{what}_calls"] = round(calls * scale)
+            figures[f"{what}_seconds_{runs}"] = seconds * scale
+            figures[f"{what}_calls_{runs}"] = calls * scale
             cluster.call("scancel", "--user=root")
 
         by_cppo(1, folder / "warm")  # imports
@@ -198,13 +197,12 @@ def main() -> None:
         if python := os.environ.get("HYDRA_PYTHON"):
             done("hydra_one", by_hydra(python, 2, _made(folder / "one"), sbatch))
             done("hydra", by_hydra(python, runs, _made(folder / "hydra"), sbatch))
-    figures["fewer_sbatch_calls"] = round(figures["submitit_calls"] / figures["cppo_calls"], 1)
-    figures["times_faster"] = round(figures["submitit_seconds"] / figures["cppo_seconds"], 1)
-    figures["times_faster_than_no_pause"] = round(
-        figures["submitit_no_pause_seconds"] / figures["cppo_seconds"], 1
-    )
-    met = all(figures[name] >= target for name, target in TARGETS.items())
-    print(json.dumps({"name": "launch", "figures": figures, "targets": TARGETS, "met": met}))
+    cppo = figures[f"cppo_seconds_{runs}"]
+    figures["fewer_sbatch_calls"] = figures[f"submitit_calls_{runs}"] / figures[f"cppo_calls_{runs}"]
+    figures["times_faster"] = figures[f"submitit_seconds_{runs}"] / cppo
+    figures["times_faster_than_no_pause"] = figures[f"submitit_no_pause_seconds_{runs}"] / cppo
+    units = {"*_seconds_*": "s", "*": ""}
+    print(result("launch", figures, units, at_least=TARGETS, quick=quick).line())
 
 
 def _absent() -> str:

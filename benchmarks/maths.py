@@ -8,14 +8,13 @@ topk_over_*                sampled log-prob and Top-20 TV from logits [N, 151936
                            over the log-prob alone: by our own `token_logp`, by log_softmax and gather.
 bfloat16_topk_over_*       the same from bfloat16 logits, as trainers hold them.
 cuda_*                     forward from bfloat16 logits on a GPU: GB/s of logits, time over one read of them
-                           (their maximum); null without a GPU, and then no part of `met`.
+                           (their maximum); not measured without a GPU.
 
-Ratios are medians over runs in turn, on one thread. The last line is JSON: {"name", "figures", "targets", "met"}.
-The figures against verl need verl 0.9.1 in this environment; without it they are null and `met` is false.
+Ratios are medians over runs in turn, on one thread. The last line is JSON, see `summary/form.py`.
+The figures against verl need verl 0.9.1 in this environment.
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -23,11 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from summary.form import result
 from torch import Tensor
 
 from cppo_lab.maths.aggregation import aggregate
@@ -246,9 +247,11 @@ def main() -> None:
     narrow = logits_figures(count, torch.bfloat16, repeats)
     figures |= {f"bfloat16_{name}": value for name, value in narrow.items()}
     figures |= cuda_figures(4096, repeats)
-    judged = [name for name in TARGETS if torch.cuda.is_available() or not name.startswith("cuda")]
-    met = all(figures[name] is not None and figures[name] <= TARGETS[name] for name in judged)
-    print(json.dumps({"name": "maths", "figures": figures, "targets": TARGETS, "met": met}))
+    units = {"cuda_gigabytes_per_second": "GB/s", "*": "x"}
+    absent = {"cuda_*": "torch sees no GPU", "*_peak_memory": "no /proc/self/clear_refs"}
+    if find_spec("verl") is None:
+        absent = {"cppo_over_vanilla_*": "no verl", **absent}
+    print(result("maths", figures, units, at_most=TARGETS, absent=absent, quick=options.quick).line())
 
 
 if __name__ == "__main__":

@@ -23,14 +23,12 @@ stacked_update_speedup           forward and backward of three models one after 
                                  stack_module_state and vmap; null if PyTorch cannot stack the model.
 
 Ratios are of speeds, ours over theirs (`cppo_update_over_grpo_update`: of times), and like the speeds medians over
-rounds in which all take turns, on one thread. The last line is JSON: {"name", "figures", "targets", "met"}. The
-figures against Hugging Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[dev]'`); without it
-they are null and `met` is false.
+rounds in which all take turns, on one thread. The last line is JSON, see `summary/form.py`. The
+figures against Hugging Face need transformers 5 (`pip install -c constraints-cpu.txt -e '.[dev]'`).
 """
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -43,6 +41,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from baselines import machine, stacking
+from summary.form import result
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
@@ -237,15 +236,18 @@ def measure(folder: Path, repeats: int) -> dict[str, float | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions (under a minute on 2 cores)")
-    repeats = 6 if parser.parse_args().quick else 30
+    quick = parser.parse_args().quick
     if hugging_face is None:
         print(NO_TRANSFORMERS, file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(Path(folder), repeats)
-    met = all(figures[name] is not None and figures[name] <= limit for name, limit in AT_MOST.items())
-    met &= all(figures[name] is not None and figures[name] >= limit for name, limit in AT_LEAST.items())
-    figures = {name: None if value is None else float(f"{value:.4g}") for name, value in figures.items()}
-    print(json.dumps({"name": "mini_core", "figures": figures, "targets": AT_MOST | AT_LEAST, "met": met}))
+        figures = measure(Path(folder), 6 if quick else 30)
+    units = {"*_tokens_per_second*": "tokens/s", "*_gflops": "GFLOP/s", "*_share_*": "", "*": "x"}
+    absent = {"stacked_*": "PyTorch cannot stack the model", "*hugging_face*": "no transformers"}
+    print(
+        result(
+            "mini_core", figures, units, at_most=AT_MOST, at_least=AT_LEAST, absent=absent, quick=quick
+        ).line()
+    )
 
 
 if __name__ == "__main__":

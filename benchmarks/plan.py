@@ -12,7 +12,7 @@ of one, so its start-up does not count.
 
     python benchmarks/plan.py [--quick]
 
-The last line is JSON: {"name", "figures", "targets", "met"}.
+The last line is JSON, see `summary/form.py`.
 """
 
 import argparse
@@ -25,10 +25,12 @@ import time
 from pathlib import Path
 
 import yaml
+from summary.form import result
 
 RULES = ["cppo", "cppo_soft", "cppo_kl", "cppo_binary_tv"]
 FACTORS = {100: (5, 5), 1000: (10, 25), 10_000: (50, 50)}  # of the constants that all differ
-TARGETS = {"seconds_10000": 10.0, "peak_mebibytes_10000": 500.0, "hydra_over_plan_per_run": 10.0}
+AT_MOST = {"seconds_10000": 10.0, "peak_mebibytes_10000": 500.0}
+AT_LEAST = {"hydra_over_plan_per_run": 10.0}
 PLAN = """
 import json, resource, sys, time
 from cppo_lab.sweep.declare import load_sweep
@@ -118,22 +120,17 @@ def main() -> None:
             both = [plan(kind, runs, folder) for kind in ("seeds", "constants")]
             for kind, found in zip(("seeds", "constants"), both, strict=True):
                 print(f"{runs} runs ({kind}): {found['seconds']:.2f} s, {found['peak']:.0f} MiB", flush=True)
-                figures[f"{kind}_seconds_{runs}"] = round(found["seconds"], 3)
-            figures[f"seconds_{runs}"] = round(max(one["seconds"] for one in both), 3)
-            figures[f"peak_mebibytes_{runs}"] = round(max(one["peak"] for one in both), 1)
+                figures[f"{kind}_seconds_{runs}"] = found["seconds"]
+            figures[f"seconds_{runs}"] = max(one["seconds"] for one in both)
+            figures[f"peak_mebibytes_{runs}"] = max(one["peak"] for one in both)
         one, many = hydra_seconds(1, folder), hydra_seconds(jobs, folder)
-    figures["hydra_milliseconds_per_run"] = round(1000 * (many - one) / (jobs - 1), 2)
-    figures["plan_milliseconds_per_run"] = round(1000 * figures[f"seconds_{sizes[-1]}"] / sizes[-1], 4)
-    figures["hydra_over_plan_per_run"] = round(
-        figures["hydra_milliseconds_per_run"] / figures["plan_milliseconds_per_run"], 1
-    )
-    print(f"Hydra's multirun: {figures['hydra_milliseconds_per_run']} ms per run")
-    met = (
-        figures.get("seconds_10000", 0) <= TARGETS["seconds_10000"]
-        and figures.get("peak_mebibytes_10000", 0) <= TARGETS["peak_mebibytes_10000"]
-        and figures["hydra_over_plan_per_run"] >= TARGETS["hydra_over_plan_per_run"]
-    )
-    print(json.dumps({"name": "plan", "figures": figures, "targets": TARGETS, "met": met}))
+    theirs, ours = 1000 * (many - one) / (jobs - 1), 1000 * figures[f"seconds_{sizes[-1]}"] / sizes[-1]
+    figures |= {"hydra_milliseconds_per_run": theirs, "plan_milliseconds_per_run": ours}
+    figures["hydra_over_plan_per_run"] = theirs / ours
+    print(f"Hydra's multirun: {theirs:.1f} ms per run")
+    units = {"*seconds_*": "s", "*_mebibytes_*": "MiB", "hydra_over_*": "x"}
+    units = {"*_milliseconds_*": "ms", **units}
+    print(result("plan", figures, units, at_most=AT_MOST, at_least=AT_LEAST, quick=quick).line())
 
 
 if __name__ == "__main__":

@@ -6,17 +6,18 @@ start of Python included, the fastest of three; beside them the seconds that `sq
 
     python benchmarks/status.py [--quick]
 
-The last line is JSON: {"name", "figures", "targets", "met"}.
+The last line is JSON, see `summary/form.py`.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from summary.form import result
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import Ledger
@@ -112,10 +113,9 @@ def main() -> None:
     for number in [10, 100, 1000] if quick else [10, 100, 1000, 10_000]:
         found = measure(number)
         print(f"{number} runs: {found['status']:.2f} s, of which squeue {found['squeue']:.2f} s", flush=True)
-        figures[f"seconds_{number}"] = round(found["status"], 3)
-        figures[f"squeue_seconds_{number}"] = round(found["squeue"], 3)
-    met = all(figures.get(name, 0) <= limit for name, limit in TARGETS.items())
-    print(json.dumps({"name": "status", "figures": figures, "targets": TARGETS, "met": met}))
+        figures[f"seconds_{number}"] = found["status"]
+        figures[f"squeue_seconds_{number}"] = found["squeue"]
+    print(result("status", figures, {"*": "s"}, at_most=TARGETS, quick=quick).line())
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ fsync_ms             what a step would wait for if every line were brought throu
 
     python benchmarks/tracking.py [--quick]
 
-The last line is JSON: {"name", "figures", "targets", "met"}.
+The last line is JSON, see `summary/form.py`.
 """
 
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -38,6 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import mlflow
 import torch
 from mlflow import MlflowClient
+from summary.form import FULL_ONLY, result
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
@@ -47,16 +47,21 @@ from cppo_lab.sweep.compose import compose  # noqa: E402
 from cppo_lab.tracking import shipper  # noqa: E402
 from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
 from cppo_lab.tracking.recorder import Recorder  # noqa: E402
+from cppo_lab.tracking.shipped import unsent  # noqa: E402
 from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
-from cppo_lab.tracking.shipping import ship, unsent  # noqa: E402
+from cppo_lab.tracking.shipping import ship  # noqa: E402
 from dev.servers import postgres  # noqa: E402
 from dev.servers.mlflow_server import MlflowServer  # noqa: E402
 
 STEP_SECONDS = 0.1
 METRICS = 60
 WAITING = int(EVERY_SECONDS / STEP_SECONDS)  # steps that are on file when the thread comes by
-AT_MOST = {"held_percent": 2.0}
-AT_LEAST = {"times_less_blocking": 20.0}
+AT_MOST = {"*_ours_*_held_percent": 2.0}
+AT_LEAST = {"*_times_less_blocking": 20.0}
+UNITS = {
+    **{"*_percent": "%", "*_percent_spread": "%", "*_log_ms*": "ms", "fsync_ms": "ms"},
+    **{"*_per_second": "points/s", "*_times_*": "x"},
+}
 SPEC = compose([]).run
 NAMES = [one.name for one in schema.METRICS if not one.name.startswith("search/")]
 NAMES += [schema.validation_metric(f"benchmark{number}") for number in range(METRICS - len(NAMES))]
@@ -258,16 +263,23 @@ def main() -> None:
         figures["fsync_ms"] = fsync_ms(folder / "runs" / "fsync")
     for key, value in figures.items():
         print(f"{key:45} {value:12.3f}")
-    figures = {key: round(value, 4) for key, value in figures.items()}
-    ours = {key: value for key, value in figures.items() if "_direct_" not in key}
-    met = all(
-        value <= limit for end, limit in AT_MOST.items() for key, value in ours.items() if key.endswith(end)
+    absent = {}
+    if "postgres" not in stores:
+        missing = ", ".join(postgres.missing())
+        absent["postgres_*"] = (
+            FULL_ONLY if quick else f"not installed: {missing} (python3 -m dev.servers install)"
+        )
+    print(
+        result(
+            "tracking",
+            figures | dict.fromkeys(["postgres_shipped_per_second"] if absent else []),
+            UNITS,
+            at_most=AT_MOST,
+            at_least=AT_LEAST,
+            absent=absent,
+            quick=quick,
+        ).line()
     )
-    met &= all(
-        value >= limit for end, limit in AT_LEAST.items() for key, value in ours.items() if key.endswith(end)
-    )
-    targets = {f"{key}_at_most": value for key, value in AT_MOST.items()} | AT_LEAST
-    print(json.dumps({"name": "tracking", "figures": figures, "targets": targets, "met": met}))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ growth           10, 100 and 1,000 runs of 60 metrics x 1,000 steps in SQLite: s
 
     python benchmarks/tracking_read.py [--quick]
 
-The last line is JSON: {"name", "figures", "targets", "met"}.
+The last line is JSON, see `summary/form.py`.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import Param
+from summary.form import result
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
@@ -42,7 +43,9 @@ NAMES = sorted(f"metric/{number:02d}" for number in range(METRICS))
 PARAMS = 80  # a resolved configuration has about as many
 EXPERIMENT = "cppo-mini"
 START_MS = 1_700_000_000_000
-TARGETS = {"times_faster_than_per_metric": 20.0, "growth_peak_mebibytes_1000": 2000.0}
+AT_LEAST = {"*_times_faster_than_per_metric": 20.0}
+AT_MOST = {"growth_peak_mebibytes_1000": 2000.0}
+UNITS = {"*_seconds*": "s", "*_mebibytes_*": "MiB", "*_share": "", "*_times_*": "x", "*_over_*": "x"}
 OURS = """
 import json, resource, sys, time
 from mlflow import MlflowClient
@@ -237,16 +240,7 @@ def main() -> None:
     runs, steps, some, sizes = (20, 200, 1, [10, 100]) if quick else (100, 500, 3, [10, 100, 1000])
     with tempfile.TemporaryDirectory() as name:
         figures = measured(Path(name), runs, steps, some) | grown(Path(name), sizes, 1000)
-    met = (
-        all(
-            value >= TARGETS["times_faster_than_per_metric"]
-            for key, value in figures.items()
-            if key.endswith("_times_faster_than_per_metric")
-        )
-        and figures.get("growth_peak_mebibytes_1000", 0) <= TARGETS["growth_peak_mebibytes_1000"]
-    )
-    figures = {key: round(value, 4) for key, value in figures.items()}
-    print(json.dumps({"name": "tracking_read", "figures": figures, "targets": TARGETS, "met": met}))
+    print(result("tracking_read", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick).line())
 
 
 if __name__ == "__main__":

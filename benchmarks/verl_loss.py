@@ -13,14 +13,13 @@ topk_gigabytes_per_step     the Top-20 of one training step on the wire, all res
 
 An update: forward, loss, backward, clipping and AdamW of a Qwen3 of 29M weights (4 layers, width 512, vocabulary
 32768) on 8 responses in one minibatch of 4 micro-batches. Ratios are of processor times, which a busy machine does not
-stretch as it does wall times: medians over rounds in which all take turns, on one thread. The last line is JSON:
-{"name", "figures", "targets", "met"}. Needs verl 0.9.1 and TransferQueue; without them the figures are null and `met`
-is false.
+stretch as it does wall times: medians over rounds in which all take turns, on one thread. The last line is
+JSON, see `summary/form.py`. Needs verl 0.9.1 and TransferQueue, but for the
+arithmetic.
 """
 
 import argparse
 import importlib.util
-import json
 import os
 import statistics
 import sys
@@ -36,6 +35,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' CPU engine
 
 import torch  # noqa: E402
+from summary.form import result  # noqa: E402
 
 from cppo_lab.tracking.reference import read_rows  # noqa: E402
 
@@ -149,13 +149,14 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
     }
 
 
-def topk_gigabytes() -> dict[str, dict[str, float]]:
-    """Top-20 of one training step of the paper's settings, at most: [int32 and float16], [int64 and float32]."""
+def topk_gigabytes() -> dict[str, float]:
+    """Top-20 of one training step of the paper's settings, at most, by model and kinds of numbers."""
     sizes = {}
     for row in read_rows("table_config.csv"):
         places = int(row["prompts"]) * int(row["n"]) * int(row["t_max"]) * K
-        sizes[row["model"]] = {"int32_float16": places * 6 / 1e9, "int64_float32": places * 12 / 1e9}
-    return {model: {kind: round(size, 2) for kind, size in kinds.items()} for model, kinds in sizes.items()}
+        for kind, size in (("int32_float16", 6), ("int64_float32", 12)):
+            sizes[f"topk_gigabytes_per_step_{row['model']}_{kind}"] = places * size / 1e9
+    return sizes
 
 
 def main() -> None:
@@ -166,15 +167,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="shorter and fewer rounds (under a minute)")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    figures: dict[str, Any]
+    figures: dict[str, float] = {}
     if importlib.util.find_spec("verl") is None:
         print("no verl: pip install '.[verl]'", file=sys.stderr)
-        figures = dict.fromkeys(TARGETS)
     else:
-        figures = update_ratios(8, 32, 64, 3) if quick else update_ratios(8, 48, 96, 5)
-    met = all(figures[name] is not None and figures[name] <= most for name, most in TARGETS.items())
-    figures["topk_gigabytes_per_step"] = topk_gigabytes()
-    print(json.dumps({"name": "verl_loss", "figures": figures, "targets": TARGETS, "met": met}))
+        figures |= update_ratios(8, 32, 64, 3) if quick else update_ratios(8, 48, 96, 5)
+    figures |= topk_gigabytes()
+    units = {"topk_gigabytes_*": "GB", "*": "x"}
+    print(result("verl_loss", figures, units, at_most=TARGETS, absent={"*": "no verl"}, quick=quick).line())
 
 
 if __name__ == "__main__":
