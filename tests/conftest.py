@@ -1,20 +1,27 @@
 """Shared fixtures: a run small enough for a unit test, and a clean place to run in."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Before torch is loaded: OpenMP threads that spin on each other's core make tests ten times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
 from mlflow.store.db import utils as db_utils
 from sqlalchemy import Engine
 
-from cppo_lab import schema
+from cppo_lab import interruption, schema
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 TINY = [
     "model.architecture.width=32",
@@ -34,6 +41,47 @@ TINY = [
 
 
 FINISHED = Outcome(schema.DONE, 4)
+
+# The machine may stall for longer than Hypothesis allows an example, and a suite must fail today as it did yesterday.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.load_profile("suite")
+
+# Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two
+# Rays at once would starve each other). The longest come first.
+_TOGETHER = (
+    ("ray", ("tests/cores/verl/", "tests/slurm/test_ray_nodes.py")),
+    ("slurm", ("tests/launch/slurm/", "tests/slurm/")),
+    ("launch", ("tests/launch/",)),
+    ("servers", ("tests/servers/", "tests/analysis/test_histories_of_server.py")),
+    ("reports", ("tests/reports/",)),
+    ("browser", ("tests/browser/",)),
+)
+
+
+def _group(nodeid: str) -> tuple[int, str]:
+    """Which tests run in one process, as (order, name): those of a room named above, else those of a file."""
+    for order, (name, starts) in enumerate(_TOGETHER):
+        if nodeid.startswith(starts):
+            return order, name
+    return len(_TOGETHER), nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest groups first, or one of them would be left to a single process at the end."""
+    items.sort(key=lambda item: _group(item.nodeid)[0])
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's, for `pytest -n 2`
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadScopeScheduling":
+    """Keeps every group together. xdist's own way, `--dist loadgroup`, sends tests anywhere under pytest 9."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)[1]
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,6 +117,17 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(db_utils, "_initialize_tables", tables)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """What a test's runs have made of signals ends with it: children would inherit that they are ignored."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    yield
+    interruption._held.clear()
+    for one, handler in before.items():
+        if handler is not None:  # else C code's
+            signal.signal(one, handler)
 
 
 @pytest.fixture

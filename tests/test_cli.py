@@ -123,7 +123,7 @@ def test_report_on_an_empty_store(workspace: Path, capsys: pytest.CaptureFixture
     ensure_experiment(open_client(uri), uri, schema.experiment_name("mini"))
     assert main(["report", *SWEEP]) == 2
     error = capsys.readouterr().err
-    assert "cppo launch quickstart" in error
+    assert "`cppo launch` with the same sweep and overrides" in error
     assert error.count("\n") == 1
     assert not (workspace / "reports").exists()
 

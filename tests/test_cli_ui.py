@@ -47,6 +47,8 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
         env=os.environ | {"MLFLOW_TRACKING_URI": uri},
         stdout=subprocess.PIPE,
         text=True,
+        # Children inherit it: the tests may be in the background of a script, where SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as served:
         assert served.stdout is not None
         title, link = served.stdout.readline(), served.stdout.readline().strip()
@@ -57,8 +59,35 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
             assert b"<title>MLflow</title>" in answer.read()
         assert len(processes_of(uri)) > 1
         served.send_signal(number)
-        assert served.wait(30) == 0
+        assert served.wait(120) == 0
     assert processes_of(uri) == []
+
+
+@pytest.mark.slow
+def test_two_that_start_at_once_take_two_ports(workspace: Path) -> None:
+    served = []
+    for name in ("one", "two"):
+        uri = f"sqlite:///{workspace}/{name}.db"
+        ensure_experiment(open_client(uri), uri, f"cppo-{'mini' if name == 'one' else 'verl'}")
+        served.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "cppo_lab.cli", "ui"],
+                env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        titles, links = zip(
+            *((one.stdout.readline(), one.stdout.readline().strip()) for one in served), strict=True
+        )
+        assert (titles[0].split()[0], titles[1].split()[0]) == ("cppo-mini", "cppo-verl")
+        assert len({link.partition("/#")[0] for link in links}) == 2
+        assert [one.poll() for one in served] == [None, None]
+    finally:
+        for one in served:
+            one.terminate()
+        assert [one.wait(120) for one in served] == [0, 0]
 
 
 def test_a_server_is_only_pointed_at(

@@ -4,18 +4,21 @@ import io
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cppo_lab.cli import main
+from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.lock import held, holder
 from cppo_lab.monitor import logs
 from cppo_lab.monitor.status import Label, RunStatus
 from cppo_lab.monitor.watch import watch
-from cppo_lab.run import held, holder
+from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.run_folder import write_status
+from cppo_lab.tracking.sync import Sent
 from tests.test_cli_status import run_id, told
 
 
@@ -47,7 +50,7 @@ def test_one_line_for_each_change_until_nothing_runs_or_waits() -> None:
 
 
 def test_a_terminal_is_drawn_anew_and_shows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.get_terminal_size", lambda *_: os.terminal_size((40, 8)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((40, 8)))
     looks = iter(stages(["done"] * 20 + ["running"], ["done"] * 21))
     out = Terminal()
     watch(lambda: next(looks), 0.01, out)
@@ -126,17 +129,17 @@ def test_following_ends_with_the_run_and_misses_nothing(
     follower = threading.Thread(target=logs.follow, args=(tmp_path, run_id(1), alive.is_set, out))
     follower.start()
     time.sleep(0.3)
-    with log.open("w") as file:
-        for word in ("one\n", "two\n"):
+    with log.open("wb") as file:
+        for word in (b"one\n", b"tw\xc3", b"\xb6\n"):  # a character in two pieces
             file.write(word)
             file.flush()
             time.sleep(0.3)
-    alive.clear()
     with log.open("a") as file:
         file.write("last\n")
+    alive.clear()
     follower.join(10)
     assert not follower.is_alive()
-    assert out.getvalue() == "one\ntwo\nlast\n"
+    assert out.getvalue() == "one\ntwö\nlast\n"
 
 
 def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:
@@ -146,3 +149,22 @@ def test_who_holds_a_lock_is_known(tmp_path: Path) -> None:
         assert where is not None
         assert where[1] == os.getpid()
     assert holder(tmp_path / "run") is None
+
+
+def test_an_outage_is_one_line_of_sync_and_its_end_another(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = UserError("the tracking store does not answer")
+    looks: Iterator[BaseException | Sent] = iter([away, away, Sent(2, 30), Sent(), KeyboardInterrupt()])
+
+    def send(*_: object) -> Sent:
+        if isinstance(look := next(looks), BaseException):
+            raise look
+        return look
+
+    monkeypatch.setattr("cppo_lab.tracking.sync.send", send)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert main(["sync", "--watch"]) == 130
+    said = capsys.readouterr()
+    assert said.err.count(f"cppo: {away}; trying on") == 1
+    assert said.out.splitlines() == [f"30 points of 2 runs sent to {tracking_uri()}"]

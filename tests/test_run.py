@@ -1,12 +1,25 @@
 """What an attempt does to its own process."""
 
+import contextlib
+import io
 import os
 import signal
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 
-from cppo_lab.run import Attempt, Interrupted, _prepare_process, _terminate, describe
+from cppo_lab import schema
+from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.interruption import Interrupted, hear_signals, interruption_behind
+from cppo_lab.run import Attempt, _prepare_process, describe
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking import client, recorder, shipper
+from cppo_lab.tracking.run_folder import read_status
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, None), ("1", "1"), ("", "")])
@@ -43,12 +56,141 @@ def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
     ],
 )
 def test_a_signal_is_an_interruption_and_a_second_one_changes_nothing(number: int, text: str) -> None:
-    before = {other: signal.getsignal(other) for other in (signal.SIGTERM, signal.SIGUSR2)}
+    hear_signals()
+    with pytest.raises(Interrupted, match=f"^{text}$"):
+        os.kill(os.getpid(), number)
+    for other in (signal.SIGTERM, signal.SIGUSR2):
+        os.kill(os.getpid(), other)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
+    number: signal.Signals,
+    tiny_spec: RunSpec,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch.save, cut off, raises a RuntimeError of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be in the background of a script
+
+    class CutOff(io.FileIO):
+        cut = False
+
+        def write(self, data: Any) -> int:
+            if not self.cut:
+                self.cut = True
+                signal.raise_signal(number)
+            return super().write(data)
+
+    opened = Path.open
+
+    def open_checkpoint(path: Path, *arguments: Any, **more: Any) -> Any:
+        if path.stem != Path(CHECKPOINT).stem:
+            return opened(path, *arguments, **more)
+        return io.BufferedWriter(CutOff(path, "w"), buffer_size=64)
+
+    monkeypatch.setattr(Path, "open", open_checkpoint)
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Interrupted):
+        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+    status = read_status(workspace / "runs" / tiny_spec.run_id)
+    assert status["status"] == schema.PARTIAL
+    assert str(status["reason"]).startswith(f"interrupted: terminated by {number.name}")
+
+
+def test_a_signal_while_the_record_begins_is_recorded(
+    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> dict[str, str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    monkeypatch.setattr(recorder, "environment_tags", told)
+    with pytest.raises(Interrupted):
+        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+    status = read_status(workspace / "runs" / tiny_spec.run_id)
+    assert (status["status"], status["reason"]) == (
+        schema.PARTIAL,
+        "interrupted: terminated by SIGTERM before its first step",
+    )
+
+
+@pytest.mark.parametrize(("error", "status"), [(None, schema.DONE), (ValueError("bad"), schema.FAILED)])
+def test_a_signal_while_the_end_is_recorded_does_not_change_it(
+    error: Exception | None,
+    status: str,
+    tiny_spec: RunSpec,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def told(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def train(*_: object) -> Outcome:
+        if error is not None:
+            raise error
+        return Outcome(schema.DONE, 4)
+
+    monkeypatch.setattr(recorder, "_keep_output", told)
+    monkeypatch.setattr("cppo_lab.run.load_core", lambda _: train)
+    with contextlib.nullcontext() if error is None else pytest.raises(ValueError, match="bad"):
+        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+    assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == status
+    with pytest.raises(Interrupted):  # the launcher's next run, which was told to end as well
+        Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+
+
+def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
+    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers, without the run, and refuses all that is written: its disk is full."""
+
+    def full(*_: object) -> int:
+        raise MlflowException("no space left on the server")
+
+    monkeypatch.setattr(shipper, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(shipper, "ship", full)
+    attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
+    attempt.run()
+    first = read_status(attempt.folder)
+    attempt.run()
+    assert read_status(attempt.folder) == first and first["status"] == schema.DONE
+
+
+def test_a_signal_in_the_last_words_only_hurries_them(
+    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run has ended and its store is away: a launcher's SIGTERM must not make an interruption of it."""
+    monkeypatch.setattr(shipper, "HURRY_SECONDS", 0.0)
+    monkeypatch.setattr(client, "known_attempts", lambda *_: None)
+    monkeypatch.setattr(shipper.Shipper, "_try", lambda *_, **__: False)
+    leave = shipper.Shipper.__exit__
+
+    def leave_told(self: shipper.Shipper, *arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        leave(self, *arguments)
+
+    monkeypatch.setattr(shipper.Shipper, "__exit__", leave_told)
+    began = time.monotonic()
+    Attempt(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
+    assert time.monotonic() - began < shipper.PATIENCE_SECONDS
+    assert "`cppo sync` sends it" in capsys.readouterr().err
+    assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == schema.DONE
+    with pytest.raises(Interrupted):  # the next run of this process
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_an_interruption_is_found_behind_what_libraries_make_of_it() -> None:
+    told = Interrupted(signal.SIGUSR2)
     try:
-        with pytest.raises(Interrupted, match=f"^{text}$"):
-            _terminate(number, None)
-        for other in before:
-            os.kill(os.getpid(), other)
-    finally:
-        for other, handler in before.items():
-            signal.signal(other, handler)
+        try:
+            raise told
+        except Interrupted:
+            raise RuntimeError("unexpected pos")  # noqa: B904 - as a library's `finally` does
+    except RuntimeError as error:
+        assert interruption_behind(error) is told
+    rays = RuntimeError("Ray's processes have ended")
+    rays.__cause__ = SystemExit(int(signal.SIGTERM))
+    found = interruption_behind(rays)
+    assert isinstance(found, Interrupted) and found.number == signal.SIGTERM
+    assert interruption_behind(SystemExit(1)) is None
+    assert interruption_behind(ValueError("bad")) is None

@@ -153,7 +153,7 @@ def test_deleted_runs_are_gone(uri: str, write: Callable[..., str]) -> None:
 def test_no_such_sweep_names_those_there_are(uri: str, write: Callable[..., str]) -> None:
     write("r1", demo="cppo", other="x")
     with pytest.raises(
-        UserError, match=r"no run of sweep 'dmo': it has runs of demo, other; run `cppo launch dmo`"
+        UserError, match=r"no run of sweep 'dmo': it has runs of demo, other; run `cppo launch` with the same"
     ):
         read_sweep(uri, EXPERIMENT, "dmo")
 

@@ -60,7 +60,7 @@ def test_a_gap_is_refused_and_named(name: str) -> None:
     text = str(error.value)
     assert words in text
     assert "1 of 2 runs" in text
-    assert "cppo launch demo" in text
+    assert "`cppo launch` with the same sweep" in text
     assert "--partial" in text
     assert "\n" not in text
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # MLflow opens its assistant over a third of the page at the first visit.
 _SEEN = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
-WAIT_MS = 45_000  # for an element: the page asks the server for each chart, and the machine may be busy
+WAIT_MS = 180_000  # for an element: the page asks the server for each chart, and the machine may be busy
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +49,8 @@ def links(store: str) -> Iterator[list[str]]:
         env=os.environ | {"MLFLOW_TRACKING_URI": store},
         stdout=subprocess.PIPE,
         text=True,
+        # Children inherit it: the tests may be in the background of a script, where SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as served:
         assert served.stdout is not None
         found: list[str] = []
@@ -60,7 +62,7 @@ def links(store: str) -> Iterator[list[str]]:
             yield found
         finally:
             served.send_signal(signal.SIGINT)
-            assert served.wait(30) == 0
+            assert served.wait(120) == 0
 
 
 @pytest.fixture(scope="module")

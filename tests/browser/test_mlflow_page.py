@@ -15,6 +15,7 @@ from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.views import sweep_key
+from tests.browser.conftest import WAIT_MS
 from tests.plausible import LAST_STEP, score
 
 if TYPE_CHECKING:
@@ -104,13 +105,15 @@ def test_columns_filter_and_comparison_of_two_methods(
         "train/reward",
     )
     assert [one for one in wanted if one not in heads] == []
+    from playwright.sync_api import expect
+
     rows = page.locator("[role=row] a[href*='/runs/']")
-    assert rows.count() == 6
+    expect(rows).to_have_count(6, timeout=WAIT_MS)
     box = page.get_by_test_id("search-box")
     box.fill(f"tags.`{schema.TAG_SEED}` = '1'")
     box.press("Enter")
     page.get_by_text("3 matching runs").wait_for()
-    assert rows.count() == 3
+    expect(rows).to_have_count(3, timeout=WAIT_MS)
     pair = [specs()["grpo", 1], specs()["cppo", 1]]
     for spec in pair:
         row = page.locator(f"[role=row]:has(a[href*='{mlflow_id(store, spec)}'])")

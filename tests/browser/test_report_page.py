@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 HOSTILE = '8B</script><img src="x" onerror="document.title=1">'
-WAIT_MS = 20_000  # the machine may be busy
+WAIT_MS = 60_000  # the machine may be busy
 
 
 @pytest.fixture(scope="module")

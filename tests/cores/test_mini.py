@@ -327,16 +327,18 @@ class TestTrainer:
     def test_warm_start_is_shared_and_depends_on_model_and_task_alone(
         self, tmp_path: Path, tiny_spec: RunSpec
     ) -> None:
-        first = warm_start_file(tiny_spec, tmp_path)
-        assert warm_start_file(compose([*TINY, "rule=grpo", "seed=5"]).run, tmp_path) == first
-        assert warm_start_file(compose([*TINY, "data.operations=1"]).run, tmp_path) != first
-        assert warm_start_file(compose([*TINY, "model.warm_start.steps=21"]).run, tmp_path) != first
+        def file(spec: RunSpec) -> Path:
+            return warm_start_file(spec.model, spec.data, tmp_path)
+
+        first = file(tiny_spec)
+        assert file(compose([*TINY, "rule=grpo", "seed=5"]).run) == first
+        assert file(compose([*TINY, "data.operations=1"]).run) != first
+        assert file(compose([*TINY, "model.warm_start.steps=21"]).run) != first
 
     def test_warm_start_learns(self, tiny_spec: RunSpec) -> None:
         torch.manual_seed(0)
         model = Transformer(tiny_spec.model.architecture, TOKENIZER.vocabulary, 32)
         longer = tiny_spec.model.warm_start.model_copy(update={"steps": 200, "batch": 32})
-        spec = tiny_spec.model_copy(
-            update={"model": tiny_spec.model.model_copy(update={"warm_start": longer})}
-        )
-        assert train_warm_start(spec, model) < 0.45 * math.log(TOKENIZER.vocabulary)  # a uniform guess: log V
+        made = tiny_spec.model.model_copy(update={"warm_start": longer})
+        uniform_guess = math.log(TOKENIZER.vocabulary)
+        assert train_warm_start(made, tiny_spec.data, model) < 0.45 * uniform_guess

@@ -303,7 +303,7 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [
-            (["data.task=sorting"], "data.task='sorting': Input should be 'chain' or 'addition'"),
+            (["data.task=sorting"], "data.task='sorting': must be 'chain' or 'addition'"),
             (
                 ["data.modulus=1000", "data.spellings=1000"],
                 "modulus=1000 x spellings=1000 makes 1000000 symbols, more than 100000: lower spellings to 100 or",

@@ -69,7 +69,7 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
                 "custom_reward_function": {
                     "path": "pkg://cppo_lab.data.reward",
                     "name": "compute_score",
-                    "reward_kwargs": {"limit_seconds": 0.5, "workers": 1},
+                    "reward_kwargs": {"limit_seconds": 3.0, "workers": 1},
                 },
                 "reward_manager": {"source": "register", "name": manager},
             }

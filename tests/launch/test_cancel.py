@@ -11,7 +11,8 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.run import Attempt, Interrupted, execute
+from cppo_lab.interruption import Interrupted
+from cppo_lab.run import Attempt, execute
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import run_folder
@@ -43,7 +44,7 @@ def test_a_queued_run_is_not_started_and_a_running_one_ends_in_order(
     assert sorted(state for state, _ in states(capsys, *TWO).values()) == ["missing", "running"]
     assert main(["cancel", "--run", running[:6]]) == 0
     assert "ended, and can go on with the next launch" in capsys.readouterr().out
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 1, output
     assert "cancelled  [2/2]" in output
 
@@ -59,11 +60,13 @@ def test_a_queued_run_is_not_started_and_a_running_one_ends_in_order(
     assert main(["cancel"]) == 2
     assert "name a sweep, or runs with --run ID" in capsys.readouterr().err
 
+    folder = workspace / "runs" / running
+    reached = int(json.loads((folder / "status.json").read_text())["step"])
     again = cppo("launch", *TWO, "launcher.workers=2")  # both are wanted again, and go on
-    wait_for_step(workspace / "runs", 3)
+    wait_for_step(workspace / "runs", reached + 1)  # of this attempt
     again.send_signal(signal.SIGINT)
-    again.communicate(timeout=60)
-    assert "terminated by SIGINT" in str(states(capsys, *TWO))
+    again.communicate(timeout=300)
+    assert "terminated by SIGTERM" in str(states(capsys, *TWO))
 
 
 def test_what_was_cancelled_before_this_attempt_does_not_concern_it(

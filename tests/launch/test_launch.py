@@ -19,7 +19,7 @@ from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.run import AlreadyRunning, held, is_held
+from cppo_lab.lock import AlreadyRunning, held, is_held
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import open_client
@@ -50,20 +50,22 @@ def history(run: Run, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in points}
 
 
-def cppo(*arguments: str) -> "subprocess.Popen[str]":
+def cppo(*arguments: str, deaf: bool = False) -> "subprocess.Popen[str]":
+    """The command, as a shell starts it; if `deaf`, as a script starts one in the background: it ignores SIGINT."""
     return subprocess.Popen(
         [sys.executable, "-m", "cppo_lab.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # A shell that starts the tests in the background has them ignore SIGINT, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        start_new_session=True,
+        # Children inherit it: the tests may themselves be in the background of a script.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL),
     )
 
 
 def wait_for_step(folder: Path, step: int) -> dict[str, int]:
     """Wait until the run in `folder` has passed `step`; return its status."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         for path in folder.glob("*/status.json"):
             status = json.loads(path.read_text())
@@ -162,7 +164,7 @@ def test_killed_trainer_is_partial_at_once_and_continues_with_the_numbers_of_an_
     launcher = cppo("launch", *MIDDLE)
     status = wait_for_step(workspace / "runs", 20)
     os.kill(status["pid"], signal.SIGKILL)
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 1, output
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
@@ -208,31 +210,36 @@ def test_killed_launcher_leaves_nothing_running_for_ever(
     other = cppo("launch", *LONG)
     wait_for_step(workspace / "runs", 1)
     other.send_signal(signal.SIGINT)
-    other.communicate(timeout=60)
+    other.communicate(timeout=300)
     assert {run.info.status for run in mlflow_runs()} == {"KILLED"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "deaf"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
 def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
-    workspace: Path, number: signal.Signals
+    workspace: Path, number: signal.Signals, deaf: bool
 ) -> None:
-    launcher = cppo("launch", *LONG)
+    launcher = cppo("launch", *LONG, deaf=deaf)
     wait_for_step(workspace / "runs", 1)
-    launcher.send_signal(number)
-    output, _ = launcher.communicate(timeout=60)
+    if number == signal.SIGINT:  # Ctrl-C goes to all processes of a terminal
+        os.killpg(launcher.pid, number)
+    else:
+        launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 130
     assert "the same command continues" in output
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
-    # Whatever ends the launcher, submitit ends its runs with SIGINT.
-    assert re.fullmatch(r"interrupted: terminated by SIGINT at step \d+", run.data.tags[schema.TAG_REASON])
+    # Whatever ends the launcher, it ends its runs with SIGTERM.
+    assert re.fullmatch(r"interrupted: terminated by SIGTERM at step \d+", run.data.tags[schema.TAG_REASON])
     assert run.data.tags[schema.TAG_REASON].endswith(run.data.tags[schema.TAG_STEP])
 
 
 def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
     """On a new store, whose tables and experiment both want to make."""
     launchers = [cppo("launch", *SWEEP) for _ in range(3)]
-    outputs = [launcher.communicate(timeout=180)[0] for launcher in launchers]
+    outputs = [launcher.communicate(timeout=600)[0] for launcher in launchers]
     assert not any("error" in output or "FAILED" in output for output in outputs), outputs
     assert {launcher.returncode for launcher in launchers} <= {0, 1}  # 1: the other one was still training
     runs = mlflow_runs()

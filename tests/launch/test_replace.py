@@ -123,7 +123,7 @@ PLACES: list[tuple[Any, str, int]] = [
     (loop, "save_checkpoint", 0),
     (loop, "save_checkpoint", 1),
     (Recorder, "finish", 0),
-    (run_module, "_remove_checkpoint", 0),
+    (run_module, "_remove_checkpoints", 0),
     (replace_module, "_delete", 0),
 ]
 
@@ -204,7 +204,7 @@ def test_a_replacement_that_fails_leaves_the_old_result(
     assert "1 of 1 runs are not done (1 failed)" in capsys.readouterr().err
     assert main(["plan", *ONE]) == 0
     out = capsys.readouterr().out
-    assert "1 runs: 1 done" in out
+    assert "1 run: 1 done" in out
     assert "its replacement is failed (RuntimeError: no memory left)" in out
 
 

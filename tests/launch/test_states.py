@@ -12,7 +12,7 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import State, repair, run_states
-from cppo_lab.run import held
+from cppo_lab.lock import held
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import sqlite_file, tracking_uri
@@ -127,7 +127,7 @@ def test_terminated_by_sigterm_then_continued_in_the_same_mlflow_run(
     assert main(["plan", *MIDDLE]) == 0
     assert re.search(r"  running  step \d+/400$", capsys.readouterr().out, re.M)
     os.kill(status["pid"], signal.SIGTERM)
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 1, output
     [run] = mlflow_runs()
     assert re.fullmatch(r"interrupted: terminated by SIGTERM at step \d+", run.data.tags[schema.TAG_REASON])
@@ -197,3 +197,16 @@ def write_runs(uri: str, experiment: str, specs: list[RunSpec]) -> None:
                     [(key, value, mlflow_id) for key, value in values.items()],
                 )
     database.close()
+
+
+def test_a_store_that_lost_an_end_which_it_had_gets_it_again(tiny_spec: RunSpec, folder: Path) -> None:
+    """It was restored from a copy of itself, or a request came late."""
+    begun(tiny_spec, folder, 2).finish(FINISHED)
+    sent(folder)
+    client = open_client(tracking_uri())
+    [run] = mlflow_runs()
+    client.update_run(run.info.run_id, status="RUNNING")
+    client.delete_tag(run.info.run_id, schema.TAG_STATUS)
+    assert repair([tiny_spec.run_id], "mini", tracking_uri(), Path("runs").resolve()) == [tiny_spec.run_id]
+    [run] = mlflow_runs()
+    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)

@@ -59,7 +59,11 @@ CONSTANT_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change", "message"), CONSTANT_ERRORS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    CONSTANT_ERRORS,
+    ids=[f"{name}-{message[:40]}" for name, _, message in CONSTANT_ERRORS],
+)
 def test_constant_is_refused(name: str, change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         get_rule(name)(*random_batch(0), **{**CONSTANTS[name], **change})

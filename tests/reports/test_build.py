@@ -134,7 +134,8 @@ def test_an_incomplete_grid_is_refused_and_nothing_written(demo_request: ReportR
     request = replace(demo_request, expected=(*demo_request.expected, more))
     before = set(demo_request.out.parent.iterdir())
     with pytest.raises(
-        UserError, match=r"cppo on mini_base, seed 2 \(missing\).*cppo launch demo.*--partial"
+        UserError,
+        match=r"cppo on mini_base, seed 2 \(missing\).*`cppo launch` with the same sweep.*--partial",
     ):
         build_report(request)
     assert set(demo_request.out.parent.iterdir()) == before

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -135,18 +135,22 @@ def test_the_proxy_passes_on_delays_refuses_and_loses_answers(echo: ThreadingHTT
         assert proxy.faults[lost] == 1
 
 
-def test_postgres_keeps_what_was_committed_through_a_crash(postgres: Postgres) -> None:
-    assert "@127.0.0.1:" in postgres.make_database("crash")
-    postgres.sql("CREATE TABLE kept (x int); INSERT INTO kept VALUES (7)", "crash")
-    assert postgres.kill()
-    assert not postgres.kill()
+@pytest.mark.parametrize("how", [Postgres.kill, Postgres.crash])
+def test_postgres_keeps_what_was_committed_through_a_crash(
+    postgres: Postgres, how: Callable[[Postgres], bool]
+) -> None:
+    database = how.__name__
+    assert "@127.0.0.1:" in postgres.make_database(database)
+    postgres.sql("CREATE TABLE kept (x int); INSERT INTO kept VALUES (7)", database)
+    assert how(postgres)
+    assert not how(postgres)
     with pytest.raises(DevError, match="psql failed"):
         postgres.sql("SELECT 1")
     assert postgres.start()
     assert not postgres.start()
-    assert postgres.sql("SELECT x FROM kept", "crash") == "7\n"
+    assert postgres.sql("SELECT x FROM kept", database) == "7\n"
     with pytest.raises(DevError, match="does not exist"):
-        postgres.sql("SELECT nothing", "crash")
+        postgres.sql("SELECT nothing", database)
 
 
 def test_the_command_line(postgres: Postgres, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def test_a_job_of_a_store_without_password_needs_no_environment(workspace: Path,
 def test_the_driver_that_is_installed_is_used(
     monkeypatch: pytest.MonkeyPatch, driver: str, meant: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == driver or None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in (driver, "asyncpg") or None)
     if driver:
         assert absolute_uri("postgresql://me:pw@host/db") == f"{meant}://me:pw@host/db"
     else:

@@ -1,5 +1,6 @@
 """A long run is shipped by a process beside it, which may die, hang, or lose the process that trains."""
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.ship_process import ShipProcess
-from cppo_lab.tracking.shipping import unsent
+from cppo_lab.tracking.shipped import unsent
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
 from tests.servers.records import assert_whole
@@ -26,8 +27,9 @@ def process_of(trainer: Trainer) -> psutil.Process:
     assert trainer.process is not None
     while trainer.alive():
         for child in psutil.Process(trainer.process.pid).children():
-            if any("ship_process" in word for word in child.cmdline()):
-                return child
+            with contextlib.suppress(psutil.Error):  # `git` comes and goes
+                if any("ship_process" in word for word in child.cmdline()):
+                    return child
         time.sleep(0.05)
     raise AssertionError(trainer.log())
 

@@ -20,12 +20,14 @@ from cppo_lab import run as run_module
 from cppo_lab import schema
 from cppo_lab.cores import base
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
-from cppo_lab.run import Attempt, Interrupted
+from cppo_lab.interruption import Interrupted
+from cppo_lab.run import Attempt
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import shipper
 
 EVERY = 10  # steps between two checkpoints
+HOLD_AT = 60  # the step before which it waits while there is a file `waits`.hold
 NAMES = [one.name for one in schema.METRICS if one.name.startswith(("train/", "rule/"))]
 
 
@@ -50,9 +52,12 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     except (FileNotFoundError, ValueError):
         done = -1
         sink.begin(None)
+    hold = Path(os.environ["TRAINER_WAITS"] + ".hold")
     with Path(os.environ["TRAINER_WAITS"]).open("a") as waits:
         for step in range(done + 1, spec.training.t_stop + 1):
             time.sleep(seconds)
+            while step == HOLD_AT and hold.exists():
+                time.sleep(0.02)
             start = time.monotonic()
             sink.log(step, metrics(step))
             waits.write(json.dumps([step, time.monotonic() - start]) + "\n")
@@ -85,6 +90,7 @@ def attempt(settings: "Settings") -> None:
     shipper.EVERY_SECONDS = settings.ship_seconds
     shipper.ASIDE_AFTER_SECONDS = settings.aside_after
     shipper.LONGEST_PAUSE_SECONDS = 2.0
+    shipper.PATIENCE_SECONDS = 300.0  # a server may take a minute to start
     try:
         run_module.execute(Attempt(settings.spec, settings.runs, settings.uri))
     except Interrupted as error:
@@ -167,7 +173,7 @@ class Trainer:
         self.signal(signal.SIGKILL)
         self.end()
 
-    def end(self, seconds: float = 120.0) -> int:
+    def end(self, seconds: float = 400.0) -> int:
         """Waits for its end; its exit status."""
         assert self.process is not None
         self.process.join(seconds)

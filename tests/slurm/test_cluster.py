@@ -83,7 +83,7 @@ def test_without_accounting(small_cluster: Cluster, tmp_path: Path) -> None:
     assert "accounting storage is disabled" in small_cluster.run("sacct").stderr
     small_cluster.call("sbatch", "--wait", f"--output={tmp_path}/out", "--wrap=echo done")
     assert (tmp_path / "out").read_text() == "done\n"
-    assert small_cluster.call("squeue", "-h", "-t", "all", "-o", "%T") == "COMPLETED\n"
+    until("it has left", lambda: small_cluster.call("squeue", "-h", "-t", "all", "-o", "%T") == "COMPLETED\n")
 
 
 def test_own_lines_of_slurm_conf(small_cluster: Cluster) -> None:
@@ -152,7 +152,7 @@ def test_a_failed_node_loses_its_job_to_another(slurm: Cluster, tmp_path: Path) 
     slurm.fail_node("n1")
     try:
         assert slurm.node_states()["n1"].startswith("down")
-        until("it runs again", lambda: len((tmp_path / "out").read_text().split()) == 2, 60)
+        until("it runs again", lambda: len((tmp_path / "out").read_text().split()) == 2, 240)
         assert (tmp_path / "out").read_text() == "n1\nn2\n"
         assert "Restarts=1" in slurm.call("scontrol", "show", "job", job)
     finally:
@@ -164,11 +164,12 @@ def test_a_restarted_controller_knows_its_jobs(slurm: Cluster, tmp_path: Path) -
     def submit(name: str, *options: str) -> str:
         return slurm.call("sbatch", "--parsable", f"--output={tmp_path}/{name}", *options).strip()
 
-    running = submit("running", "--wrap=sleep 4; echo through")
+    running = submit("running", f"--wrap=until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo through")
     waiting = submit("waiting", f"--dependency=afterok:{running}", "--wrap=echo afterwards")
     until("the job runs", lambda: slurm.call("squeue", "-h", "-j", running, "-o", "%T") == "RUNNING\n")
     slurm.restart_controller()
     states = dict(line.split() for line in slurm.call("squeue", "-h", "-o", "%A %T").splitlines())
     assert states == {running: "RUNNING", waiting: "PENDING"}
-    until("both are done", lambda: (tmp_path / "waiting").exists(), 60)
+    (tmp_path / "go").touch()
+    until("both are done", lambda: (tmp_path / "waiting").exists(), 240)
     assert (tmp_path / "running").read_text() == "through\n"

@@ -68,7 +68,7 @@ class Submitted:
         return [note for note in notes if (note["what"], note["life"]) == (what, life)]
 
     def wait_for(self, what: str, life: int = 0) -> dict[str, Any]:
-        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)), 90)
+        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)), 300)
         return self.notes(what, life)[0]
 
     def job(self) -> str:
@@ -86,7 +86,7 @@ class Submitted:
 
     def wait_for_end(self) -> str:
         running = ("PENDING", "RUNNING", "COMPLETING", "REQUEUED")
-        until(f"{self.name} ends", lambda: self.state() not in running, 90)
+        until(f"{self.name} ends", lambda: self.state() not in running, 300)
         return self.state()
 
 
@@ -164,7 +164,7 @@ def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) 
     shorter = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
     command = [sys.executable, "-m", "cppo_lab.cli", "launch", "two.yaml", *overrides, *shorter]
     launcher = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
-    launched = machines.run("env", "-C", str(tmp_path), *command, *launcher)
+    launched = machines.run("env", "-C", str(tmp_path), *command, *launcher, seconds=300)
     assert "queued" in launched.stdout, launched.stderr
     until("it ends", lambda: not machines.call("squeue", "-h"), 900)  # 80 s where nothing else runs
     run = next((tmp_path / "runs").glob("*/status.json")).parent

@@ -103,12 +103,12 @@ def test_a_higher_partition_preempts_without_a_warning(slurm: Cluster, tmp_path:
     # error as the result of a job that will run again.
     with pytest.raises(submitit.core.utils.FailedJobError, match="scontrol"):
         low.result()
-    until("it runs again", lambda: len((tmp_path / "starts").read_text().splitlines()) == 2, 60)
+    until("it runs again", lambda: len((tmp_path / "starts").read_text().splitlines()) == 2, 240)
     until("it has a result", lambda: low.exception() is None)
     assert low.result() == ["0 new", "1 restored"]
 
 
 def test_the_time_limit_checkpoints_and_requeues(slurm: Cluster, tmp_path: Path) -> None:
-    job = executor(tmp_path, time=1, signal_delay_s=55).submit(restartable(tmp_path / "starts"))
-    until("it is through", job.done, 150)
+    job = executor(tmp_path, time=1, signal_delay_s=15).submit(restartable(tmp_path / "starts"))
+    until("it is through", job.done, 240)
     assert job.result() == ["0 new", "1 restored"]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def until(what: str, condition: Callable[[], bool], seconds: float = 30) -> None:
+def until(what: str, condition: Callable[[], bool], seconds: float = 120) -> None:
     """Waits until a condition holds; fails if it does not within so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

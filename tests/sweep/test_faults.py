@@ -81,11 +81,11 @@ MINI = {
     ),
     "wrong_type": (
         variant("rule: cppo, training.t_stop: abc"),
-        ": variants.a.training.t_stop='abc': must be in [1, inf)",
+        ": variants.a.training.t_stop='abc': must be a whole number in [1, inf)",
     ),
     "text_is_no_number": (
         variant("rule: cppo, rule.delta: '0.1'"),
-        ": variants.a.rule.delta='0.1': must be in (0, inf)",
+        ": variants.a.rule.delta='0.1': must be a number in (0, inf)",
     ),
     "out_of_range_on_an_axis": (
         sweep(axes="{rule.w_min: [0.5, 2]}"),
@@ -140,7 +140,9 @@ MINI = {
     ),
     "axis_that_does_not_exist": (
         sweep(axes="{sed: [0]}"),
-        ": axes.sed=0: unknown key 'sed': did you mean 'seed'? valid: core, seed",
+        ": axes.sed=0: unknown key 'sed': did you mean 'seed'? valid: advantage, batch, core, data, divergence, "
+        "launcher, layout, model, optim, paths, resources, rollout, rule, seed, tracking, training, trust_region, "
+        "validation",
     ),
     "axis_that_nothing_depends_on": (
         sweep(variants="{a: {rule: grpo}}", axes="{trust_region.delta: [0.5, 0.6]}"),
@@ -300,7 +302,7 @@ def test_files_that_cannot_be_read(workspace: Path, monkeypatch: pytest.MonkeyPa
     for name, message in expected.items():
         with pytest.raises(UserError) as caught:
             load_sweep(name)
-        assert str(caught.value) == f"sweep file {name} {message}"
+        assert str(caught.value) == f"sweep file {name} {message}".replace("\0", r"\x00")
     for name in ("dangling.yaml", "none.yaml"):
         with pytest.raises(UserError, match=f"sweep file {name} does not exist"):
             load_sweep(name)
@@ -325,5 +327,5 @@ def test_aliases_that_explode(workspace: Path) -> None:
 
 def test_deep_nesting(workspace: Path) -> None:
     Path("mine.yaml").write_text("a: " + "[" * 100_000)
-    with pytest.raises(UserError, match="not valid YAML: maximum recursion depth"):
+    with pytest.raises(UserError, match="more than 32 levels deep"):
         load_sweep("mine.yaml")

@@ -129,7 +129,7 @@ GOOD = {
         ({"axes": "{launcher.threads: [1, 2]}"}, "belongs on the command line, not in a sweep file"),
         ({"title": "2020-01-01"}, "only text, numbers"),
         ({"title": "!!binary aGVsbG8="}, "only text, numbers"),
-        ({"title": "&a [*a]"}, "only text, numbers"),
+        ({"title": "&a [*a]"}, "more than 32 levels deep"),
         ({"title": "[1"}, "not valid YAML"),
         ({"title": "!!python/object/apply:os.system [echo]"}, "not valid YAML"),
     ],

@@ -17,7 +17,7 @@ from mlflow.entities import Run, ViewType
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.run import is_held
+from cppo_lab.lock import is_held
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.sweep.made_search import search_values, write_search
@@ -169,7 +169,8 @@ def test_24_trials_with_two_workers_that_are_killed(workspace: Path, terminals: 
             assert trial.intermediate_values == curve
         else:
             assert record.data.tags[schema.TAG_STATUS] == "pruned"
-            assert training.data.tags[schema.TAG_REASON].startswith("pruned by the search at step ")
+            if training.info.status != "FINISHED":  # it may have come to its end first
+                assert training.data.tags[schema.TAG_REASON].startswith("pruned by the search at step ")
 
     content = json.loads((runs / "searches" / STUDY / "search.json").read_text())
     assert [trial["number"] for trial in content["trials"]] == list(range(TRIALS))
@@ -192,7 +193,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     pids = training_now(workspace / "runs")
     assert len(pids) == 2, Path("terminals.log").read_text()
     search.send_signal(signal.SIGINT)
-    assert search.wait(timeout=60) == 130
+    assert search.wait(timeout=PATIENCE) == 130
     deadline = time.monotonic() + PATIENCE
     while training_now(workspace / "runs") and time.monotonic() < deadline:  # they end in order
         time.sleep(0.1)
@@ -208,7 +209,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     again = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
     assert [trial.params for trial in again] == [trial.params for trial in found]
     search.send_signal(signal.SIGTERM)
-    assert search.wait(timeout=60) == 130
+    assert search.wait(timeout=PATIENCE) == 130
     while training_now(workspace / "runs") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert len([run for run in mlflow_runs() if schema.TAG_RUN_ID in run.data.tags]) == 2
@@ -217,4 +218,5 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
 def training_now(runs: Path) -> list[int]:
     """The processes that are training a run and have taken a step."""
     statuses = [path for path in runs.glob("*/status.json") if is_held(path.parent)]
-    return [json.loads(path.read_text())["pid"] for path in statuses]
+    found = [json.loads(path.read_text()) for path in statuses]
+    return [one["pid"] for one in found if "pid" in one]  # an attempt that begins has none yet

@@ -11,7 +11,6 @@ import pytest
 from optuna.trial import TrialState
 
 from cppo_lab.errors import UserError
-from cppo_lab.store import redacted
 from cppo_lab.sweep.search.declare import Scalar
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.storage import storage_url
@@ -204,19 +203,6 @@ def test_a_study_goes_on_with_its_own_definition_only(
 def test_a_study_that_is_not_there_has_no_trials_and_gets_no_file(url: str, workspace: Path) -> None:
     assert find_trials(made_tuning(), url) == []
     assert [path.name for path in workspace.iterdir()] == ["tune.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("postgresql://me:s3cret@host:5432/db", "postgresql://me:***@host:5432/db"),
-        ("postgresql+psycopg://me:a@b:c@host/db", "postgresql+psycopg://me:***@host/db"),
-        ("postgresql://host/db?user=me&password=s3cret", "postgresql://host/db?user=me&password=***"),
-        ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
-    ],
-)
-def test_passwords_are_not_shown(url: str, shown: str) -> None:
-    assert redacted(url) == shown
 
 
 def test_a_server_that_is_away_is_one_line_without_the_password(workspace: Path) -> None:

@@ -1,6 +1,8 @@
 """Whole searches, from the command line to MLflow; the curves are made up, but in the last tests."""
 
 import json
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -245,6 +247,52 @@ def test_several_objectives_give_a_pareto_front(
     assert "Pareto front:" in capsys.readouterr().out
     assert Path("studies.journal").is_file()
     assert not Path("optuna.db").exists()
+
+
+def test_a_worker_killed_before_it_noted_its_record_leaves_no_second_one(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """As SIGKILL does, it leaves what is not written unwritten."""
+
+    note = optuna.trial.Trial.set_user_attr
+
+    def killed(self: optuna.trial.Trial, key: str, value: Any) -> None:
+        if key == "mlflow_id":
+            raise Killed
+        note(self, key, value)
+
+    made_up(monkeypatch, constant)
+    write_search(search_values(trials=1))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(optuna.trial.Trial, "set_user_attr", killed)
+        main(TUNE)
+    [left] = recorded()[1]
+    assert main(TUNE) == 0
+    [record] = recorded()[1]
+    assert (record.info.run_id, record.info.status) == (left.info.run_id, "FINISHED")
+    assert trials()[0].user_attrs["mlflow_id"] == record.info.run_id
+
+
+def test_a_trial_whose_run_is_cancelled_fails_at_once(workspace: Path) -> None:
+    write_search(search_values(trials=1))
+    long = [*TUNE, "training.t_stop=8000", "training.collapse_share=0"]
+
+    def cancel() -> None:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            for path in Path("runs").glob("*/status.json"):
+                if (json.loads(path.read_text()).get("step") or 0) > 0:
+                    assert main(["cancel", "--run", path.parent.name]) == 0
+                    return
+            time.sleep(0.1)
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
+    assert main(long) == 0
+    canceller.join()
+    [trial] = trials()
+    assert (trial.state, trial.user_attrs["reason"]) == (TrialState.FAIL, "its run was cancelled")
 
 
 def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path) -> None:

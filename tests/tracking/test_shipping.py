@@ -14,16 +14,18 @@ from cppo_lab import history, schema
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking import shipper as shipper_module
 from cppo_lab.tracking.client import attempts, open_client
 from cppo_lab.tracking.recorder import Recorder, close_dead
 from cppo_lab.tracking.run_folder import folder_tag, read_status
+from cppo_lab.tracking.shipped import unsent
 from cppo_lab.tracking.shipper import Shipper
-from cppo_lab.tracking.shipping import ship, unsent
+from cppo_lab.tracking.shipping import ship
 from cppo_lab.tracking.spool import FOLDER
 from cppo_lab.tracking.sync import send
-from tests.conftest import FINISHED
+from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent
 
 REWARD, LOSS = "train/reward", "train/loss"
@@ -302,11 +304,12 @@ def test_a_result_that_a_user_deleted_stays_deleted(folder: Path, tiny_spec: Run
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/hostname", "link/x", "gone.json"])
-def test_only_files_of_the_run_are_uploaded(folder: Path, tiny_spec: RunSpec, name: str) -> None:
+@pytest.mark.parametrize("text", ["", "not ours"])
+def test_only_files_of_the_run_are_uploaded(folder: Path, tiny_spec: RunSpec, name: str, text: str) -> None:
     (folder.parent.parent / "secret").write_text("s")
     (folder / "link").symlink_to(folder.parent.parent)
     recorder = Recorder(tiny_spec, {}, folder)
-    recorder.spool.add(recorder_module.Artifact(name))
+    recorder.spool.add(recorder_module.Artifact(name, text if name != "gone.json" else ""))
     recorder.finish(FINISHED)
     run = mlflow_run(folder)
     found = {one.path for one in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
@@ -416,6 +419,69 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
     assert mlflow_run(folder).info.status == "FINISHED"
 
 
+def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> None:
+    """No file below the folder can be written from now on, and its spool neither, if so said."""
+    real = Path.write_text
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def write(path: Path, *arguments: Any, **named: Any) -> int:
+        if path.is_relative_to(folder):
+            path.touch()
+            full()
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    if spool:
+        monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
+
+
+@pytest.mark.parametrize("spool", [True, False])
+def test_an_artifact_that_a_full_disk_does_not_take_is_sent_all_the_same(
+    workspace: Path,
+    tiny_spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spool: bool,
+) -> None:
+    """At the end, or with the lines of the spool if it has room for them."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        log(recorder, 0)
+        with monkeypatch.context() as patch:
+            fill_disk(patch, folder, spool)
+            recorder.artifact("diagnostics/positions.json", {"position": [1, 2]})
+            recorder.finish(FINISHED)
+            assert not (folder / "diagnostics" / "positions.json").exists()
+    client, run = open_client(tracking_uri()), mlflow_run(folder)
+    path = client.download_artifacts(run.info.run_id, "diagnostics/positions.json", str(workspace))
+    assert Path(path).read_text() == '{"position": [1, 2]}'
+    assert run.data.tags[schema.TAG_FILES] == "complete"
+    assert "did not take all" not in capsys.readouterr().err
+
+
+def test_a_store_that_is_away_and_a_full_disk(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing has the end of the run: it is not called safe."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
+    Away(monkeypatch)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder), monkeypatch.context() as patch:
+        log(recorder, 0)
+        fill_disk(patch, folder, True)
+        log(recorder, 1)
+        recorder.finish(FINISHED)
+    said = capsys.readouterr().err
+    assert f"the disk of {folder} has no room for the rest: launch it again" in said
+    assert "safe" not in said
+
+
 def test_a_run_that_cannot_be_sent_stops_no_other(workspace: Path, tiny_spec: RunSpec) -> None:
     folders = [workspace / "runs" / name for name in ("a", "b")]
     for folder in folders:
@@ -459,3 +525,41 @@ def test_the_end_that_others_write_is_sent(folder: Path, tiny_spec: RunSpec) -> 
     again.finish(FINISHED)
     assert steps(folder) == [0, 1, 2]
     assert len(all_runs()) == 1
+
+
+def test_a_result_that_is_deleted_before_its_files_have_come_blocks_nothing(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(None)
+    log(recorder, 0, 1)
+    recorder.finish(FINISHED)
+    with monkeypatch.context() as patch, pytest.raises(MlflowException, match="away"):
+
+        def away(*_: object) -> None:
+            raise MlflowException("the store of files is away")
+
+        patch.setattr("cppo_lab.tracking.artifacts.Artifacts.upload", away)
+        sent(folder)
+    [run] = all_runs()
+    assert run.info.status == "FINISHED"
+    assert unsent(folder, tracking_uri())
+    open_client(tracking_uri()).delete_run(run.info.run_id)
+    sent(folder)
+    assert not unsent(folder, tracking_uri())
+    assert [one.info.lifecycle_stage for one in all_runs()] == ["deleted"]
+
+
+def test_an_experiment_that_is_deleted_does_not_hold_the_others_up(folder: Path, tiny_spec: RunSpec) -> None:
+    client = open_client(tracking_uri())
+    client.delete_experiment(client.create_experiment("cppo-verl"))
+    verl = compose([*TINY, "core=verl", "model=tiny_qwen3"]).run
+    folders = [folder.with_name(verl.run_id), folder]
+    for spec, path in zip((verl, tiny_spec), folders, strict=True):
+        path.mkdir(exist_ok=True)
+        recorder = Recorder(spec, {}, path)
+        recorder.begin(None)
+        recorder.finish(FINISHED)
+    with pytest.raises(UserError, match="cppo-verl"):
+        send(folders, tracking_uri())
+    assert [run.info.status for run in all_runs()] == ["FINISHED"]

@@ -8,19 +8,8 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.tracking import spool as spool_module
-from cppo_lab.tracking.spool import (
-    FOLDER,
-    Artifact,
-    Begin,
-    End,
-    Row,
-    files,
-    lines,
-    newest_record,
-    open_spool,
-    read_lines,
-    read_rows,
-)
+from cppo_lab.tracking.lines import Artifact, Begin, End, Row
+from cppo_lab.tracking.spool import FOLDER, files, lines, newest_record, open_spool, read_lines, read_rows
 
 ROWS = [Row(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
 BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints, steps
 from cppo_lab.cores.verl.checkpoints import best_step, drop_others, keep_best
 
@@ -135,10 +136,10 @@ def test_others_are_dropped(tmp_path: Path) -> None:
         score(tmp_path, step, step / 10)
     keep_best(tmp_path, SCORE)
     drop_others(tmp_path, 4)
-    assert [path.name for path in (tmp_path / steps.CHECKPOINTS).iterdir()] == ["global_step_4"]
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["global_step_4"]
     # The best one stands, whatever is written where its links came from.
     (save(tmp_path, 6) / "actor" / "weights.pt").write_text("retrained")
     assert best(tmp_path) == "weights of 6"
     drop_others(tmp_path, None)
-    assert list((tmp_path / steps.CHECKPOINTS).iterdir()) == []
+    assert list((tmp_path / CHECKPOINTS).iterdir()) == []
     drop_others(tmp_path / "nothing here", None)

@@ -89,7 +89,7 @@ def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[s
         env=ENVIRONMENT | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -41,7 +41,7 @@ OVERRIDES = [
     f"validation.every={EVERY}",
     f"validation.samples={SAMPLES}",
 ]
-LIMIT_SECONDS = 1500
+LIMIT_SECONDS = 5400
 
 
 @dataclass(frozen=True)

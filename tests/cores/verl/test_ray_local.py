@@ -76,7 +76,7 @@ def short_folder() -> Iterator[Path]:
 
 def client(address: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", CLIENT, address], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", CLIENT, address], env=environment, capture_output=True, text=True, timeout=600
     )
 
 

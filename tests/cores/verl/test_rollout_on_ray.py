@@ -31,7 +31,7 @@ def test_responses_reach_transfer_queue_with_their_topk(tiny_model: Path, short_
         env=os.environ | environment | plugin | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     seen = json.loads(done.stdout.strip().splitlines()[-1])

@@ -71,21 +71,24 @@ try:
         everything = [*psutil.Process().children(recursive=True), psutil.Process()]
         began = time.time()
         for process in everything:
-            process.send_signal(signal.SIGTERM)
+            try:
+                process.send_signal(signal.SIGTERM)
+            except psutil.NoSuchProcess:  # ended with its raylet
+                pass
         ray.get(waiting)
 except SystemExit as error:
-    print("said:", error, "within", round(time.time() - began), "s", "soon:", time.time() - began < 5)
+    print("said:", error, "within", round(time.time() - began), "s", "soon:", time.time() - began < 9)  # not Ray's ten
 """
 
 
 def test_rays_processes_outlive_a_warning() -> None:
-    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=600)
     assert "ended: [] heard: 1" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_run_that_is_cancelled_with_its_ray_has_the_time_for_its_last_words() -> None:
     """Slurm sends SIGTERM to every process of the job."""
-    done = subprocess.run([sys.executable, "-c", CANCELLED], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", CANCELLED], capture_output=True, text=True, timeout=600)
     assert "said: told to end" in done.stdout and "soon: True" in done.stdout, done.stdout + done.stderr
 
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.slurm.settings import SlurmSpec
-from cppo_lab.run import Interrupted
 from cppo_lab.spec import ResourcesSpec
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,10 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         (folder / "runs" / ids["failed"]).mkdir(parents=True)
         (folder / "runs" / ids["failed"] / "diagnostics").touch()
         for fate, settings in FATES.items():
-            assert main(["launch", *sweep_of(fate), SLURM, *settings]) == 0
+            assert main(["launch", *sweep_of(fate), SLURM, "+launcher.sbatch.hold=true", *settings]) == 0
+        # All at once: the first would otherwise have ended before the last is there.
+        jobs = in_queue(folder / "runs")
+        bare_slurm.call("scontrol", "release", ",".join(jobs[ids[fate]].job for fate in FATES))
         left = set(FATES) - {"failed"}
 
         def strike_those_that_train() -> bool:
@@ -143,6 +147,8 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
             return not left
 
         until("each has met its fate", strike_those_that_train, PATIENCE)
+        # Slurm's word to the dead node may still be on its way, and would end the next life there.
+        time.sleep(10)
         bare_slurm.resume_node("n2")
         until("the queue is empty", lambda: not in_queue(folder / "runs"), PATIENCE)
         assert (

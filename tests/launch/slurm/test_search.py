@@ -37,6 +37,8 @@ def test_a_search_is_followed_until_its_workers_have_ended(bare_slurm: Cluster, 
 
     first = tune()
     until("two workers are submitted", lambda: len(in_queue(searches)) == 2, PATIENCE)
+    assert first.stdout is not None
+    assert any("Slurm: " in line for line in first.stdout)  # it follows them
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=PATIENCE)
     assert "the workers stay with Slurm; the same command watches them again" in said

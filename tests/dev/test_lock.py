@@ -1,0 +1,142 @@
+"""The lock of the CPU environment: it agrees with the constraints, and what it and the audit say can be trusted."""
+
+import hashlib
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dev import audit
+from dev.errors import DevError
+from dev.lock import CONSTRAINTS, LOCK, Pin, as_text, canonical, cpu_builds, differences, for_cpus, pins
+
+ROOT = Path(__file__).parents[2]
+A, B = "a" * 64, "b" * 64
+
+
+def test_lock_and_constraints_agree() -> None:
+    wanted, locked = (pins(path.read_text(encoding="utf-8")) for path in (CONSTRAINTS, LOCK))
+    assert differences(wanted, locked) == [], "run `make lock`"
+    assert len(locked) > 100
+    assert as_text(locked) == LOCK.read_text(encoding="utf-8")
+
+
+def test_everything_that_the_project_names_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    named = {canonical(re.split(r"[^A-Za-z0-9._-]", one, maxsplit=1)[0]) for group in groups for one in group}
+    assert named - {"cppo-lab"} <= set(pins(CONSTRAINTS.read_text(encoding="utf-8")))
+
+
+def test_pins_are_read() -> None:
+    text = f"# made by x==1\nB_b.c==1.0 \\\n    --hash=sha256:{A} \\\n    --hash=sha256:{B}\n\na==2.0+cpu\n"
+    assert pins(text) == {"b-b-c": Pin("1.0", (A, B)), "a": Pin("2.0+cpu")}
+    assert pins(as_text(pins(text))) == pins(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a>=1", "a", "a==1; python_version > '3'", "a==1 --hash=md5:00", "-e .", "a @ https://x/a.whl"),
+        *(f"a==1 --hash=sha256:{A[1:]}", f"a==1 --hash=sha256:{A} --pre", "a==1\nA==2"),
+    ],
+)
+def test_what_pins_nothing_is_refused(text: str) -> None:
+    with pytest.raises(DevError):
+        pins(text)
+
+
+@pytest.mark.parametrize(
+    ("locked", "difference"),
+    [
+        ({"a": Pin("1", (A,)), "b": Pin("2", (B,))}, []),
+        ({"a": Pin("1", (A,))}, ["b is not in the lock"]),
+        ({"a": Pin("1", (A,)), "b": Pin("2", (B,)), "c": Pin("3", (B,))}, ["c is not in the constraints"]),
+        ({"a": Pin("1", (A,)), "b": Pin("3", (B,))}, ["b is 3 in the lock, 2 in the constraints"]),
+        ({"a": Pin("1", (A,)), "b": Pin("2")}, ["b has no hash"]),
+    ],
+)
+def test_differences(locked: dict[str, Pin], difference: list[str]) -> None:
+    assert differences({"a": Pin("1"), "b": Pin("2")}, locked) == difference
+
+
+def test_cpu_builds_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "torch-2.0+cpu-cp311-cp311-linux_x86_64.whl").write_bytes(b"wheel")
+    (tmp_path / "torch-3.0+cpu-cp311-cp311-linux_x86_64.whl").write_bytes(b"another version")
+    assert cpu_builds("2.0", str(tmp_path)) == (hashlib.sha256(b"wheel").hexdigest(),)
+    with pytest.raises(DevError, match="has no torch-4"):
+        cpu_builds("4.0", str(tmp_path))
+
+
+def test_files_are_those_of_cpu_machines() -> None:
+    names = {
+        "a-1-cp311-cp311-manylinux_2_28_x86_64.whl": True,
+        "a-1-cp39-abi3-manylinux2014_aarch64.manylinux_2_17_aarch64.whl": True,
+        "a-1-py2.py3-none-any.whl": True,
+        "a-1-py311-none-any.whl": True,
+        "a-1-cp314-cp314-macosx_14_0_arm64.whl": True,
+        "a-1-cp314-cp314t-manylinux_2_28_x86_64.whl": False,
+        "a-1-cp311-cp311-win_amd64.whl": False,
+        "a-1-cp311-cp311-musllinux_1_2_x86_64.whl": False,
+        "a-1-pp310-pypy310_pp73-manylinux_2_28_x86_64.whl": False,
+        "a-1-cp311-cp311-manylinux_2_28_armv7l.whl": False,
+        "a-1-py2-none-any.whl": False,
+    }
+    files = [_file(name) for name in names]
+    found = for_cpus([{"name": "A", "version": "1", "sdist": _file("a-1.tar.gz"), "wheels": files}])
+    assert found == {"a": Pin("1", tuple(sorted(_digest(name) for name, kept in names.items() if kept)))}
+
+
+def test_a_source_archive_counts_only_without_wheels() -> None:
+    source = {"name": "a", "version": "1", "sdist": _file("a-1.tar.gz")}
+    assert for_cpus([source]) == {"a": Pin("1", (_digest("a-1.tar.gz"),))}
+    windows = [_file("a-1-cp311-cp311-win_amd64.whl")]
+    assert for_cpus([{**source, "wheels": windows}]) == {"a": Pin("1")}
+
+
+def test_torch_for_linux_is_a_cpu_build() -> None:
+    cuda, arm = (f"torch-2.0-cp311-cp311-manylinux_2_28_{cpu}.whl" for cpu in ("x86_64", "aarch64"))
+    cpu = "torch-2.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+    package = {"name": "torch", "version": "2.0", "wheels": [_file(name) for name in (cuda, arm, cpu)]}
+    assert for_cpus([package])["torch"].hashes == tuple(sorted([_digest(arm), _digest(cpu)]))
+
+
+def _file(name: str) -> dict[str, object]:
+    return {"url": f"https://files.example.org/ab/{name}", "hashes": {"sha256": _digest(name)}}
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+CLEAN = {"name": "a", "version": "1", "vulns": []}
+FLAWED = {"name": "b", "version": "2", "vulns": [{"id": "CVE-1", "fix_versions": ["2.1"]}]}
+SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "status", "last"),
+    [
+        ([CLEAN], 0, "1 of 1 packages looked up, 0 known vulnerabilities"),
+        ([CLEAN, FLAWED], 1, "2 of 2 packages looked up, 1 known vulnerabilities"),
+        ([CLEAN, SKIPPED], 2, "NOT AUDITED: c: "),
+        ([FLAWED, SKIPPED], 1, "NOT AUDITED: c: "),
+        ([], 2, "NOT AUDITED: nothing: "),
+    ],
+)
+def test_an_audit_that_skips_is_no_success(packages: list[object], status: int, last: str) -> None:
+    found, lines = audit.verdict(
+        json.dumps({"dependencies": packages, "fixes": []}), "No known vulnerabilities"
+    )
+    assert (found, lines[-1][: len(last)]) == (status, last)
+    assert ("b 2: CVE-1, mended in 2.1" in lines) == (FLAWED in packages)
+
+
+@pytest.mark.parametrize(("output", "errors"), [("", "Traceback\nConnectionError: no route"), ("[]", "")])
+def test_an_audit_without_an_answer_is_no_success(output: str, errors: str) -> None:
+    status, [line] = audit.verdict(output, errors)
+    assert status == 2
+    assert line.startswith("NOT AUDITED: ")
+    assert errors.split("\n")[-1] in line

@@ -1,0 +1,67 @@
+"""A run's folder as a trainer leaves it, to be broken."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.recorder import Recorder
+from tests.conftest import TINY
+
+
+@pytest.fixture(scope="session")
+def run() -> RunSpec:
+    """The run that is broken."""
+    return compose(TINY).run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, run: RunSpec) -> Path:
+    """A `runs` folder with one run of two attempts, one of them interrupted, and one submission to Slurm."""
+    runs = tmp_path_factory.mktemp("whole") / "runs"
+    folder = runs / run.run_id
+    (folder / "attempts").mkdir(parents=True)
+    (folder / "attempts" / "0_log.out").write_text("step 0\n")
+    (folder / "lock").write_text("somewhere:1\n")
+    for last in (2, 4):
+        recorder = Recorder(run, {schema.sweep_tag("mine"): "cppo"}, folder, yaml="core: mini\n")
+        recorder.begin(None if last == 2 else 2)
+        for step in range(last + 1):
+            recorder.log(step, {"train/reward": step / 8, "val/mean/avg_at_16": step / 4})
+        if last == 2:
+            recorder.interrupt("terminated by SIGTERM")
+        else:
+            recorder.artifact("diagnostics/positions.json", {"position": [1], "tokens": [3]})
+            recorder.fail("ValueError: bad", "Traceback\nValueError: bad\n")
+    with Ledger(runs) as ledger:
+        token = ledger.claim([run.run_id])
+        ledger.submitted(token, 17)
+        ledger.end(ledger.open_tasks(), "FAILED")
+    return runs
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working folder for a whole module: examples of one test share it."""
+    folder = tmp_path_factory.mktemp("desk")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield folder
+
+
+def fresh(whole: Path, desk: Path) -> Path:
+    """`desk/runs` as it was before anything was broken."""
+    runs = desk / "runs"
+    if runs.exists():
+        for path in sorted(runs.rglob("*"), reverse=True):
+            if not path.is_symlink():
+                path.chmod(0o700)
+        shutil.rmtree(runs)
+    shutil.copytree(whole, runs, symlinks=True)
+    return runs

@@ -1,0 +1,209 @@
+"""How files get broken: strategies of bytes and of JSON values that are nearly right, and what a test may bear."""
+
+import contextlib
+import copy
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from cppo_lab.errors import UserError
+
+VARIABLE = "CPPO_FUZZ"  # examples of each test; without it some dozens, always the same
+SECONDS = 120  # within which one example has an answer
+_WANTED = int(os.environ.get(VARIABLE, "0"))
+
+# What JSON and YAML can hold where a number, a name or a list is meant.
+SCALARS: list[Any] = [
+    *(None, True, False, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 1e-320),
+    *(
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+        "",
+        " ",
+        "\0",
+        "a\nb",
+        "\x1b[2J",
+        "\ud800",
+        "é" * 50,
+        "x" * 3000,
+    ),
+    *(
+        "../../x",
+        "/etc/passwd",
+        ".",
+        "null",
+        "1e9",
+        "-5",
+        "${x}",
+        "$(x)",
+        "<script>",
+        "{",
+        "a,b",
+        "a=b",
+        "'\"",
+    ),
+]
+TREES = st.recursive(
+    st.sampled_from(SCALARS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+_GARBAGE = st.sampled_from(
+    [
+        b"",
+        b"\0",
+        b"\0" * 64,
+        b"\xff\xfe",
+        b"\xc3\x28",
+        b"\n",
+        b"{",
+        b"[" * 20_000,
+        b"9" * 5000,
+        b"null\n",
+        b"\x80\x04N.",
+    ]
+) | st.binary(max_size=40)
+
+
+def fuzz(quick: int) -> settings:
+    """Settings of a fuzzed test: `quick` examples, the same every time, or as many random ones as CPPO_FUZZ says."""
+    return settings(
+        max_examples=_WANTED or quick,
+        derandomize=not _WANTED,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def damaged(*originals: bytes) -> st.SearchStrategy[bytes]:
+    """One of `originals`, cut, flipped, spliced or doubled in up to three places; or bytes of no kind."""
+    return (
+        st.sampled_from(originals).flatmap(
+            lambda data: st.lists(_wounds(len(data)), min_size=1, max_size=3).map(
+                lambda todo: _wounded(data, todo)
+            )
+        )
+        | _GARBAGE
+    )
+
+
+def _wounds(size: int) -> st.SearchStrategy[tuple[str, int, int, bytes]]:
+    kinds = st.sampled_from(["cut", "flip", "insert", "replace", "remove", "double"])
+    places = st.integers(0, max(size, 1))
+    return st.tuples(kinds, places, st.integers(0, 200), _GARBAGE)
+
+
+def _wounded(data: bytes, wounds: list[tuple[str, int, int, bytes]]) -> bytes:
+    for kind, place, length, garbage in wounds:
+        head, span, tail = data[:place], data[place : place + length], data[place + length :]
+        if kind == "cut":
+            data = head
+        elif kind == "flip" and span:
+            data = head + bytes([span[0] ^ (1 << (length % 8))]) + data[place + 1 :]
+        elif kind == "insert":
+            data = head + garbage + span + tail
+        elif kind == "replace":
+            data = head + garbage + tail
+        elif kind == "remove":
+            data = head + tail
+        elif kind == "double":
+            data = head + span + span + tail
+    return data
+
+
+def altered(tree: Any) -> st.SearchStrategy[Any]:
+    """`tree`, a value as JSON has them, with up to three of its inner values replaced, removed or joined by others."""
+    places = list(_places(tree))
+    change = st.tuples(st.sampled_from(places), st.sampled_from(["set", "set", "drop", "add"]), TREES)
+    return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(tree, changes))
+
+
+def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    yield path
+    for key, value in items:
+        yield from _places(value, (*path, key))
+
+
+def _changed(tree: Any, changes: list[tuple[tuple[Any, ...], str, Any]]) -> Any:
+    root = [copy.deepcopy(tree)]
+    for path, kind, value in changes:
+        holder: Any = root
+        with contextlib.suppress(LookupError, TypeError):  # an earlier change has taken the place away
+            for key in (0, *path)[:-1]:
+                holder = holder[key]
+            last = (0, *path)[-1]
+            if kind == "set":
+                holder[last] = value
+            elif kind == "drop" and path:
+                del holder[last]
+            elif isinstance(holder[last], dict):
+                holder[last][str(value)[:20]] = value
+            elif isinstance(holder[last], list):
+                holder[last].append(value)
+    return root[0]
+
+
+def as_json(tree: Any) -> bytes:
+    """JSON as Python writes it, NaN, lone surrogates and long integers included."""
+    return json.dumps(tree).encode()
+
+
+class Hangs(BaseException):
+    """Nothing of ours catches it."""
+
+
+@contextlib.contextmanager
+def within(seconds: int = SECONDS) -> Iterator[None]:
+    """Raises Hangs in whoever waits longer: for a pipe that nobody writes to, for a lock, in a loop."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Hangs(f"no answer within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def refused(call: Callable[[], object], *named: str) -> str:
+    """Call it; the text of its UserError, empty if it has none. Every other exception is the test's.
+
+    The text is one line that has all of `named` in it.
+    """
+    with within():
+        try:
+            call()
+        except UserError as error:
+            text = str(error)
+            assert text.strip()
+            assert len(text.splitlines()) == 1, text
+            assert all(name in text for name in named), (named, text)
+            return text
+    return ""
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every entry below a folder by its relative path: its kind, and what it holds."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        content = b""
+        if stat.S_ISREG(mode):
+            content = path.read_bytes()
+        elif stat.S_ISLNK(mode):
+            content = os.fsencode(path.readlink())
+        found[str(path.relative_to(folder))] = (stat.S_IFMT(mode), content)
+    return found

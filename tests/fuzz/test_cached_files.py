@@ -1,0 +1,235 @@
+"""What reports read back, from a store or from this machine, is checked: it is used as it was written, or named."""
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+
+from cppo_lab import history
+from cppo_lab.analysis import artifacts, history_cache
+from cppo_lab.analysis.fields import Fields
+from cppo_lab.analysis.history_cache import HistoryCache
+from cppo_lab.analysis.kept_files import KeptFiles
+from cppo_lab.analysis.search_file import parse_search
+from cppo_lab.cli.unchanged import unchanged
+from cppo_lab.history import from_rows, pack, unpack
+from cppo_lab.reports.compare import compare
+from cppo_lab.reports.compare_text import compare_lines
+from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_ours
+from cppo_lab.reports.saved import read_record
+from cppo_lab.tracking.report_log import kept_files
+from cppo_lab.tracking.views import _saved_state
+from tests.analysis.made_search import made_search
+from tests.analysis.test_artifacts import POSITIONS, WINDOW
+from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused, within
+
+HISTORY = pack(from_rows([(step, 1000 + step, {"a": step / 3, "b": -1.0}) for step in range(5)]))
+RECORD: dict[str, Any] = {
+    **{
+        "format": "cppo-report-1",
+        "kind": "sweep",
+        "name": "n",
+        "title": "t",
+        "experiment": "e",
+        "core": "mini",
+    },
+    "command": "cppo report n",
+    "sweeps": [
+        {
+            "name": "n",
+            "cells": [
+                {
+                    **{"model": "m", "variant": "v", "state": "done", "provisional": False, "expected": 2},
+                    "score": {"mean": 0.5, "std": None, "n": 2},
+                    "components": {"chain": {"mean": 0.5, "std": 0.1, "n": 2}},
+                }
+            ],
+            "runs": [
+                {
+                    "key": "v on m, seed 0",
+                    "run_id": "r",
+                    "state": "done",
+                    "step": 3,
+                    "score": 0.5,
+                    "version": "x",
+                }
+            ],
+        }
+    ],
+    "verdicts": [
+        {
+            **{"claim": "c", "text": "t", "sweep": "n", "score": "best", "outcome": "supported"},
+            **{"provisional": False, "reason": "r", "estimate": 0.1, "low": 0.0, "high": 0.2, "pairs": 2},
+            **{"p_adjusted": 0.01, "others": {}},
+        }
+    ],
+    "figures": {"figure_curves": "ab"},
+    "files": {"index.html": "cd"},
+}
+MARK = {
+    "report": "n",
+    "origin": "o",
+    "inputs": "i",
+    "files": {"index.html": "00"},
+    "asked": "a",
+    "store": ["x.db", 1],
+}
+
+
+@fuzz(200)
+@given(data=damaged(HISTORY))
+@example(data=HISTORY + HISTORY)
+def test_history(data: bytes) -> None:
+    def load() -> None:
+        found = unpack(data, "history.npz of run x")
+        assert list(found.metrics) == sorted(set(found.metrics))
+        assert len(found.step) == len(found.value) == len(found.time_ms)
+
+    refused(load, "history.npz of run x")
+
+
+def test_a_history_that_unpacks_to_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what its list says, before anything is unpacked."""
+    monkeypatch.setattr(history, "LARGEST_UNPACKED", 2**20)
+    with zipfile.ZipFile(io.BytesIO(HISTORY)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, bytes(2**21) if name == "value.npy" else content)
+    assert "unpacked it has" in refused(lambda: unpack(file.getvalue(), "h"), "h")
+
+
+@fuzz(80)
+@given(content=damaged(b"v1\n" + HISTORY))
+def test_kept_history(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.getbasetemp() / "cache"
+        patch.setenv("XDG_CACHE_HOME", str(home))
+        patch.setattr(history_cache, "FOLDER", Path("histories"))
+        cache = HistoryCache("sqlite:////data/x.db")
+        cache.put("ab", "v1", HISTORY)
+        [path] = [path for path in home.rglob("*") if path.is_file()]
+        path.write_bytes(content)
+        with within():
+            cache.get("ab", "v1")
+        cache.put("ab", "v1", HISTORY)
+        found = cache.get("ab", "v1")
+        assert found is not None and pack(found) == HISTORY
+
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+    "ring": lambda path: path.symlink_to(path.name),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "nothing": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_no_plain_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], object]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "kept").mkdir()
+    for name in ("kept/x", "report.json", MARKER, "index.html", "x.db"):
+        make(tmp_path / name)
+    with within():
+        assert KeptFiles(Path("kept")).get(Path("x"), "v", 100) is None
+        assert read_marker(tmp_path) is None
+    assert refused(lambda: read_record(tmp_path), str(tmp_path))
+    (tmp_path / MARKER).rename(tmp_path / "old")
+    (tmp_path / MARKER).write_bytes(as_json({**MARK, "store": [str(tmp_path / "x.db"), 1]}))
+    with within():
+        assert not is_current(tmp_path, "i")
+        assert not unchanged("a", tmp_path)
+
+
+@fuzz(100)
+@given(values=altered(RECORD))
+def test_record(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
+    folder = tmp_path_factory.getbasetemp() / "record"
+    folder.mkdir(exist_ok=True)
+    (folder / "report.json").write_bytes(as_json(RECORD))
+    whole = read_record(folder)
+    (folder / "report.json").write_bytes(as_json(values))
+
+    def read() -> None:
+        for pair in ((whole, read_record(folder)), (read_record(folder), whole)):
+            found = compare(*pair, ("one", "two"))
+            assert all(line.isprintable() for line in compare_lines(found))
+            json.dumps(found.plain())
+
+    refused(read, str(folder / "report.json"))
+
+
+@fuzz(60)
+@given(content=damaged(as_json(RECORD)))
+def test_record_of_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / "record"
+    folder.mkdir(exist_ok=True)
+    (folder / "report.json").write_bytes(content)
+    refused(lambda: read_record(folder), str(folder / "report.json"))
+
+
+@fuzz(80)
+@given(values=altered(MARK))
+@example(values={**MARK, "files": {"../../x": "00"}})
+@example(values={**MARK, "files": {"/etc/passwd": "00"}})
+@example(values={**MARK, "files": {"a\0": "00"}})
+@example(values={**MARK, "store": ["\0", 1]})
+@example(values={**MARK, "store": ["/dev/zero"]})
+def test_marker(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
+    folder = tmp_path_factory.getbasetemp() / "marked"
+    folder.mkdir(exist_ok=True)
+    (folder / MARKER).write_bytes(as_json(values))
+    (folder / "index.html").write_text("page")
+    with within():
+        marker = read_marker(folder)
+        assert marker is None or all("/" not in name for name in marker.files)
+        assert not is_current(folder, "i")
+        assert not unchanged("a", folder)
+        require_ours(folder)
+
+
+@fuzz(60)
+@given(values=altered(POSITIONS))
+def test_positions(values: Any) -> None:
+    refused(
+        lambda: artifacts._positions(Fields.parse(as_json(values).decode(), "positions.json")),
+        "positions.json",
+    )
+
+
+@fuzz(60)
+@given(values=altered(WINDOW))
+def test_window(values: Any) -> None:
+    def read() -> None:
+        window = artifacts._window(Fields.parse(as_json(values).decode(), "window.json"))
+        assert len(window.span(4).symbols) <= 4
+        assert len(window.effective()) == len(window.symbols)
+
+    refused(read, "window.json")
+
+
+@fuzz(60)
+@given(values=altered(made_search(trials=3)))
+def test_search(values: Any) -> None:
+    refused(lambda: parse_search(Fields.parse(as_json(values).decode(), "search.json"), "ab"), "search.json")
+
+
+@fuzz(80)
+@given(content=damaged(b'{"index.html": "abcdef"}', b'{"state": "deflate;eJyrrgUAAXUA+Q=="}'))
+@example(content=b"[" * 100_000)
+def test_tags(content: bytes) -> None:
+    text = content.decode(errors="surrogateescape")
+    with within():
+        assert isinstance(kept_files({"cppo.report": text}), dict)
+        _saved_state(text)

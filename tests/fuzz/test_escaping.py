@@ -1,0 +1,368 @@
+"""A store written by a stranger: whatever stands in it is text on pages, in drawings, tables and descriptions."""
+
+import csv
+import io
+import re
+import sqlite3
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+from mlflow.entities import Param
+
+from cppo_lab import schema
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.reports.build import ReportRequest, build_report
+from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
+from cppo_lab.reports.run_list import mlflow_link
+from cppo_lab.tracking.markdown import code, escaped
+from cppo_lab.tracking.report_log import ReportLog, verdict_markdown
+from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note
+from tests.fuzz.mangling import fuzz
+from tests.reports.conftest import DEMO, demo_store, empty_store
+
+__all__ = ["demo_store", "empty_store"]  # fixtures
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "' onmouseover='alert(3)",
+    "[click](javascript:alert(4))",
+    "{{ 7 * 191 }}{% raw %}",
+    "<!--<svg/onload=alert(5)>",
+    "&lt;b&gt;\u2028\u202e</title><iframe src=//evil.example>",
+    '=HYPERLINK("http://evil.example","x")',
+    "\\input{/etc/passwd}$\\write18{id}$%",
+)
+ALL = " ".join(HOSTILE)
+# Elements of our page; SVG's are those that matplotlib draws with.
+ELEMENTS = frozenset(
+    {
+        *(
+            "html",
+            "head",
+            "meta",
+            "title",
+            "style",
+            "body",
+            "header",
+            "main",
+            "section",
+            "p",
+            "h1",
+            "h2",
+            "h3",
+            "h4",
+        ),
+        *(
+            "strong",
+            "em",
+            "span",
+            "div",
+            "table",
+            "caption",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+            "ul",
+            "ol",
+            "li",
+            "dl",
+        ),
+        *(
+            "dt",
+            "dd",
+            "a",
+            "button",
+            "details",
+            "summary",
+            "figure",
+            "figcaption",
+            "pre",
+            "code",
+            "script",
+            "label",
+        ),
+        *(
+            "input",
+            "noscript",
+            "nav",
+            "footer",
+            "svg",
+            "defs",
+            "g",
+            "path",
+            "use",
+            "rect",
+            "clippath",
+            "text",
+            "tspan",
+        ),
+        *(
+            "metadata",
+            "rdf:rdf",
+            "cc:work",
+            "dc:type",
+            "dc:format",
+            "select",
+            "option",
+            "output",
+            "u",
+            "line",
+            "circle",
+        ),
+    }
+)
+DRAWN = ELEMENTS | {
+    "image",
+    "rdf",
+    "work",
+    "type",
+    "format",
+    "creator",
+    "agent",
+    "title",
+    "keywords",
+    "bag",
+    "li",
+    "subject",
+}
+DRAWN |= {"description", "date", "source"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, scripts and addresses."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag == "script":
+            self.scripts.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def hostile_store(path: Path) -> None:
+    """Names, tags, parameters and errors through MLflow; metrics' names, which it would refuse, in its tables."""
+    client = MlflowClient(f"sqlite:///{path}")
+    for number, run in enumerate(client.search_runs(["1"])):
+        mlflow_id = run.info.run_id
+        for key in (
+            schema.TAG_REASON,
+            schema.TAG_CODE_VERSION,
+            schema.TAG_NOTE,
+            schema.TAG_HOST,
+            "mlflow.runName",
+        ):
+            client.set_tag(mlflow_id, key, ALL)
+        variant = run.data.tags[schema.sweep_tag("demo")]
+        client.set_tag(mlflow_id, schema.sweep_tag("demo"), variant + ALL)
+        client.set_tag(mlflow_id, schema.TAG_RULE, HOSTILE[number % len(HOSTILE)])
+        client.set_tag(mlflow_id, schema.TAG_MODEL, "m" + ALL)
+        if number == 0:
+            client.set_tag(mlflow_id, schema.TAG_STATUS, schema.COLLAPSED)
+        client.log_batch(mlflow_id, params=[Param("model.name", ALL[:500]), Param("rule.delta", HOSTILE[0])])
+    database = sqlite3.connect(path)
+    for table in ("metrics", "latest_metrics"):
+        for old, new in (("chain26", HOSTILE[1].replace("/", "")), ("chain25", "=1+1")):
+            database.execute(
+                f"UPDATE {table} SET key = ? WHERE key = ?",
+                (schema.validation_metric(new, 8), schema.validation_metric(old, 8)),
+            )
+    database.execute("UPDATE runs SET name = ?", (ALL,))
+    database.commit()
+    database.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, demo_store: Path) -> Path:
+    """The folder of a report on such a store."""
+    folder = tmp_path_factory.mktemp("stranger")
+    path = folder / "mlflow.db"
+    path.write_bytes(demo_store.read_bytes())
+    hostile_store(path)
+    expected = tuple(
+        ExpectedRun(f"{name}-{seed}", "m" + ALL, name + ALL, seed) for name in DEMO for seed in (0, 1)
+    )
+    request = ReportRequest(
+        name="demo",
+        uri=f"sqlite:///{path}",
+        experiment=schema.experiment_name("mini"),
+        expected=(*expected, replace(expected[0], run_id="not-there", seed=7)),
+        out=folder / "report",
+        title=ALL,
+        question=ALL,
+        command=f"cppo report {ALL}",
+        partial=True,
+    )
+    return build_report(request).parent
+
+
+def test_the_page_has_no_live_script_but_its_own(report: Path) -> None:
+    page = Page((report / "index.html").read_text(encoding="utf-8"))
+    assert set(page.elements) <= ELEMENTS
+    assert page.elements["script"] == 2
+    assert [script.get("type") for script in page.scripts].count("application/json") == 1
+    assert not [
+        one
+        for one in page.attributes
+        if one[1].startswith("on") or one[1] in ("srcdoc", "formaction", "action")
+    ]
+    addresses = [value for _, name, value in page.attributes if name in ("href", "src", "xlink:href", "data")]
+    assert addresses
+    assert all(value.startswith("#") for value in addresses)
+    [policy] = [
+        value
+        for tag, name, value in page.attributes
+        if (tag, name) == ("meta", "content") and value.startswith("default-src")
+    ]
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy and re.search(r"script-src 'sha256-[A-Za-z0-9+/=]+'(;|$)", policy)
+    assert str(7 * 191) not in page.text  # no template of a stranger's is filled in
+    for hostile in HOSTILE[:4]:
+        assert hostile in page.text  # shown as it stands
+
+
+def test_drawings_are_drawings(report: Path) -> None:
+    drawings = list(report.glob("*.svg"))
+    assert drawings
+    for path in drawings:
+        root = ElementTree.fromstring(path.read_bytes())
+        for element in root.iter():
+            name = element.tag.rpartition("}")[2].lower()
+            assert name in DRAWN, (path, name)
+            for key, value in element.attrib.items():
+                key = key.rpartition("}")[2].lower()
+                assert not key.startswith("on")
+                assert key != "href" or value.startswith(("#", "data:image/png;base64,"))
+
+
+def test_tables_hold_no_formula(report: Path) -> None:
+    files = list(report.glob("*.csv"))
+    assert files
+    for path in files:
+        for row in csv.reader(io.StringIO(path.read_text(encoding="utf-8"), newline="")):
+            for cell in row:
+                number = re.fullmatch(r"[+-]\d[\d.]*(e[+-]?\d+)?( ± [\d.]+)?†?", cell)
+                assert number or not cell.startswith(("=", "+", "-", "@", "\t")), (path, cell)
+
+
+def test_latex_and_markdown_hold_no_command(report: Path) -> None:
+    for path in report.glob("*.tex"):
+        text = path.read_text(encoding="utf-8")
+        own = {f"\\input{{{name.stem}}}" for name in report.glob("table_*.tex")}
+        assert set(re.findall(r"\\input\{[^}]*\}", text)) <= own
+        assert "\\write18" not in text
+        assert text.isascii()
+    for path in report.glob("*.md"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"<(?!/?u>)[a-zA-Z!/]", text), path
+        assert not re.search(r"(?<!\\)\]\(", text), path
+
+
+def test_nothing_was_written_elsewhere(report: Path) -> None:
+    assert {path.name for path in report.parent.iterdir()} - {"mlflow.db-wal", "mlflow.db-shm"} == {
+        "mlflow.db",
+        "report",
+    }
+    assert all(path.is_file() and path.parent == report for path in report.rglob("*"))
+
+
+NOISE = st.text(max_size=30) | st.sampled_from(HOSTILE)
+
+
+def live(markdown: str) -> list[str]:
+    """What begins HTML, a link or an image in Markdown that is not escaped."""
+    return re.findall(r"<[a-zA-Z!/?]|\]\(\s*(?!#|/)[^)]*|javascript:|!\[", markdown)
+
+
+@fuzz(150)
+@given(text=NOISE)
+@example(text=ALL)
+@example(text="www.evil.example <a@b.c> ftp://x http&#58;//y")
+def test_words_in_descriptions(text: str) -> None:
+    for shown in (escaped(text), code(text)):
+        assert len(shown.splitlines()) <= 1
+        inside = re.sub(r"`[^`]*`", "", shown)
+        assert not re.search(r"[<>\[\]`*_|]", inside)
+        assert "://" not in inside
+
+
+@fuzz(40)
+@given(words=st.lists(NOISE, min_size=8, max_size=8))
+@example(words=[ALL] * 8)
+@example(words=["`" + HOSTILE[0], "|" + HOSTILE[3], *HOSTILE[:6]])
+def test_descriptions(words: list[str]) -> None:
+    one, two, *rest = words
+    sweep = SweepText("demo", one, two, (rest[0],))
+    runs = [
+        NotedRun(
+            rest[1],
+            rest[2],
+            state,
+            rest[3],
+            rest[4],
+            rest[5],
+            "40",
+            "ab",
+            0.5,
+            {rest[1]: rest[2], "rule.x": rest[3]},
+        )
+        for state in (schema.DONE, schema.FAILED, schema.MISSING)
+    ]
+    log = ReportLog(sweep, Path(), {}, ((rest[1], rest[2], rest[3]),), rest[0])
+    without_code = re.sub(r"`[^`\n]*`", "", sweep_note(sweep, runs, "1", verdict_markdown(log, "")))
+    assert live(without_code) == []
+
+
+@fuzz(200)
+@given(text=NOISE)
+def test_latex_is_ascii_without_commands(text: str) -> None:
+    shown = escape_latex(text)
+    assert shown.isascii()
+    assert "\n" not in shown
+    assert not re.search(r"\\(input|include|write|openin|def|csname|catcode|immediate|read)(?![a-z])", shown)
+    assert "\n" not in escape_markdown(text)
+    assert not re.search(r"<[a-zA-Z!/]", escape_markdown(text))
+
+
+@fuzz(150)
+@given(
+    text=st.text(max_size=12)
+    | st.sampled_from(["=1", "+1+1", "-1-cmd|' /C calc'!A0", "@SUM(1)", "\t=1", "\r=1", "-5", "\n=1"])
+)
+def test_cells_of_csv(text: str) -> None:
+    cell = csv_cell(text)
+    assert isinstance(cell, str)
+    if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        assert re.fullmatch(r"[+-]\d[\d.]*(e[+-]?\d+)?( ± [\d.]+)?†?", cell)
+
+
+@pytest.mark.parametrize(
+    ("uri", "link"),
+    [
+        ("javascript:alert(1)//http://x", ""),
+        ("http://ada:s3cret@host:5000/", "http://host:5000/#/runs/a%22b"),
+        ("sqlite:////x.db", ""),
+    ],
+)
+def test_links_to_runs(uri: str, link: str) -> None:
+    assert mlflow_link(uri, 'a"b') == link

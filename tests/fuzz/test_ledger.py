@@ -1,0 +1,101 @@
+"""The record of submitted jobs, damaged or made by somebody else, is used as it was written, or named."""
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cppo_lab.launch.slurm.ledger import NAME, Ledger
+from cppo_lab.launch.slurm.view import view
+from tests.fuzz.mangling import damaged, fuzz, refused
+
+RUNS = [f"{number:012x}" for number in range(30)]
+
+
+def made(runs: Path) -> Path:
+    with Ledger(runs) as ledger:
+        for start in range(0, 30, 10):
+            token = ledger.claim(RUNS[start : start + 10])
+            ledger.submitted(token, 100 + start)
+        ledger.end(ledger.open_tasks(), "COMPLETED")
+    return runs / NAME
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return made(tmp_path_factory.mktemp("original")).read_bytes()
+
+
+def everything(runs: Path) -> None:
+    """All that launchers and those who look ask of it."""
+    view(runs)
+    with Ledger(runs) as ledger:
+        assert all(task.name and task.token for task in ledger.newest_tasks().values())
+        ledger.open_tasks()
+        ledger.unanswered()
+        ledger.tasks_of(RUNS[3])
+        token = ledger.claim(["f" * 12])
+        assert ledger.folder_of(token).parent.parent == runs
+        ledger.submitted(token, 7)
+        ledger.end(ledger.open_tasks_of(token), "FAILED")
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_bytes(tmp_path_factory: pytest.TempPathFactory, original: bytes, data: st.DataObject) -> None:
+    runs = tmp_path_factory.getbasetemp() / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir()
+    (runs / NAME).write_bytes(data.draw(damaged(original)))
+    refused(lambda: everything(runs), str(runs / NAME))
+
+
+@fuzz(40)
+@given(cut=st.integers(0, 2**15))
+@example(cut=100)
+@example(cut=4096)
+def test_cut(tmp_path_factory: pytest.TempPathFactory, original: bytes, cut: int) -> None:
+    runs = tmp_path_factory.getbasetemp() / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir()
+    (runs / NAME).write_bytes(original[:cut])
+    refused(lambda: everything(runs), str(runs / NAME))
+
+
+FOREIGN = {
+    "other columns": "CREATE TABLE task (x); CREATE TABLE submission (y)",
+    "a token that leads elsewhere": "CREATE TABLE submission (token, created, job_id);"
+    "CREATE TABLE task (name, token, position, ended);"
+    "INSERT INTO submission VALUES ('../../etc', 1.0, 5);"
+    "INSERT INTO task VALUES ('000000000003', '../../etc', 0, NULL)",
+    "a name that leads elsewhere": "CREATE TABLE submission (token, created, job_id);"
+    "CREATE TABLE task (name, token, position, ended);"
+    "INSERT INTO submission VALUES ('0123456789abcdef', 1.0, 5);"
+    "INSERT INTO task VALUES ('../../x', '0123456789abcdef', 0, NULL)",
+    "no text": "CREATE TABLE submission (token, created, job_id); CREATE TABLE task (name, token, position, ended);"
+    "INSERT INTO submission VALUES (x'ff', 1.0, 5); INSERT INTO task VALUES (x'ff', x'ff', 0, NULL)",
+    "a number of text": "CREATE TABLE submission (token, created, job_id);"
+    "CREATE TABLE task (name, token, position, ended);"
+    "INSERT INTO submission VALUES ('0123456789abcdef', 'x', '5; scancel -u root');"
+    "INSERT INTO task VALUES ('000000000003', '0123456789abcdef', 0, NULL)",
+}
+
+
+@pytest.mark.parametrize("script", FOREIGN.values(), ids=FOREIGN)
+def test_databases_of_others(tmp_path: Path, script: str) -> None:
+    database = sqlite3.connect(tmp_path / NAME)
+    database.executescript(script)
+    database.close()
+    assert refused(lambda: everything(tmp_path), str(tmp_path / NAME), "move it away")
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, lambda path: path.symlink_to("/proc/self/mem")], ids=["folder", "memory"]
+)
+def test_no_plain_files(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / NAME)
+    assert refused(lambda: Ledger(tmp_path), str(tmp_path / NAME))

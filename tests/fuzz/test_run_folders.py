@@ -1,0 +1,200 @@
+"""A folder of runs in which anything is broken can still be looked at, and looking changes nothing in it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from cppo_lab.cli import main
+from cppo_lab.launch.queue import queued
+from cppo_lab.lock import is_held
+from cppo_lab.spec import RunSpec
+from cppo_lab.tracking.run_folder import announce, begin_status, is_cancelled, read_config, read_status
+from cppo_lab.tracking.shipped import unsent
+from tests.fuzz.conftest import fresh
+from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused, snapshot, within
+
+FILES = (
+    *("status.json", "config.json", "config.yaml", "lock", "spool", "spool/0001.jsonl", "spool/0002.jsonl"),
+    *(
+        "attempts",
+        "attempts/0_log.out",
+        "traceback.txt",
+        "diagnostics",
+        "cancelled",
+        "spool/shipped.json",
+        ".",
+    ),
+)
+BESIDE = ("identity", "slurm.db", "queues", "queues/a-1-ff.list", "slurm", "slurm.lock")
+STATUS = {
+    "status": "failed",
+    "step": 4,
+    "score": 0.5,
+    "reason": "r",
+    "core": "mini",
+    "rule": "cppo",
+    "model": "m",
+}
+STATUS |= {
+    "seed": 0,
+    "t_stop": 4,
+    "host": "h",
+    "pid": 3,
+    "job": "1_2",
+    "gpus": 1,
+    "started": 1.5,
+    "updated": 3.5,
+}
+STATUS |= {"seconds": 9.5, "first_step": 1, "first_time": 2.5, "replaces": False, "record": "ab"}
+
+Sabotage = tuple[str, str, bytes]
+KINDS = ("remove", "write", "cut", "folder", "fifo", "dangling", "loop", "device", "elsewhere")
+SABOTAGE = st.lists(
+    st.tuples(
+        st.sampled_from((*FILES, *(f"../{name}" for name in BESIDE))),
+        st.sampled_from(KINDS),
+        damaged(as_json(STATUS)),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+def sabotage(folder: Path, name: str, kind: str, content: bytes) -> None:
+    """Put something else in the place of a file or folder, if that place is still there."""
+    path = folder / name if name != "." else folder
+    if not path.parent.is_dir() or path.parent.is_symlink():
+        return
+    before = path.read_bytes() if path.is_file() else b""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.is_symlink() or path.exists():
+        path.unlink()
+    makers: dict[str, Callable[[], object]] = {
+        "write": lambda: path.write_bytes(content),
+        "cut": lambda: path.write_bytes(before[: len(content)]),
+        "folder": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "dangling": lambda: path.symlink_to("nowhere"),
+        "loop": lambda: path.symlink_to(path.name),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "elsewhere": lambda: path.symlink_to("/etc"),
+    }
+    if kind in makers:
+        makers[kind]()
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Exit code and standard output of a command; what it says on standard error is one line on each thing."""
+    with within():
+        code = main(words)
+    out, err = capsys.readouterr()
+    assert code in (0, 1, 2), (words, err)
+    assert "Traceback" not in err
+    if code == 2:
+        assert err.startswith("cppo: error: "), err
+        assert err.count("\n") == 1, err
+    return code, out
+
+
+@fuzz(60)
+@given(todo=SABOTAGE)
+@example(todo=[("status.json", "fifo", b"")])
+@example(todo=[("config.json", "fifo", b""), ("status.json", "remove", b"")])
+@example(todo=[("spool/0002.jsonl", "fifo", b"")])
+@example(todo=[("spool/0002.jsonl", "folder", b"")])
+@example(todo=[("lock", "folder", b"")])
+@example(todo=[("lock", "fifo", b"")])
+@example(todo=[("../identity", "folder", b"")])
+@example(todo=[("../identity", "write", b"\xff")])
+@example(todo=[("../queues", "folder", b""), ("../queues/a-1-ff.list", "fifo", b"")])
+@example(todo=[("status.json", "device", b"")])
+def test_looking(
+    whole: Path, desk: Path, run: RunSpec, capsys: pytest.CaptureFixture[str], todo: list[Sabotage]
+) -> None:
+    runs = fresh(whole, desk)
+    for one in todo:
+        sabotage(runs / run.run_id, *one)
+    before = snapshot(runs)
+    for words in (
+        ["status"],
+        ["status", "--json"],
+        ["status", "--csv"],
+        ["logs", run.run_id],
+        ["sync", "--dry-run"],
+    ):
+        asked(capsys, *words)
+    assert snapshot(runs) == before
+
+
+@fuzz(60)
+@given(values=altered(STATUS))
+@example(values={**STATUS, "status": ["done"]})
+@example(values={**STATUS, "seconds": 10**400})
+@example(values={**STATUS, "seconds": float("nan")})
+@example(values={**STATUS, "gpus": 10**400})
+@example(values={**STATUS, "score": float("inf")})
+@example(values={**STATUS, "step": 10**400, "status": "running"})
+@example(values={**STATUS, "reason": {"a": "\ud800"}})
+@example(values={**STATUS, "rule": "\ud800"})
+@example(values={**STATUS, "rule": "a\nb\x1b[2J"})
+@example(values={**STATUS, "job": "\ud800"})
+def test_status(
+    whole: Path, desk: Path, run: RunSpec, capsys: pytest.CaptureFixture[str], values: Any
+) -> None:
+    runs = fresh(whole, desk)
+    (runs / run.run_id / "status.json").write_bytes(as_json(values))
+    code, out = asked(capsys, "status", "--json")
+    assert code == 0
+    [shown] = json.loads(out, parse_constant=pytest.fail)["runs"]
+    assert shown["run_id"] == run.run_id
+    code, out = asked(capsys, "status")
+    assert code == 0
+    assert "\x1b" not in out
+    assert len(out.splitlines()) == 4
+    assert asked(capsys, "status", "--csv")[0] == 0
+
+
+BROKEN = [{"status": ["done"], "step": 10**400}, {"status": "running", "record": "\ud800"}]
+
+
+@pytest.mark.parametrize("values", BROKEN)
+def test_repair(
+    whole: Path, desk: Path, run: RunSpec, capsys: pytest.CaptureFixture[str], values: Any
+) -> None:
+    """What a folder says wrongly of its run, its spool puts right."""
+    runs = fresh(whole, desk)
+    (runs / run.run_id / "status.json").write_bytes(as_json({**STATUS, **values}))
+    assert asked(capsys, "status", "--repair")[0] == 0
+    _, out = asked(capsys, "status", "--json")
+    [shown] = json.loads(out)["runs"]
+    assert shown["state"] == "failed"
+
+
+@fuzz(60)
+@given(content=damaged(as_json(STATUS)))
+@example(content=b"[" * 20_000)
+@example(content=b'{"a":' * 20_000)
+def test_small_files(whole: Path, desk: Path, run: RunSpec, content: bytes) -> None:
+    runs = fresh(whole, desk)
+    folder = runs / run.run_id
+    for name in ("status.json", "config.json", "cancelled", "lock", "spool/shipped.json", "../identity"):
+        (folder / name).write_bytes(content)
+    (runs / "queues").mkdir()
+    (runs / "queues" / "host-1-ff.list").write_bytes(content)
+    with within():
+        assert isinstance(read_status(folder), dict)
+        read_config(folder / "config.json")
+        assert unsent(folder, "sqlite:///nowhere.db")
+        assert not is_held(folder)
+        assert queued(runs) == frozenset()
+        refused(lambda: is_cancelled(folder))
+        begin_status(folder)
+        announce(folder, {"rule": "cppo"})

@@ -1,0 +1,213 @@
+"""Passwords and tokens are in no file, message, tag or list of processes that somebody else can read."""
+
+import os
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cppo_lab import store
+from cppo_lab.cli import main, reporting
+from cppo_lab.cli.parser import parse
+from cppo_lab.cores.verl.ray_local import private_token
+from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import own_lock
+from cppo_lab.tracking import page_server
+from cppo_lab.tracking.recorder import Recorder
+from dev.servers.faulty_proxy import FaultyProxy
+from dev.servers.group import free_port
+from dev.servers.postgres import Postgres
+from tests.fuzz.mangling import fuzz
+
+SECRET = "hunter2-s3cret-9"
+URI = f"postgresql://ada:{SECRET}@127.0.0.1:1/mlflow"
+
+
+@fuzz(200)
+@given(
+    before=st.text("ab \n'\"{=:,", max_size=8),
+    form=st.sampled_from(
+        [
+            *(
+                "HF_TOKEN={}",
+                "export WANDB_API_KEY={}",
+                "MLFLOW_TRACKING_PASSWORD='{}'",
+                "--password {}",
+                "--token={}",
+            ),
+            *(
+                "postgresql://ada:{}@db/x",
+                "https://{}@github.com/a",
+                "https://h/?access_token={}",
+                "db_password: {}",
+            ),
+            *(
+                '"api_key": "{}"',
+                "Authorization: Bearer {}",
+                "aws_secret_access_key = {}",
+                "'client_secret': '{}'",
+            ),
+        ]
+    ),
+    after=st.sampled_from(["", " x", "\nx", ")"]),
+)
+def test_settings_options_and_headers(before: str, form: str, after: str) -> None:
+    text = f"{before} {form.format(SECRET)}{after}"
+    assert SECRET not in redacted(text)
+    assert redacted(redacted(text)) == redacted(text)
+
+
+@fuzz(150)
+@given(text=st.text(max_size=60))
+def test_any_text_is_taken(text: str) -> None:
+    assert redacted(redacted(text)) == redacted(text)
+
+
+@pytest.mark.parametrize(
+    "piece", ["a-", "A_", "--", "password", "secret = ", "://", '"', "TOKEN=", "sk-", "Bearer "]
+)
+def test_a_long_text_takes_no_long_time(piece: str) -> None:
+    """Four times the text takes about four times as long: no pattern reads on to the end from every place."""
+
+    def seconds(size: int) -> float:
+        text = piece * (size // len(piece))
+        began = time.process_time()
+        redacted(text)
+        return time.process_time() - began
+
+    assert seconds(40_000) < 9 * max(seconds(10_000), 0.02)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "quickstart", f"tracking.uri={URI}", "no.such=1"],
+        ["plan", "quickstart", f"tracking.uri=x{URI}"],
+        ["plan", f"./{SECRET}/{URI}.yaml"],
+    ],
+)
+def test_messages(workspace: Path, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert f":{SECRET}@" not in said.out + said.err
+
+
+def test_a_report_names_its_command_without_passwords(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is on the page, in the drawings and in report.json."""
+    named: list[str] = []
+
+    def request(options: object, out: Path, command: str) -> None:
+        named.append(command)
+        raise UserError("enough")
+
+    monkeypatch.setattr(reporting, "_own_request", request)
+    assert main(["report", "quickstart", f"tracking.uri={URI}"]) == 2
+    assert named == ["cppo report quickstart tracking.uri=postgresql://ada:***@127.0.0.1:1/mlflow"]
+
+
+def test_a_run_keeps_no_secret_of_its_environment(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the names nor in the values of what surrounds it, nor in the words of what broke it."""
+    for name in (
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "MLFLOW_TRACKING_PASSWORD",
+        "USER",
+        "LOGNAME",
+        SECRET.upper(),
+    ):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv(store.VARIABLE, URI)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NAME", f"train --token {SECRET}")
+    recorder = Recorder(tiny_spec, {}, workspace / "runs" / tiny_spec.run_id)
+    recorder.begin(None)
+    recorder.fail(
+        f"OSError: {URI}", f"Traceback\nHF_TOKEN={SECRET}\n  connect('{URI}', api_key='{SECRET}')\n"
+    )
+    kept = [path for path in (workspace / "runs").rglob("*") if path.is_file()]
+    assert kept
+    for path in kept:
+        content = path.read_text(errors="replace")
+        assert SECRET not in content, path
+        assert SECRET.upper() not in content, path
+
+
+def test_a_lock_in_the_folder_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's link there empties no file of ours, and somebody else's pipe does not hold us up."""
+    monkeypatch.setattr("cppo_lab.store.tempfile.gettempdir", lambda: str(tmp_path))
+    with own_lock("sqlite:///x.db", "lock"):
+        [lock] = tmp_path.iterdir()
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    lock.unlink()
+    lock.symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic links"), own_lock("sqlite:///x.db", "lock"):
+        pass
+    assert precious.read_text() == "mine"
+    lock.unlink()
+    os.mkfifo(lock)
+    with own_lock("sqlite:///x.db", "lock"):
+        pass
+
+
+def test_tokens_and_passwords_are_readable_by_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.umask(0)
+    try:
+        token = private_token(tmp_path / "token")
+        monkeypatch.setattr(Postgres, "_call", lambda *_: (tmp_path / "pg" / "data").mkdir())
+        monkeypatch.setattr("dev.servers.postgres._owner", lambda: None)
+        postgres = Postgres(tmp_path / "pg")
+        postgres._create(durable=True)
+    finally:
+        os.umask(before)
+    for path in (token, tmp_path / "pg" / "password"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert len(token.read_text()) >= 32
+    assert len(postgres.password) >= 12
+
+
+def test_the_page_of_the_store_is_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless asked otherwise, which is said; and its password is in no list of processes."""
+    assert parse(["ui"]).host == "127.0.0.1"
+    assert page_server.is_loopback("127.0.0.1") and page_server.is_loopback("::1")
+    assert not any(map(page_server.is_loopback, ("0.0.0.0", "::", "10.0.0.1", "example.org")))
+    started: list[list[str]] = []
+
+    class Server:
+        pid, returncode = 0, 1
+
+        def __init__(self, command: list[str], **options: object) -> None:
+            started.append(command)
+            environment = options["env"]
+            assert isinstance(environment, dict) and environment["MLFLOW_BACKEND_STORE_URI"] == URI
+            log = options["stdout"]
+            log.write(f"cannot connect to {URI}\n".encode())  # type: ignore[attr-defined]
+
+        def poll(self) -> int:
+            return 1
+
+    monkeypatch.setattr(subprocess, "Popen", Server)
+    monkeypatch.setattr(page_server, "_end", lambda server: None)
+    with pytest.raises(UserError, match=r"ada:\*\*\*@"), page_server.serving(URI, "127.0.0.1", 5000):
+        pass
+    assert SECRET not in " ".join(started[0])
+    assert started[0][started[0].index("--host") + 1] == "127.0.0.1"
+
+
+def test_the_servers_of_developers_are_for_this_machine() -> None:
+    with FaultyProxy(free_port()) as proxy:
+        assert proxy.uri.startswith("http://127.0.0.1:")
+        assert proxy._server.server_address[0] == "127.0.0.1"

@@ -1,0 +1,211 @@
+"""A spool of any content is read as far as it is whole, shipped as far as it is read, and never blocks a run."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from mlflow.entities import ViewType
+
+from cppo_lab import schema
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.lines import Begin, End, Row
+from cppo_lab.tracking.recorder import Recorder, close_dead
+from cppo_lab.tracking.shipped import unsent
+from cppo_lab.tracking.spool import FOLDER, newest_record, open_spool, read_lines, read_rows
+from cppo_lab.tracking.sync import send
+from tests.fuzz.conftest import fresh
+from tests.fuzz.mangling import SCALARS, altered, as_json, damaged, fuzz, refused, within
+
+NAME = "0001.jsonl"
+DATASET = {
+    "name": "d",
+    "digest": "0",
+    "source": "s",
+    "source_type": "code",
+    "context": "training",
+    "profile": {"n": 1},
+}
+LINES: list[dict[str, Any]] = [
+    {
+        "kind": "begin",
+        "record": "ab" * 16,
+        "experiment": "cppo-mini",
+        "name": "a run",
+        "time_ms": 1000,
+        "tags": {"cppo.seed": "0", "cppo.run_id": "0123456789ab"},
+        "params": {"rule.name": "cppo"},
+        "datasets": [DATASET],
+    },
+    {"kind": "artifact", "path": "config.json"},
+    {"step": 0, "time_ms": 1001, "metrics": {"train/reward": 0.25}},
+    {"step": 1, "time_ms": 1002, "metrics": {"train/reward": 0.5, "train/loss": float("nan")}},
+    {"kind": "end", "record": "ab" * 16, "status": "failed", "step": 1, "time_ms": 1003, "reason": "r"},
+]
+WHOLE = b"".join(as_json(line) + b"\n" for line in LINES)
+
+
+def written(folder: Path, content: bytes) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / FOLDER).mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / FOLDER / NAME).write_bytes(content)
+    return folder
+
+
+def kept(line: object) -> bool:
+    """Such as every store can hold."""
+    if isinstance(line, Row):
+        return abs(line.step) < 2**63 and abs(line.time_ms) < 2**63
+    if isinstance(line, Begin | End):
+        return isinstance(line.record, str) and abs(line.time_ms) < 2**63
+    return True
+
+
+@fuzz(250)
+@given(content=damaged(WHOLE))
+@example(content=b'{"kind": ' + b"[" * 50_000 + b"\n")
+@example(content=b'{"step": 1e300, "time_ms": 0, "metrics": {}}\n')
+@example(content=b'{"step": ' + b"9" * 400 + b', "time_ms": 0, "metrics": {}}\n')
+@example(content=b'{"step": 0, "time_ms": 0, "metrics": {"a": 1' + b"0" * 400 + b"}}\n")
+def test_bytes(desk: Path, content: bytes) -> None:
+    folder = written(desk / "runs" / "0123456789ab", content)
+    path = folder / FOLDER / NAME
+    with within():
+        found = list(read_lines(path))
+        assert all(kept(line) for line, _ in found)
+        for _, end in found:  # nothing is read that is not a whole line of the file
+            assert content[:end].endswith(b"\n")
+        newest_record(folder)
+        assert [row.step for row in read_rows(folder)] == sorted({row.step for row in read_rows(folder)})
+        unsent(folder, "sqlite:///nowhere.db")
+        assert close_dead(folder, schema.PARTIAL, "died") in (True, False)
+    assert path.read_bytes() == content  # what another attempt wrote stays
+
+
+@pytest.mark.parametrize("place", range(0, len(WHOLE), 7))
+def test_cut_at_any_byte(tmp_path: Path, place: int) -> None:
+    folder = written(tmp_path / "0123456789ab", WHOLE[:place])
+    found = [line for line, _ in read_lines(folder / FOLDER / NAME)]
+    assert len(found) == WHOLE[:place].count(b"\n")
+
+
+def lines_of(values: list[Any]) -> bytes:
+    return b"".join(as_json(line) + b"\n" for line in values)
+
+
+BAD: list[list[Any]] = [
+    [{**LINES[0], "datasets": [{"name": "x"}]}, *LINES[1:]],
+    [{**LINES[0], "datasets": [{**DATASET, "profile": 3}]}],
+    [LINES[0], {"kind": "artifact", "path": "a\0b"}, LINES[4]],
+    [LINES[0], {"kind": "artifact", "path": "x" * 5000}, LINES[4]],
+    [LINES[0], {"kind": "artifact", "path": "\ud800"}, LINES[4]],
+    [LINES[0], {"kind": "artifact", "path": "/etc/passwd"}, LINES[4]],
+    [LINES[0], {"kind": "artifact", "path": "../../../../../../etc/passwd"}, LINES[4]],
+    [LINES[0], {"kind": "artifact", "path": ""}, {"kind": "artifact", "path": "ring"}, LINES[4]],
+    [LINES[0], {"step": 1, "time_ms": 1, "metrics": {"a\nb": 1.0}}, LINES[4]],
+    [LINES[0], {"step": 1, "time_ms": 1, "metrics": {"../x": 1.0}}, LINES[4]],
+    [LINES[0], {"step": 2**70, "time_ms": 1, "metrics": {"a": 1.0}}, LINES[4]],
+    [LINES[0], {"step": 1, "time_ms": -5, "metrics": {"a": 1.0}}, LINES[4]],
+    [LINES[0], {**LINES[4], "status": "\ud800"}],
+    [{**LINES[0], "experiment": ""}, *LINES[1:]],
+    [{**LINES[0], "record": "x' OR '1'='1"}, *LINES[1:]],
+    [{**LINES[0], "tags": {"": "\ud800"}}, *LINES[1:]],
+]
+
+
+def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> None:
+    """What is broken is sent as far as it goes, or named; the whole run among them arrives."""
+    runs = fresh(whole, desk)
+    folders = []
+    for number, values in enumerate(BAD):
+        token = f"{number:032x}"
+        content = lines_of(
+            [{**one, "record": token} if one.get("record") == "ab" * 16 else one for one in values]
+        )
+        folders.append(written(runs / f"0123456789{number:02x}", content))
+        (folders[-1] / "ring").symlink_to("ring")
+    whole_one = runs / run.run_id
+    said = refused(lambda: send([*folders[:8], whole_one, *folders[8:]], tracking_uri()))
+    assert said.startswith("run 0123456789")
+    assert not unsent(whole_one, tracking_uri())
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    [found] = client.search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` = '{run.run_id}'")
+    points = client.get_metric_history(found.info.run_id, "train/reward")
+    assert [(point.step, point.value) for point in points] == [(step, step / 8) for step in range(5)]
+
+
+@fuzz(6)
+@given(values=altered(LINES), cut=st.integers(0, 40))
+def test_shipping(desk: Path, values: Any, cut: int) -> None:
+    content = lines_of(values if isinstance(values, list) else [values])
+    content = content[: len(content) - cut]
+    folder = written(desk / "runs" / "0123456789ab", content)
+    said = refused(lambda: send([folder], tracking_uri()))
+    assert not said or "0123456789ab" in said
+    assert (folder / FOLDER / NAME).read_bytes() == content
+
+
+def test_nothing_of_others_is_sent(desk: Path) -> None:
+    """Artifacts outside the run's folder, through `..`, an absolute path or a link."""
+    (desk / "secret.txt").write_text("s3cret")
+    paths = ["../../secret.txt", str(desk / "secret.txt"), "link.txt", "inner/secret.txt", "config.json"]
+    ends = [{"kind": "artifact", "path": path} for path in paths]
+    folder = written(desk / "runs" / "fedcba987654", lines_of([{**LINES[0], "record": "cd" * 16}, *ends]))
+    (folder / "link.txt").symlink_to(desk / "secret.txt")
+    (folder / "inner").symlink_to(desk)
+    send([folder], tracking_uri())
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    [found] = client.search_runs(
+        [experiment.experiment_id], f"tags.`{schema.TAG_RECORD}` = '{'cd' * 16}'", ViewType.ALL
+    )
+    assert [one.path for one in client.list_artifacts(found.info.run_id)] == ["config.json"]
+
+
+@fuzz(60)
+@given(content=damaged(b'{"0123456789abcdef": {"offsets": {"0001.jsonl": 20}, "records": {}}}'))
+def test_what_is_remembered_of_shipping(desk: Path, content: bytes) -> None:
+    folder = written(desk / "runs" / "0123456789ab", WHOLE)
+    (folder / FOLDER / "shipped.json").write_bytes(content)
+    with within():
+        assert unsent(folder, "sqlite:///nowhere.db")
+
+
+@pytest.mark.parametrize("value", [value for value in SCALARS if not isinstance(value, str)], ids=repr)
+def test_offsets_and_names_of_other_kinds(desk: Path, value: object) -> None:
+    from cppo_lab.tracking.shipped import NAME as SHIPPED
+    from cppo_lab.tracking.shipped import Shipped, save_shipped
+
+    folder, uri = written(desk / "runs" / "0123456789ab", WHOLE), "sqlite:///nowhere.db"
+    save_shipped(folder, uri, Shipped({NAME: 20}, {}))
+    path = folder / FOLDER / SHIPPED
+    states = json.loads(path.read_text())
+    [key] = states
+    path.write_bytes(as_json({key: {"offsets": {NAME: value}, "records": {}}}))
+    with within():
+        assert unsent(folder, uri)
+
+
+def test_an_attempt_goes_on_behind_a_broken_one(desk: Path, whole: Path, run: RunSpec) -> None:
+    """Its file is its own: what is broken in an earlier one takes nothing of it away."""
+    runs = fresh(whole, desk)
+    folder = runs / run.run_id
+    (folder / FOLDER / "0002.jsonl").write_bytes(b"\xff\0garbage\n" * 3)
+    recorder = Recorder(run, {}, folder)
+    recorder.begin(2)
+    recorder.log(3, {"train/reward": 0.75})
+    recorder.finish(schema.Outcome(schema.DONE, 4))
+    assert [row.step for row in read_rows(folder)] == [0, 1, 2, 3]
+    record = newest_record(folder)
+    assert record is not None and record.end is not None
+    assert record.end.status == schema.DONE
+    assert open_spool(folder).path.name == "0004.jsonl"

@@ -1,0 +1,90 @@
+"""What would reach sbatch, srun or a batch script, and processes of the local launcher."""
+
+from tests.hostile.case import Case
+
+RUN = ["plan", "quickstart", "variant=grpo", "seed=0"]
+WORD = "must match ^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$"
+LINE = "must match ^[^\\n\\r\\x00]*$"
+
+
+def _slurm(override: str, says: str) -> Case:
+    return Case([*RUN, "launcher=slurm", override], says)
+
+
+def _local(override: str, says: str) -> Case:
+    return Case([*RUN, override], says)
+
+
+CASES = [
+    _local("launcher.workers=0", "launcher: workers=0: must be in [1, inf)"),
+    _local("launcher.workers=-1", "launcher: workers=-1: must be in [1, inf)"),
+    _local("launcher.workers=two", "launcher: workers='two': must be a whole number in [1, inf)"),
+    _local("launcher.workers=1.5", "launcher: workers=1.5: must be a whole number in [1, inf)"),
+    _local("launcher.threads=0", "launcher: threads=0: must be in [1, inf)"),
+    _local("launcher.threads=null", "launcher: threads=None: must be a whole number in [1, inf)"),
+    _local("launcher.name=ssh", "launcher: name='ssh': must be 'inline', 'local' or 'slurm'"),
+    _local(
+        "launcher={name: local}",
+        "override 'launcher={name: local}': launcher takes one option (valid: inline",
+    ),
+    _slurm("+launcher.sbatch.comment=x", "sbatch.comment='x' is not to be set here: it names the submission"),
+    _slurm(
+        "+launcher.sbatch.job-name='$(touch x)'",
+        "sbatch.job-name='$(touch x)' is not to be set here: it is cppo",
+    ),
+    _slurm(
+        "+launcher.sbatch.wrap='touch x'",
+        "sbatch.wrap='touch x' is not to be set here: a run is what is submitted",
+    ),
+    _slurm("+launcher.sbatch.outp=x", "sbatch.outp='x' is not to be set here: see `cppo logs`"),
+    _slurm("+launcher.sbatch.time=5", "sbatch.time=5 is not to be set here: set resources.hours"),
+    _slurm(
+        "+launcher.sbatch.reservation='a\n#SBATCH --wrap=touch x'",
+        "sbatch.reservation='a\\n#SBATCH --wrap=touch x': must be text on one line or",
+    ),
+    _slurm("+launcher.sbatch.licenses='a\rb'", "sbatch.licenses='a\\rb': must be text on one line or"),
+    _slurm(
+        "+launcher.sbatch.Reservation=x", "sbatch.Reservation='Reservation': must match ^[a-z][a-z0-9-]*$"
+    ),
+    _slurm(
+        "+launcher.sbatch.exclusive=[1]", "sbatch.exclusive=[1]: must be text on one line or a whole number"
+    ),
+    _slurm("+launcher.sbatch.begin=nan", "sbatch.begin=nan: must be text on one line or a whole number"),
+    _slurm("launcher.sbatch=[1]", "launcher.sbatch=[1]"),
+    _slurm("launcher.setup=['a\nb']", f"launcher: setup.0='a\\nb': {LINE}"),
+    _slurm("launcher.setup=x", "launcher: setup='x': must be a list: [...]"),
+    _slurm("launcher.setup=[1]", "launcher: setup.0=1: must be text: quote it"),
+    _slurm("launcher.srun=['--export=A\nB']", f"launcher: srun.0='--export=A\\nB': {LINE}"),
+    _slurm("launcher.srun=--mpi", "launcher: srun='--mpi': must be a list: [...]"),
+    _slurm("launcher.python='a\nb'", f"launcher: python='a\\nb': {LINE}"),
+    _slurm("launcher.python=[a]", "launcher: python=['a']: must be text: quote it"),
+    _slurm("launcher.requeues=-1", "launcher: requeues=-1: must be in [0, 1000]"),
+    _slurm("launcher.requeues=x", "launcher: requeues='x': must be a whole number in [0, 1000]"),
+    _slurm("launcher.grace_seconds=5", "launcher: grace_seconds=5: must be in [10, 3600]"),
+    _slurm("launcher.grace_seconds=4000", "launcher: grace_seconds=4000: must be in [10, 3600]"),
+    _slurm("launcher.grace=5", "unknown key 'launcher.grace': …valid: launcher.grace_seconds"),
+    _slurm("resources.partition='gpu;touch x'", f"resources: partition='gpu;touch x': {WORD}"),
+    _slurm(
+        "resources.partition='gpu\n#SBATCH --wrap=x'",
+        f"resources: partition='gpu\\n#SBATCH --wrap=x': {WORD}",
+    ),
+    _slurm("resources.partition='gpu\n'", f"resources: partition='gpu\\n': {WORD}"),
+    _slurm("resources.partition='a\"b'", f"resources: partition='a\"b': {WORD}"),
+    _slurm("resources.partition=-x", f"resources: partition='-x': {WORD}"),
+    _slurm("resources.partition=", f"resources: partition='': {WORD}"),
+    _slurm("resources.account='$(touch x)'", f"resources: account='$(touch x)': {WORD}"),
+    _slurm("resources.qos='`touch x`'", f"resources: qos='`touch x`': {WORD}"),
+    _slurm("resources.constraint='a b'", "resources: constraint='a b': must match ^[A-Za-z0-9"),
+    _slurm("resources.memory_gb=nan", "resources: memory_gb=nan: must be a finite number in (0, inf)"),
+    _slurm("resources.memory_gb=0", "resources: memory_gb=0: must be in (0, inf)"),
+    _slurm("resources.cpus=-1", "resources: cpus=-1: must be in [1, inf)"),
+    _slurm("resources.hours=20000", "resources: hours=20000: must be in (0, 10000]"),
+    _slurm("resources.hours=inf", "resources: hours=inf: must be in (0, 10000]"),
+    _slurm(
+        "resources.hours=1,2", "override 'resources.hours=1,2': resources.hours takes one value for all runs"
+    ),
+    _slurm(
+        "resources.hours=0.01",
+        "resources.hours=0.01 is a limit of 1 min, …set resources.hours higher or launcher.grace",
+    ),
+]

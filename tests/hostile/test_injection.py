@@ -1,0 +1,184 @@
+"""No shell reads a user's value: folders, names and overrides with spaces, quotes, line ends, `$()` and backticks."""
+
+import json
+import os
+import shlex
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cli import main
+from cppo_lab.launch.slurm.ledger import FOLDER
+from tests.conftest import TINY
+
+HOSTILE = "$(touch canary) `touch canary`; touch canary '\" #&"
+# What a cluster would do: keep the batch script, and say what was submitted.
+SBATCH = """#!/bin/sh
+[ "$1" = --test-only ] && exit 0
+for script; do :; done
+cp "$script" "$CPPO_TEST_RECORD/script.sh"
+echo "Submitted batch job 77"
+"""
+# What a node would start: its words are kept as they came, ended by NUL.
+SRUN = """#!/bin/sh
+printf '%s\\0' "$@" > "$CPPO_TEST_RECORD/srun"
+"""
+SQUEUE = """#!/bin/sh
+[ -f "$CPPO_TEST_RECORD/script.sh" ] || exit 0
+sed -n 's/^#SBATCH --comment=/77|PENDING|None|0:00||/p' "$CPPO_TEST_RECORD/script.sh"
+"""
+SILENT = "#!/bin/sh\nexit 0\n"
+CLUSTER = {
+    "sbatch": SBATCH,
+    "srun": SRUN,
+    "squeue": SQUEUE,
+    **dict.fromkeys(("scancel", "sinfo", "sacct", "scontrol"), SILENT),
+}
+RUN = ["quickstart", "variant=grpo", "seed=0"]
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a stand-in for Slurm keeps what it was given."""
+    programs, kept = tmp_path / "bin", tmp_path / "record"
+    kept.mkdir()
+    programs.mkdir()
+    for name, text in CLUSTER.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CPPO_TEST_RECORD", str(kept))
+    return kept
+
+
+@pytest.fixture(autouse=True)
+def _no_canary(tmp_path: Path) -> Iterator[None]:
+    """No text of these tests is ever carried out."""
+    yield
+    assert not list(tmp_path.rglob("canary"))
+
+
+def words(file: Path) -> list[str]:
+    """What a program was given, word by word."""
+    return file.read_text().split("\0")[:-1]
+
+
+def carried_out(script: Path, record: Path) -> list[str]:
+    """Runs a batch script as a node would, in the folder of the launcher; what srun was given."""
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    return words(record / "srun")
+
+
+def test_the_batch_script_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path, record: Path) -> None:
+    assert main(["launch", *RUN, "launcher=slurm"]) == 0
+    script = record / "script.sh"
+    directives = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --job-name=cppo" in directives
+    given = carried_out(script, record)
+    jobs = folder_of_a_stranger / "runs" / FOLDER
+    assert [word for word in given if word.startswith(str(jobs))]
+    assert all(str(folder_of_a_stranger) in word for word in given if "touch" in word)
+
+
+def test_a_sweep_file_with_hostile_texts(
+    folder_of_a_stranger: Path, record: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "./sweep $(touch canary) `touch canary`.yaml"
+    Path(name).write_text(
+        f"name: mine\ntitle: {json.dumps(HOSTILE)}\nquestion: {json.dumps(HOSTILE)}\nmodels: [mini_base]\n"
+        f"variants:\n  {json.dumps(HOSTILE)}: {{rule: cppo}}\n"
+    )
+    paths = f'paths.data="{HOSTILE[:-5]}"'
+    assert main(["launch", name, "launcher=slurm", paths]) == 0
+    carried_out(record / "script.sh", record)
+    # What is printed to be typed again means the same to a shell.
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Slurm has them: ")]
+    commands = line.removeprefix("Slurm has them: ")
+    shell = 'cppo() { printf "%s\\0" "$@" > "$CPPO_TEST_RECORD/$1"; }\n' + commands
+    subprocess.run(["bash", "-c", shell], check=True)
+    assert words(record / "watch") == ["watch", name, "launcher=slurm", paths]
+    assert words(record / "status") == ["status", name, "launcher=slurm", paths]
+
+
+def test_options_of_sbatch_and_srun_arrive_as_they_are(folder_of_a_stranger: Path, record: Path) -> None:
+    options = {
+        "reservation": "spring break",
+        "licenses": "a'b",
+        "nodelist": 'a"b',
+        "begin": "$(touch canary)",
+        "mail-user": "`touch canary`",
+        "chdir": "a;touch canary",
+        "export": "a\\b",
+    }
+    arguments = ["--export=A=$(touch canary)", "--comment=`touch canary`", "--x='a b';touch canary"]
+
+    def quoted(value: str) -> str:
+        return "'" + value.replace("'", "\\'") + "'"
+
+    given = [f"+launcher.sbatch.{name}={quoted(value)}" for name, value in options.items()]
+    given.append(f"launcher.srun=[{','.join(map(quoted, arguments))}]")
+    assert main(["launch", *RUN, "launcher=slurm", *given]) == 0
+    script = record / "script.sh"
+    lines = script.read_text().splitlines()
+    wanted = {f"#SBATCH --{name}={shlex.quote(value)}" for name, value in options.items()}
+    assert wanted - set(lines) == set()
+    assert set(arguments) <= set(carried_out(script, record))
+
+
+@pytest.mark.parametrize("name", ["new\nline", "100%a", "back\\slash"])
+def test_folders_that_slurm_would_read_differently(
+    name: str,
+    tmp_path: Path,
+    record: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert main(["launch", *RUN, "launcher=slurm"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("cppo: error: launcher=slurm: the folder ")
+    assert line.endswith("which Slurm reads as something else: rename it, or work in another folder")
+    assert not (record / "script.sh").exists()
+
+
+def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -> None:
+    """A real run through the local launcher, in a process of its own."""
+    short = [text for text in TINY if not text.startswith(("training.", "validation."))]
+    arguments = [
+        *RUN,
+        *short,
+        "training.t_stop=2",
+        "validation.every=2",
+        "launcher=local",
+        "launcher.workers=1",
+    ]
+    assert main(["launch", *arguments]) == 0
+    [folder] = [
+        path for path in (folder_of_a_stranger / "runs").iterdir() if (path / "config.json").is_file()
+    ]
+    assert json.loads((folder / "status.json").read_text())["status"] == "done"
+
+
+def test_the_command_of_notify_is_no_shell(
+    folder_of_a_stranger: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "$(touch canary) `touch canary`; touch canary > canary"
+    assert main(["watch", "--notify", f"printf '%s|' {text}"]) == 0
+    assert capfd.readouterr().out.endswith("|".join(shlex.split(text)) + "|")
+
+
+def test_the_way_to_a_store_can_be_typed(folder_of_a_stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cppo_lab.store import absolute_uri
+    from cppo_lab.tracking.client import where_to_look
+
+    uri = absolute_uri("sqlite:///other $(touch canary) 'x'.db")
+    shell = 'cppo() { printf "%s" "$MLFLOW_TRACKING_URI"; }\n' + where_to_look(uri, "cppo-mini")
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout == uri

@@ -1,0 +1,116 @@
+"""At least 200 bad inputs through the real command: one line with the value and the remedy, and nothing written."""
+
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cli import main
+from tests.hostile import (
+    argument_forms,
+    arguments,
+    folders,
+    launchers,
+    overrides,
+    reference_files,
+    searches,
+    stores,
+    sweep_files,
+    sweep_keys,
+    theory_and_data,
+)
+from tests.hostile.case import Case
+
+KINDS = {
+    "sweep_file": sweep_files.CASES,
+    "sweep_key": sweep_keys.CASES,
+    "override": overrides.CASES,
+    "launcher": launchers.CASES,
+    "form": argument_forms.CASES,
+    "arguments": arguments.CASES,
+    "store": stores.CASES,
+    "reference": reference_files.CASES,
+    "search": searches.CASES,
+    "theory_and_data": theory_and_data.CASES,
+    "folder": folders.CASES,
+}
+TABLE = [(kind, case) for kind, cases in KINDS.items() for case in cases]
+LEAST = 200  # distinct bad inputs
+LONGEST = 2100  # characters of a message; a file of a megabyte is not said in full
+
+
+def test_the_table_is_large_and_repeats_nothing() -> None:
+    keys = Counter(case.key for _, case in TABLE)
+    assert [key for key, count in keys.items() if count > 1] == []
+    assert len(keys) >= LEAST
+    assert all(len(case.says.strip()) > 10 for _, case in TABLE)
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Everything below a folder, with its content."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = str(path.readlink())
+        else:
+            found[name] = path.read_bytes() if path.is_file() else path.stat().st_mode
+    return found
+
+
+def prepare(case: Case, folder: Path, store: bytes) -> None:
+    """What lies in the folder before the command."""
+    for name, content in case.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    if case.store:
+        (folder / "mlflow.db").write_bytes(store)
+    case.make(folder)
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command, whoever ends it."""
+    try:
+        return main(arguments)
+    except SystemExit as error:  # argparse
+        assert isinstance(error.code, int)
+        return error.code
+
+
+def _ship(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a folder be that of the package's reports."""
+    files = resources.files
+    monkeypatch.setattr(
+        resources, "files", lambda name: folder if name == "cppo_lab.reports" else files(name)
+    )
+
+
+@pytest.mark.parametrize(("kind", "case"), TABLE, ids=[f"{kind}-{case.says[:40]}" for kind, case in TABLE])
+def test_a_bad_input_costs_one_line_and_writes_nothing(
+    kind: str,
+    case: Case,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    empty_store: bytes,
+    nothing_trains: None,
+) -> None:
+    prepare(case, workspace, empty_store)
+    for name, value in case.environment.items():
+        monkeypatch.setenv(name, value)
+    if kind == "reference":
+        _ship(workspace / reference_files.PLACE, monkeypatch)
+    before = tree(workspace)
+    code = run(list(case.arguments))
+    output = capsys.readouterr()
+    assert tree(workspace) == before
+    assert output.out == ""
+    assert output.err.startswith("cppo: error: ")
+    assert output.err.count("\n") == 1
+    assert output.err.removesuffix("\n").isprintable()
+    assert len(output.err) <= LONGEST
+    assert "Traceback" not in output.err
+    assert case.missing(output.err) == "", output.err
+    assert code == 2

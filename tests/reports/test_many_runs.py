@@ -1,0 +1,126 @@
+"""Reports of very many runs: what is drawn and listed is bounded, and the rest is counted."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from cppo_lab import schema
+from cppo_lab.analysis.points import PointsByMetric
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.reports import page, run_list
+from cppo_lab.reports.figures.curves import CurvesInfo, curves_info
+from cppo_lab.reports.figures.diagnostics import diagnostics_info
+from cppo_lab.reports.figures.lines import FEW, MOST_VARIANTS, draw_line
+from cppo_lab.reports.page import page_info, render_page
+from cppo_lab.reports.run_list import MANY, run_groups
+from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.tables import core_of, full_table, main_table
+from cppo_lab.reports.verdict_view import verdict_view
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+
+REWARD = "train/reward"
+
+
+def made(variants: int, seeds: int) -> list[MadeRun]:
+    """The higher the number of a variant, the better it is."""
+    return [
+        MadeRun(
+            f"v{variant:04d}",
+            seed=seed,
+            scores=both({10: 0.1, 20: 0.2 + variant / 10_000 + seed / 100_000}),
+            logged={REWARD: {1: float(variant), 2: float(seed)}},
+        )
+        for variant in range(variants)
+        for seed in range(seeds)
+    ]
+
+
+def board_of(runs: Sequence[MadeRun], partial: bool = False) -> Scoreboard:
+    return score_sweep(make_data(runs), expect(runs), partial)
+
+
+def page_of(board: Scoreboard) -> str:
+    tables = (main_table(board, "Main"), full_table(board, "Full"))
+    sure = tuple(statistics_tables(board, "Sure").values())
+    verdicts = verdict_view({"demo": board}, core_of(board))
+    about = ("demo", "Title", "Question?", "cppo report demo")
+    info = page_info(
+        board, (*tables, sure), verdicts, (curves_info(board, "Curves"), None), None, about, "sqlite://", ()
+    )
+    return render_page(info)
+
+
+def lines_drawn(info: CurvesInfo) -> int:
+    axes = Figure().subplots()
+    draw_line(axes, info.panels[0].lines[0], 3)
+    return len(axes.lines)
+
+
+def test_each_of_few_runs_is_drawn_and_of_many_the_mean_alone() -> None:
+    few, many = (curves_info(board_of(made(1, count)), "Curves") for count in (FEW, FEW + 1))
+    assert lines_drawn(few) == 2 * FEW + 1  # each with its dot
+    assert lines_drawn(many) == 1
+    assert few.panels[0].lines[0].band == many.panels[0].lines[0].band == "interval"
+
+
+def test_of_many_runs_the_last_that_collapsed_keeps_its_cross() -> None:
+    runs = made(1, FEW + 1)
+    fallen = MadeRun("v0000", seed=900, scores=both({10: 0.5, 20: 0.01}), status=schema.COLLAPSED)
+    assert lines_drawn(curves_info(board_of([*runs, fallen, replace(fallen, seed=901)]), "")) == 2
+
+
+def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
+    board = board_of(made(MOST_VARIANTS + 5, 1))
+    curves, traces = curves_info(board, "Curves"), diagnostics_info(board, "Traces")
+    assert traces is not None
+    for info in (curves, traces):
+        assert len(info.keys) == MOST_VARIANTS
+        assert f"the best {MOST_VARIANTS} of {MOST_VARIANTS + 5} variants" in info.source
+    assert [line.variant for line in curves.panels[0].lines] == [
+        f"v{n:04d}" for n in range(5, MOST_VARIANTS + 5)
+    ]
+    assert "best" not in curves_info(board_of(made(MOST_VARIANTS, 1)), "Curves").source
+
+
+def test_every_cell_of_a_long_list_of_runs_has_an_equal_share() -> None:
+    groups = run_groups(board_of(made(4, MANY // 2)), "0", "sqlite://")
+    assert [(len(group.runs), group.left_out) for group in groups] == [(MANY // 4, MANY // 4)] * 4
+    whole = run_groups(board_of(made(2, 10)), "0", "sqlite://")
+    assert [(len(group.runs), group.left_out) for group in whole] == [(10, 0)] * 2
+
+
+def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(page, "MOST_ROWS", 40)
+    monkeypatch.setattr(run_list, "MANY", 50)
+    small, large = page_of(board_of(made(60, 1))), page_of(board_of(made(350, 1)))
+    assert len(large) < 1.05 * len(small)
+    assert "and 310 more, in the files beside this page" in large
+    assert "and 300 more, in the CSV file of runs beside this page" in large
+    assert "more, in the" not in page_of(board_of(made(3, 2)))
+
+
+def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
+    runs = made(1, 60)
+    board = score_sweep(make_data(runs[:10]), expect(runs), partial=True)
+    html = page_of(board)
+    assert "of which 50 are no results yet" in html
+    assert html.count("<li>v0000 on chain, seed") == 20
+    assert "and 30 more" in html
+    assert "seed 29 (missing); and 30 more." in " ".join(main_table(board, "Main").notes)
+
+
+@pytest.mark.parametrize("metric", [REWARD, "val/mean/avg_at_16", "never/logged"])
+def test_points_of_a_cell_are_those_of_a_choice_among_all(metric: str) -> None:
+    board = board_of(made(3, 2))
+    frame = board.data.metrics
+    ids = [run.mlflow_id for run in board.runs_of("chain", "v0001")]
+    expected = frame[frame["mlflow_id"].isin(ids) & (frame["metric"] == metric)]
+    found = board.logged("chain", "v0001", metric)
+    assert found.equals(expected)
+    assert np.array_equal(PointsByMetric(frame).of(metric, [*reversed(ids), None]).index, expected.index)
+    assert board.logged("chain", "nobody", metric).empty

@@ -1,0 +1,49 @@
+"""Ending processes, without a cluster."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dev.slurm import daemons
+from dev.slurm.daemons import Process, look_up
+
+# Notes the end of its children, as a step daemon tells the controller of its task's.
+PARENT = """
+import os, subprocess, sys
+children = [subprocess.Popen(["sleep", "1000"]) for _ in range(40)]
+print(*(child.pid for child in children), flush=True)
+os.wait()
+open(sys.argv[1], "w").close()
+"""
+
+
+def test_without_patience_nobody_sees_another_one_die(tmp_path: Path) -> None:
+    """A node whose task dies a moment before its daemons would report a failed job, and lose it."""
+    noted = tmp_path / "noted"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, os.fspath(noted)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pids = [*map(int, parent.stdout.readline().split()), parent.pid]
+    processes = [found for pid in pids if (found := look_up(pid)) is not None]
+    assert len(processes) == 41
+    daemons.end(processes, patience=0)
+    assert not noted.exists()
+    assert not [process for process in processes if process.alive()]
+
+
+def test_patience_is_for_what_ends_by_itself() -> None:
+    program = (
+        "import signal, time; signal.signal(15, lambda *_: exit(7)); print(1, flush=True); time.sleep(99)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    found = look_up(child.pid)
+    assert isinstance(found, Process)
+    began = time.monotonic()
+    daemons.end([found], patience=20)
+    assert time.monotonic() - began < 15
+    assert child.wait() in (0, 7)  # `alive` may have waited for it

@@ -1,0 +1,138 @@
+"""What commands do for every further run, counted: statements to the store and files opened, not seconds.
+
+How long all of it takes for 10,000 runs is measured by benchmarks/scale.py.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from sqlalchemy import Engine, event
+
+from cppo_lab import schema
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.reader import list_runs, read_sweep
+from cppo_lab.analysis.scoring import score_sweep
+from cppo_lab.launch.reconcile import look_repaired, run_states
+from cppo_lab.monitor.status import look
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.cost import past_costs
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
+from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.sync import send
+from tests import many_runs
+
+FEW, MANY = 20, 60
+
+
+@dataclass
+class Count:
+    """Statements to a database, and files opened below a folder."""
+
+    statements: int = 0
+    files: int = 0
+
+
+_counting: list[tuple[Count, str]] = []
+
+
+def _audit(name: str, arguments: tuple[Any, ...]) -> None:
+    if name == "open" and _counting and str(arguments[0]).startswith(_counting[0][1]):
+        _counting[0][0].files += 1
+
+
+sys.addaudithook(_audit)  # it cannot be taken away again
+
+
+@contextmanager
+def counted(folder: Path) -> Iterator[Count]:
+    """Counts what happens inside."""
+    count = Count()
+
+    def executed(*_: Any) -> None:
+        count.statements += 1
+
+    event.listen(Engine, "before_cursor_execute", executed)
+    _counting.append((count, f"{folder}/"))
+    try:
+        yield count
+    finally:
+        _counting.clear()
+        event.remove(Engine, "before_cursor_execute", executed)
+
+
+def declared(folder: Path, runs: int) -> Plan:
+    values = {
+        "title": "Many",
+        "question": "?",
+        "models": {"mini": ["mini_base"]},
+        "variants": {"grpo": {"rule": "grpo"}, "cppo": {"rule": "cppo"}},
+        "axes": {"seed": list(range(runs // 2))},
+    }
+    (folder / "many.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    return make_plan(load_sweep("./many.yaml"))
+
+
+def actions(plan: Plan) -> dict[str, Callable[[], object]]:
+    """What the commands do beside composing and drawing, by name."""
+    uri, runs = tracking_uri(), Path("runs").resolve()
+    run_ids = [run.run_id for run in plan.runs]
+    expected = [ExpectedRun(run.run_id, run.spec.model.name, run.variant, run.spec.seed) for run in plan.runs]
+    experiment = schema.experiment_name(plan.core)
+
+    def described() -> None:
+        client = open_client(uri)
+        number = ensure_experiment(client, uri, experiment)
+        seen = look_repaired(run_ids, plan.core, uri, runs)
+        describe_sweeps(plan, uri, number, ensure_parents(plan, uri, number, seen), seen.states())
+
+    def scored() -> None:
+        listing = list_runs(uri, experiment)
+        assert len(listing.versions({plan.name: run_ids})) == len(plan.runs)
+        score_sweep(read_sweep(uri, experiment, plan.name, None, run_ids, listing), expected)
+
+    return {
+        "plan": lambda: (run_states(run_ids, plan.core, uri, runs), past_costs(plan.runs, uri)),
+        "status": lambda: look(runs, uri),
+        "sync": lambda: send([runs / run_id for run_id in run_ids], uri),
+        "launch": described,
+        "report": scored,
+    }
+
+
+# Files that are opened for a run: its lock, its status, its place in the store (`shipped.json`), its history.
+FILES = {"plan": 1, "status": 1, "sync": 2, "launch": 5, "report": 1}
+
+
+def test_the_store_is_not_asked_for_every_run_nor_a_file_opened_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(many_runs, "ORIGINALS", 1)
+    found: dict[int, dict[str, Count]] = {}
+    for runs in (FEW, MANY):
+        folder = tmp_path / str(runs)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        plan = declared(folder, runs)
+        many_runs.make_runs(folder, plan, tracking_uri())
+        steps = actions(plan)
+        steps["sync"]()  # those that the store knows nothing of
+        steps["launch"]()  # writes what is there from then on
+        found[runs] = {}
+        for name, step in steps.items():
+            with counted(folder) as found[runs][name]:
+                step()
+    assert {name: one.statements for name, one in found[MANY].items()} == {
+        name: one.statements for name, one in found[FEW].items()
+    }
+    more = {name: (found[MANY][name].files - found[FEW][name].files) / (MANY - FEW) for name in FILES}
+    assert all(more[name] <= most for name, most in FILES.items()), more
+    assert all(found[MANY][name].statements for name in ("plan", "launch", "report"))  # counted at all
