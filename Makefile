@@ -1,22 +1,27 @@
-# Two commands do all the set-up:  make quickstart   runs the study in miniature;   make test   passes the tests.
-# Variables: PYTHON (3.11 or newer), VENV (where to install), PIP_FLAGS (passed to pip install).
+# Two commands do all the set-up:  make quickstart   trains six small runs;   make test   passes the tests.
+# Variables: PYTHON (3.11 or newer), VENV (where to install), PIP_FLAGS (passed to pip install), WORKERS (processes of the tests).
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+WORKERS ?= 2
 BIN := $(VENV)/bin
+check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { echo "error: $$($(BIN)/python --version) is too new for verl: rm -r $(VENV), then make PYTHON=/path/to/python3.12 ..."; exit 1; }
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test lint bench mutations slurm-dev slurm-dev-stop clean help
+.PHONY: quickstart study test lint bench lock locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop clean help
 
 help:
-	@echo "make quickstart  install, train the study in miniature, write its report page (about 3 minutes)"
+	@echo "make quickstart  install, train three rules with two seeds, write the report page (about 3 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
 	@echo "make test        install with the development tools and run all tests"
-	@echo "make lint        ruff"
-	@echo "make bench       run every benchmark (QUICK=1: under a minute each)"
+	@echo "make lint        ruff and strict mypy (a minute the first time)"
+	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
+	@echo "make locked      install as for make test, each downloaded file checked against its SHA-256 (docs/dependencies.md)"
+	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
 	@echo "make mutations   put deliberate faults into the maths and see the tests catch each (about 4 minutes)"
+	@echo "make chaos       train a sweep while everything is killed, and compare (docs/chaos.md; 12 to 25 minutes; chaos-short: 4)"
 	@echo "make slurm-dev   start a real Slurm on this machine, to try things (docs/slurm_dev.md); slurm-dev-stop ends it"
 	@echo "make clean       remove the virtual environment and the reports; runs and mlflow.db stay"
 
@@ -34,17 +39,45 @@ study: $(VENV)/.installed
 	@echo "The page:   file://$(CURDIR)/reports/build/study/index.html"
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p cppo_lab -p dev -p benchmarks.summary
 
 bench: $(VENV)/.installed-dev
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script $(if $(QUICK),--quick) || exit 1; done
+	$(BIN)/python -m benchmarks.summary $(if $(QUICK),--quick)
+
+# TORCH: a folder or index with torch's CPU builds, if not PyTorch's own index.
+lock: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet uv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock $(if $(TORCH),--torch $(TORCH))
+
+# Editable installs cannot be checked against hashes, nor can the packages that pip fetches on its own to build others:
+# hence setuptools first, then everything that is in the lock, then this project without any download.
+locked: | $(VENV)/bin/pip
+	$(check_verl)
+	sed -n '/^setuptools==/,/[^\\]$$/p' requirements-cpu.lock > $(VENV)/setuptools.lock
+	$(BIN)/pip install --quiet $(PIP_FLAGS) --require-hashes -r $(VENV)/setuptools.lock
+	$(BIN)/pip install --quiet $(PIP_FLAGS) --require-hashes --no-build-isolation --use-pep517 -r requirements-cpu.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.installed $(VENV)/.installed-dev
+
+# In an environment of its own: what pip-audit needs is not what the tests have passed with.
+audit: | $(VENV)/bin/pip
+	$(PYTHON) -m venv $(VENV)/audit
+	@$(VENV)/audit/bin/pip install --quiet $(PIP_FLAGS) pip-audit || { echo "NOT AUDITED: pip-audit cannot be installed"; exit 2; }
+	@$(VENV)/audit/bin/python -m dev.audit
 
 mutations: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutations.py
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m dev.chaos
+
+chaos-short: $(VENV)/.installed-dev
+	$(BIN)/python -m dev.chaos --short --minutes 15
 
 slurm-dev:
 	@$(PYTHON) -m dev.slurm start
@@ -67,5 +100,6 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/pip
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints-cpu.txt | $(VENV)/bin/pip
+	$(check_verl)
 	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints-cpu.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
