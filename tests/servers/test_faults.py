@@ -312,7 +312,7 @@ def test_a_file_that_cannot_be_reached_at_the_start(
     away = workspace / "mount"
     away.touch()  # no folder can be made here
     uri = f"sqlite:///{away}/mlflow.db"
-    going = in_mid_run(trainer(uri, step_seconds=SLOW), uri)
+    going = trainer(uri, step_seconds=SLOW).start().reach(120)
     going.signal(signal.SIGTERM)
     going.end()
     assert "`cppo sync` sends it" in going.log()

@@ -154,6 +154,8 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         assert (
             main(["launch", *sweep_of("warned"), SLURM]) == 0
         )  # nothing is left to do, and ends are recorded
+        # A cancelled run has its end on file, but Slurm may have killed it (KillWait) before MLflow was loaded to send it.
+        assert main(["sync"]) == 0
         found = {fate: states(sweep_of(fate))[ids[fate]] for fate in FATES}
         yield Aftermath(folder, found, expected)
 
