@@ -23,6 +23,14 @@ class Interrupted(SystemExit):
         self.number = number
 
 
+def take_for_ctrl_c() -> None:
+    """Have SIGTERM and a closed terminal interrupt this process, as Ctrl-C does, once: the terminal's shell and the
+    system may both say so. A hang-up that `nohup` made this process ignore stays ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _ctrl_c)
+
+
 def hear_signals(now: bool = True) -> None:
     """Raise Interrupted in this process's main thread when it is told to end, the first time; `now`, if it was."""
     _handle(_interrupt)
@@ -69,6 +77,11 @@ def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in _TOLD:
             signal.signal(number, handler)
+
+
+def _ctrl_c(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

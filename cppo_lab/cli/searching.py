@@ -12,10 +12,9 @@ if TYPE_CHECKING:
 
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another one, is."""
-    import signal
-
     from cppo_lab import schema, store
     from cppo_lab.cli.training import require_machine
+    from cppo_lab.interruption import take_for_ctrl_c
     from cppo_lab.redaction import redacted
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.places import runs_folder
@@ -32,7 +31,7 @@ def tune(options: argparse.Namespace) -> int:
     url = storage_url(options.storage)
     uri = store.tracking_uri(tuning.base.tracking.uri)
     require_machine([tuning.base], uri)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    take_for_ctrl_c()
     result = carry_out(tuning, uri, url, runs_folder())
     print(result.text)
     print(f"\nStudy {tuning.study} in {redacted(url)}")

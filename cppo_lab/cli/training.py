@@ -183,17 +183,15 @@ def train(
     found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]" = frozenset()
 ) -> int:
     """Train the runs of a plan, failed ones only if `retry` names them, and say what came of it."""
-    import signal
-
     from cppo_lab import schema
+    from cppo_lab.interruption import take_for_ctrl_c
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
     from cppo_lab.tracking.client import where_to_look
 
     _require_machine(found, uri)
-    # An orderly end on SIGTERM as on Ctrl-C: the runs are ended and recorded.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    take_for_ctrl_c()  # the runs are ended and recorded
     done = launch(found, uri, getattr(options, "replace", False), retry)
     print(table(found.runs, done.states, past_costs(found.runs, uri), width()))
     for run_id, old in done.replaced.items():

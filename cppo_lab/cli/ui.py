@@ -2,17 +2,13 @@
 
 import argparse
 import contextlib
-import signal
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
     from cppo_lab import store
+    from cppo_lab.interruption import take_for_ctrl_c
     from cppo_lab.redaction import redacted
 
     uri = store.tracking_uri()
@@ -23,8 +19,7 @@ def ui(options: argparse.Namespace) -> int:
 
     require_mlflow_server()
     store.require_store(uri)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    take_for_ctrl_c()
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as start:
         start.enter_context(store.own_lock("cppo ui", "lock"))  # the port of one that starts is still free
         port = free_port(options.host, options.port)
@@ -43,10 +38,6 @@ def ui(options: argparse.Namespace) -> int:
             print("cppo: mlflow server ended by itself", file=sys.stderr)
             return 1
     return 0
-
-
-def _interrupt(number: int, frame: "FrameType | None") -> None:
-    raise KeyboardInterrupt
 
 
 def _links(uri: str, address: str) -> list[tuple[str, str]]:

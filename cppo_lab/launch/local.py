@@ -59,12 +59,12 @@ def _submit(job: Job) -> Process[None]:
 
 @contextlib.contextmanager
 def _unheard_interrupts() -> Iterator[None]:
-    """Processes that are started here do not hear SIGINT; this one does, afterwards.
+    """Processes that are started here hear neither SIGINT nor SIGHUP; this one does, afterwards.
 
-    Ctrl-C goes to all processes of a terminal, and submitit kills its job one second after it. So the launcher hears
-    it, and ends the jobs. (A job that uses multiprocessing's `spawn` hears it again.)
+    Ctrl-C and the end of a terminal go to all its processes, and submitit kills its job one second after the first.
+    So the launcher hears it, and ends the jobs. (A job that uses multiprocessing's `spawn` hears SIGINT again.)
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
         yield
     finally:

@@ -190,13 +190,17 @@ class _Shipment:
         self.record.ended = False
         run = self.client.get_run(mlflow_id)
         self._remove_others(run)
-        self._call(self.client.update_run, mlflow_id, status="RUNNING")
-        for key in sorted({schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & run.data.tags.keys()):
-            self._call(self.client.delete_tag, mlflow_id, key)
+        tags = {**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING}
+        if run.info.status == "FINISHED":
+            del tags[schema.TAG_STATUS]  # nobody goes on with it, and its end may be in the store alone
+        else:
+            self._call(self.client.update_run, mlflow_id, status="RUNNING")
+            for key in sorted({schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & run.data.tags.keys()):
+                self._call(self.client.delete_tag, mlflow_id, key)
         params = [Param(key, value) for key, value in line.params.items()]
         for start in range(0, len(params), PARAMS):
             self._call(self.client.log_batch, mlflow_id, params=params[start : start + PARAMS])
-        self._tags({**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING})
+        self._tags(tags)
         self._call(log_datasets, self.client, mlflow_id, [schema.Dataset(**one) for one in line.datasets])
 
     def _tags(self, tags: Mapping[str, str]) -> None:

@@ -215,14 +215,15 @@ def test_killed_launcher_leaves_nothing_running_for_ever(
 
 
 @pytest.mark.parametrize(
-    ("number", "deaf"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+    ("number", "deaf"),
+    [(signal.SIGINT, False), (signal.SIGHUP, False), (signal.SIGTERM, False), (signal.SIGTERM, True)],
 )
 def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
     workspace: Path, number: signal.Signals, deaf: bool
 ) -> None:
     launcher = cppo("launch", *LONG, deaf=deaf)
     wait_for_step(workspace / "runs", 1)
-    if number == signal.SIGINT:  # Ctrl-C goes to all processes of a terminal
+    if number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and the terminal's end go to all its processes
         os.killpg(launcher.pid, number)
     else:
         launcher.send_signal(number)

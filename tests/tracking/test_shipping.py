@@ -417,6 +417,11 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
     monkeypatch.chdir(workspace)
     assert steps(folder) == [0, 1, 2]
     assert mlflow_run(folder).info.status == "FINISHED"
+    # The store alone knows of the end: who sends all that is on file does not take it back.
+    (folder / FOLDER / "shipped.json").unlink()
+    ended = mlflow_run(folder)
+    assert (ended.info.status, ended.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+    assert steps(folder) == [0, 1, 2]
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> None:

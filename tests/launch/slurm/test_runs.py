@@ -154,7 +154,7 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         assert (
             main(["launch", *sweep_of("warned"), SLURM]) == 0
         )  # nothing is left to do, and ends are recorded
-        # A cancelled run has its end on file, but Slurm may have killed it (KillWait) before MLflow was loaded to send it.
+        # A cancelled run has its end on file, but Slurm may have killed it (KillWait) before it could send that.
         assert main(["sync"]) == 0
         found = {fate: states(sweep_of(fate))[ids[fate]] for fate in FATES}
         yield Aftermath(folder, found, expected)
