@@ -2,11 +2,13 @@
 
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+# A terminal that closes says it to all its processes, unless `nohup` keeps them.
+_HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 # People, Slurm and launchers send the first; the second is submitit's warning before a time limit.
-_TOLD = (signal.SIGTERM, signal.SIGUSR2)
+_TOLD = (signal.SIGTERM, signal.SIGUSR2, *_HANGUP)
 _held: list[int] = []  # numbers of signals that came while they were held back
 
 
@@ -24,11 +26,20 @@ class Interrupted(SystemExit):
 
 
 def take_for_ctrl_c() -> None:
-    """Have SIGTERM and a closed terminal interrupt this process, as Ctrl-C does, once: the terminal's shell and the
-    system may both say so. A hang-up that `nohup` made this process ignore stays ignored."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _ctrl_c)
+    """Have SIGTERM and a closed terminal interrupt this process, as Ctrl-C does: once, since a session that ends sends
+    both, and its shell and the system the second each."""
+    for number in (signal.SIGTERM, *_HANGUP):
+        signal.signal(number, _ctrl_c)
+
+
+@contextlib.contextmanager
+def unheard(*numbers: signal.Signals) -> Iterator[None]:
+    """Processes that are started here do not hear these signals; this one does, afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def hear_signals(now: bool = True) -> None:
@@ -80,8 +91,9 @@ def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
 
 
 def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    for one in (signal.SIGTERM, *_HANGUP):
+        signal.signal(one, signal.SIG_IGN)
+    raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -157,8 +157,7 @@ def _is_done(attempt: Attempt, record: Record | None) -> bool:
     The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
     folder does.
     """
-    from cppo_lab.tracking.client import known_attempts
-    from cppo_lab.tracking.shipped import unsent
+    from cppo_lab.tracking.shipped import Shipped, save_shipped, unsent
     from cppo_lab.tracking.shipper import Shipper
 
     finished = record is not None and record.end is not None and record.end.status in schema.FINISHED
@@ -168,9 +167,25 @@ def _is_done(attempt: Attempt, record: Record | None) -> bool:
     if ours and unsent(attempt.folder, attempt.uri):
         with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
             pass
-    past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
-    if past is None or (ours and unsent(attempt.folder, attempt.uri)):  # it is away, or does not take the end
+    done = _has_result(attempt)
+    if done is False and ours and not unsent(attempt.folder, attempt.uri):
+        # Somebody has deleted it there, which stays so, or the store has been lost, and gets it again.
+        save_shipped(attempt.folder, attempt.uri, Shipped())
+        with Shipper(attempt.folder, attempt.uri):
+            pass
+        done = _has_result(attempt)
+    if done is None or (ours and unsent(attempt.folder, attempt.uri)):  # it is away, or does not take the end
         return ours
+    return done
+
+
+def _has_result(attempt: Attempt) -> bool | None:
+    """Whether the store has a result that is not to be replaced; None if it does not answer."""
+    from cppo_lab.tracking.client import known_attempts
+
+    past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
+    if past is None:
+        return None
     return any(one.status == "FINISHED" and one.mlflow_id not in attempt.replaces for one in past)
 
 

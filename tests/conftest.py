@@ -122,7 +122,7 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """What a test's runs have made of signals ends with it: children would inherit that they are ignored."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *interruption._TOLD)}
     yield
     interruption._held.clear()
     for one, handler in before.items():

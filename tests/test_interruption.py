@@ -1,10 +1,15 @@
-"""A closed terminal ends a command in order, unless `nohup` keeps it."""
+"""A closed terminal ends a command and what it trains in order, unless `nohup` keeps it."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.launch.slurm.jobs import notes
+from tests.slurm.waiting import until
 
 TOLD = """
 import os, signal
@@ -29,3 +34,27 @@ def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGHUP, before),
     )
     assert told.stdout.strip() == says
+
+
+INLINE = """
+import sys
+from pathlib import Path
+from cppo_lab.interruption import take_for_ctrl_c
+from cppo_lab.launch.inline import launch_inline
+from tests.launch.slurm.jobs import Long, slurm_spec
+take_for_ctrl_c()
+launch_inline([Long(Path(sys.argv[1]), "job", fresh_process=True)], slurm_spec(), lambda event: None)
+"""
+
+
+def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", INLINE, str(tmp_path)],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    until("it has begun", lambda: notes(tmp_path) == [("job", "begin")], 120)
+    os.killpg(launcher.pid, signal.SIGHUP)
+    assert launcher.wait(120) != 0
+    assert notes(tmp_path) == [("job", "begin"), ("job", f"interrupted {signal.SIGTERM.value}")]

@@ -20,6 +20,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import client, recorder, shipper
 from cppo_lab.tracking.run_folder import read_status
+from cppo_lab.tracking.shipped import load_shipped, save_shipped, unsent
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, None), ("1", "1"), ("", "")])
@@ -154,6 +155,22 @@ def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
     first = read_status(attempt.folder)
     attempt.run()
     assert read_status(attempt.folder) == first and first["status"] == schema.DONE
+
+
+def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
+    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new store stands at the old one's address: the folder says that all has been sent."""
+    old, new = f"sqlite:///{workspace}/old.db", f"sqlite:///{workspace}/new.db"
+    Attempt(tiny_spec, workspace / "runs", old).run()
+    attempt = Attempt(tiny_spec, workspace / "runs", new)
+    save_shipped(attempt.folder, new, load_shipped(attempt.folder, old))
+    assert not unsent(attempt.folder, new)
+    monkeypatch.setattr("cppo_lab.run.load_core", lambda _: pytest.fail("it trains again"))
+    attempt.run()
+    [lost] = client.attempts_at(client.open_client(old), "cppo-mini", tiny_spec.run_id)
+    [found] = client.attempts_at(client.open_client(new), "cppo-mini", tiny_spec.run_id)
+    assert (found.record, found.status) == (lost.record, "FINISHED")
 
 
 def test_a_signal_in_the_last_words_only_hurries_them(

@@ -1,10 +1,11 @@
 """One job after the other in this process; those that need it each in a fresh one."""
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Sequence
 
-from cppo_lab.interruption import Interrupted
+from cppo_lab.interruption import Interrupted, unheard
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 from cppo_lab.lock import AlreadyRunning
 from cppo_lab.run import describe
@@ -40,7 +41,8 @@ def _run(job: Job, began: float) -> None:
 
 def _in_a_process(job: Job) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
-    process.start()
+    with unheard(signal.SIGHUP):  # it is ended below
+        process.start()
     try:
         process.join()
     finally:

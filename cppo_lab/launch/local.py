@@ -1,14 +1,14 @@
 """Jobs in processes of their own on this machine, through submitit's local executor."""
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from submitit import Job as Process
 from submitit import LocalExecutor
 
+from cppo_lab.interruption import unheard
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 from cppo_lab.tracking.run_folder import is_cancelled
 
@@ -30,7 +30,10 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 if is_cancelled(job.folder, began):
                     report(Event("cancelled", job))
                     continue
-                with _unheard_interrupts():
+                # Ctrl-C and the end of a terminal go to all its processes, and submitit kills its job one second after
+                # the first. So the launcher hears it, and ends the jobs.
+                # (One that uses multiprocessing's `spawn` hears SIGINT again.)
+                with unheard(signal.SIGINT, signal.SIGHUP):
                     running.append((job, _submit(job)))
                 report(Event("started", job))
             if running:
@@ -55,20 +58,6 @@ def _submit(job: Job) -> Process[None]:
     # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
     return executor.submit(job.run)
-
-
-@contextlib.contextmanager
-def _unheard_interrupts() -> Iterator[None]:
-    """Processes that are started here hear neither SIGINT nor SIGHUP; this one does, afterwards.
-
-    Ctrl-C and the end of a terminal go to all its processes, and submitit kills its job one second after the first.
-    So the launcher hears it, and ends the jobs. (A job that uses multiprocessing's `spawn` hears SIGINT again.)
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(processes: Sequence[Process[None]]) -> None:

@@ -193,6 +193,10 @@ class _Shipment:
         tags = {**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING}
         if run.info.status == "FINISHED":
             del tags[schema.TAG_STATUS]  # nobody goes on with it, and its end may be in the store alone
+            if (
+                schema.TAG_REPLACED in run.data.tags
+            ):  # what a user has brought back since is not replaced again
+                tags.pop(schema.TAG_REPLACES, None)
         else:
             self._call(self.client.update_run, mlflow_id, status="RUNNING")
             for key in sorted({schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & run.data.tags.keys()):
@@ -250,12 +254,15 @@ class _Shipment:
         self.record.mlflow_id = run.info.run_id
 
     def _end(self, line: End) -> None:
+        run = self.client.get_run(self.record.mlflow_id)
+        self._remove_others(run)
+        if run.info.status == "FINISHED" and line.status not in schema.FINISHED:
+            return  # the end of an earlier attempt, sent again
         tags = {schema.TAG_STATUS: line.status}
         if line.reason:
             tags[schema.TAG_REASON] = line.reason[:500]
         if line.step is not None and line.status not in schema.FINISHED:
             tags[schema.TAG_STEP] = str(line.step)
-        self._remove_others(self.client.get_run(self.record.mlflow_id))
         self._tags(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self._call(self.client.set_terminated, self.record.mlflow_id, status, line.time_ms)

@@ -50,6 +50,12 @@ def history(run: Run, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in points}
 
 
+def started_by_a_shell(deaf: bool) -> None:
+    """In the new process: the tests may themselves be in the background of a script, and under `nohup`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def cppo(*arguments: str, deaf: bool = False) -> "subprocess.Popen[str]":
     """The command, as a shell starts it; if `deaf`, as a script starts one in the background: it ignores SIGINT."""
     return subprocess.Popen(
@@ -58,8 +64,7 @@ def cppo(*arguments: str, deaf: bool = False) -> "subprocess.Popen[str]":
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        # Children inherit it: the tests may themselves be in the background of a script.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL),
+        preexec_fn=lambda: started_by_a_shell(deaf),
     )
 
 

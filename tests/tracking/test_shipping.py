@@ -402,7 +402,12 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0)
+    first.interrupt("terminated by SIGTERM")
     recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(0)
     with Shipper(folder, tracking_uri(), recorder):
         log(recorder, 0)
         sent(folder)  # all that is on file is in the store

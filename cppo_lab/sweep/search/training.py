@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from cppo_lab.interruption import unheard
 from cppo_lab.lock import AlreadyRunning, is_held
 from cppo_lab.run import Attempt, describe, execute
 from cppo_lab.tracking.run_folder import is_cancelled
@@ -81,7 +83,8 @@ def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str |
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(run.attempt, sender))
-    child.start()
+    with unheard(signal.SIGHUP):  # it is ended below
+        child.start()
     try:
         sender.close()
         while child.is_alive():
