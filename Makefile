@@ -77,7 +77,7 @@ chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m dev.chaos
 
 chaos-short: $(VENV)/.installed-dev
-	$(BIN)/python -m dev.chaos --short --minutes 15
+	$(BIN)/python -m dev.chaos --short --minutes 40
 
 slurm-dev:
 	@$(PYTHON) -m dev.slurm start

@@ -2,14 +2,18 @@
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dev.errors import DevError
+
 # The guard ends the group when its pipe from us is closed, which the kernel does however we end.
 GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
+PORTS = range(32_000, 32_768)
 PATIENCE = 10.0  # seconds that SIGTERM is given
 
 
@@ -62,8 +66,13 @@ class Group:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+    """A TCP port of the loopback interface that nobody listens on.
+
+    A server that is restarted wants it back: it is none that systems, Ray or our Slurm hand out.
+    """
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(("127.0.0.1", port))
+            return port
+    raise DevError(f"no port of {PORTS[0]} to {PORTS[-1]} is free")

@@ -26,6 +26,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.spool import read_rows
 from tests.conftest import FINISHED, TINY
+from tests.slurm.waiting import until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 # A tiny model may well break down on the way: these are to go on until something ends them.
@@ -203,11 +204,10 @@ def test_killed_launcher_leaves_nothing_running_for_ever(
     launcher.wait()  # the run, which holds the other end of the pipe, lives on
     assert main(["plan", *LONG]) == 0
     assert "1 running" in capsys.readouterr().out  # the run outlives its launcher
+    until("the store knows it", lambda: bool(mlflow_runs()))
     os.kill(status["pid"], signal.SIGKILL)
     folder = next((workspace / "runs").glob("*/status.json")).parent
-    deadline = time.monotonic() + 10
-    while is_held(folder) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until("its lock is free", lambda: not is_held(folder))
     assert main(["plan", *LONG]) == 0
     assert "1 partial" in capsys.readouterr().out
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # planning writes nothing

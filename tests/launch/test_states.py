@@ -19,7 +19,7 @@ from cppo_lab.store import sqlite_file, tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED
-from tests.launch.test_launch import LONG, MIDDLE, cppo, mlflow_runs, wait_for_step
+from tests.launch.test_launch import LONG, cppo, mlflow_runs, wait_for_step
 from tests.recorded import sent
 
 REWARD = "train/reward"
@@ -122,20 +122,21 @@ def test_a_collapse_is_a_result(tiny_spec: RunSpec, folder: Path) -> None:
 def test_terminated_by_sigterm_then_continued_in_the_same_mlflow_run(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launcher = cppo("launch", *MIDDLE)
+    sweep = [*LONG[:-2], "training.t_stop=700", "training.collapse_share=0"]  # time for a plan on the way
+    launcher = cppo("launch", *sweep)
     status = wait_for_step(workspace / "runs", 20)
-    assert main(["plan", *MIDDLE]) == 0
-    assert re.search(r"  running  step \d+/400$", capsys.readouterr().out, re.M)
+    assert main(["plan", *sweep]) == 0
+    assert re.search(r"  running  step \d+/700$", capsys.readouterr().out, re.M)
     os.kill(status["pid"], signal.SIGTERM)
     output, _ = launcher.communicate(timeout=300)
     assert launcher.returncode == 1, output
     [run] = mlflow_runs()
     assert re.fullmatch(r"interrupted: terminated by SIGTERM at step \d+", run.data.tags[schema.TAG_REASON])
-    assert main(["plan", *MIDDLE]) == 0
+    assert main(["plan", *sweep]) == 0
     assert re.search(
-        r"  partial  step \d+/400; interrupted: terminated by SIGTERM$", capsys.readouterr().out, re.M
+        r"  partial  step \d+/700; interrupted: terminated by SIGTERM$", capsys.readouterr().out, re.M
     )
-    assert main(["launch", *MIDDLE]) == 0
+    assert main(["launch", *sweep]) == 0
     [continued] = mlflow_runs()
     assert (continued.info.run_id, continued.info.status) == (run.info.run_id, "FINISHED")
 

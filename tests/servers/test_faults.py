@@ -34,9 +34,7 @@ from tests.servers.trainer import Settings, Trainer
 LAST = 240  # step
 SLOW = 0.03  # seconds of a step, where something has to happen between the first and the last
 KILLS = 20
-LONGEST_WAIT = (
-    1.5  # seconds that a step may spend in `log`: shorter than any of a trainer's waits for a store
-)
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # seconds that a trainer waits for its store
 PAUSE = float(os.environ.get("CPPO_PAUSE_SECONDS", "5"))  # more than the trainer's patience with a request
 
 
@@ -56,7 +54,7 @@ def trainer(spec: RunSpec, workspace: Path) -> Iterator[Make]:
     made: list[Trainer] = []
 
     def make(uri: str, **options: object) -> Trainer:
-        patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5"} | dict(options.pop("environment", {}))  # type: ignore[call-overload]
+        patience = {TIMEOUT: "5"} | dict(options.pop("environment", {}))  # type: ignore[call-overload]
         options = {"spec": spec, "runs": workspace / "runs", "log": workspace / "log.txt"} | options
         options = {"waits": workspace / f"waits{len(made)}"} | options
         made.append(Trainer(Settings(uri=uri, environment=patience, **options)))  # type: ignore[arg-type]
@@ -69,11 +67,11 @@ def trainer(spec: RunSpec, workspace: Path) -> Iterator[Make]:
 
 
 def assert_never_waited(trainer: Trainer) -> None:
-    """No step waited for the store."""
+    """No step waited for the store: less than it takes to give one up, though the disk has others to serve."""
     waits = [wait for _, wait in trainer.waits()]
     assert statistics.median(waits) < 0.05
     assert statistics.quantiles(waits, n=50)[-1] < 0.5
-    assert max(waits) < LONGEST_WAIT
+    assert max(waits) < 0.9 * min(5.0, float(trainer.settings.environment[TIMEOUT]))
 
 
 def in_mid_run(trainer: Trainer, uri: str) -> Trainer:
@@ -124,7 +122,7 @@ def test_the_server_hangs_in_mid_run(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     seconds = max(SLOW, 2 * PAUSE / LAST)
-    brief = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2"}
+    brief = {TIMEOUT: "2"}
     going = in_mid_run(trainer(server.uri, step_seconds=seconds, environment=brief), server.uri)
     server.pause()
     try:

@@ -33,7 +33,7 @@ def tune(url: str, uri: str, *arguments: str) -> "subprocess.CompletedProcess[st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=900,
         env=os.environ | {"MLFLOW_TRACKING_URI": uri},
     )
 

@@ -132,7 +132,7 @@ def test_a_step_on_two_nodes(slurm: Cluster) -> None:
 
 def test_two_jobs_on_a_node_see_different_gpus(slurm: Cluster, tmp_path: Path) -> None:
     for gpus in (3, 5):
-        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 2"
+        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 60"
         slurm.call("sbatch", "-w", "n1", f"--gres=gpu:{gpus}", f"--output={tmp_path}/{gpus}", wrap)
     until(
         "both ran",

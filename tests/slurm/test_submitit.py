@@ -63,7 +63,7 @@ def test_a_job_fails_with_its_traceback(slurm: Cluster, tmp_path: Path) -> None:
 def test_an_array_is_throttled(slurm: Cluster, tmp_path: Path) -> None:
     def work() -> tuple[float, float]:
         began = time.time()
-        time.sleep(1)
+        time.sleep(3)  # more than one starts later than the next
         return began, time.time()
 
     array = executor(tmp_path, array_parallelism=2)

@@ -77,7 +77,7 @@ def responses(manager: MarkedAgentLoopManager, step: int, validate: bool) -> dic
     batch = prompts(step, validate)
     names = list(batch["uid"])
     manager.generate_sequences(batch)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         listed = transfer_queue.kv_list(partition).get(partition, {})
         states = [listed.get(name, {}).get("status") for name in names]

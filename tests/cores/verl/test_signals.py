@@ -69,7 +69,6 @@ try:
         waiting = long.remote()
         time.sleep(3)
         everything = [*psutil.Process().children(recursive=True), psutil.Process()]
-        began = time.time()
         for process in everything:
             try:
                 process.send_signal(signal.SIGTERM)
@@ -77,7 +76,8 @@ try:
                 pass
         ray.get(waiting)
 except SystemExit as error:
-    print("said:", error, "within", round(time.time() - began), "s", "soon:", time.time() - began < 9)  # not Ray's ten
+    # Ray's shutdown would look ten seconds for processes that were told as well.
+    print("said:", error, "without a shutdown:", ray.is_initialized())
 """
 
 
@@ -89,7 +89,9 @@ def test_rays_processes_outlive_a_warning() -> None:
 def test_a_run_that_is_cancelled_with_its_ray_has_the_time_for_its_last_words() -> None:
     """Slurm sends SIGTERM to every process of the job."""
     done = subprocess.run([sys.executable, "-c", CANCELLED], capture_output=True, text=True, timeout=600)
-    assert "said: told to end" in done.stdout and "soon: True" in done.stdout, done.stdout + done.stderr
+    assert "said: told to end" in done.stdout and "without a shutdown: True" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 class Told(SystemExit):
@@ -109,7 +111,7 @@ def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
         sys.exit(1)  # as ray.get does when its raylet is gone
 
     monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", ended)
-    monkeypatch.setattr(core, "ENDING_SECONDS", 1.0)
+    monkeypatch.setattr(core, "ENDING_SECONDS", 60.0 if signalled else 1.0)
     before = signal.signal(signal.SIGTERM, told)
     try:
         with pytest.raises(Told if signalled else RuntimeError, match=None if signalled else "out of memory"):

@@ -29,7 +29,7 @@ def test_fifty_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     assert set(tasks) == {job.name for job in jobs}
     assert len({task.job_id for task in tasks.values()}) == 1
 
-    until("some have begun", lambda: sum(begun(tmp_path).values()) >= 8, 240)
+    until("some have begun", lambda: sum(begun(tmp_path).values()) >= 8, 600)
     bare_slurm.end("slurmctld")
     late = Noted(tmp_path, "late")
     with pytest.raises(UserError, match="controller"):
@@ -40,12 +40,12 @@ def test_fifty_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     launch_slurm([*jobs[30:], late], slurm_spec(), seen.append)  # far from being begun
     assert seen[-1].job is late and len(seen) == 51
 
-    until("all have ended", lambda: ended(tmp_path, [*jobs, late]), 240)
+    until("all have ended", lambda: ended(tmp_path, [*jobs, late]), 600)
     assert begun(tmp_path) == Counter([job.name for job in [*jobs, late]])
     starts, ends = times(tmp_path, "begin"), times(tmp_path, "end")
     del starts["late"]
     assert max(sum(starts[o] <= at < ends[o] for o in starts) for at in starts.values()) <= 4
-    until("the queue is empty", lambda: not in_queue(tmp_path), 240)
+    until("the queue is empty", lambda: not in_queue(tmp_path), 600)
     with Ledger(tmp_path) as ledger:
         assert refresh(ledger) == {}
         assert ledger.open_tasks() == []

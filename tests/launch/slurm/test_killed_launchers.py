@@ -124,7 +124,7 @@ def test_kills_around_the_answer_of_sbatch(
     jobs = [Noted(runs, f"job{number}") for number in range(8)]
 
     # sbatch is still on its way when the next launcher has looked, and arrives when its jobs are in the queue.
-    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=4, after=0))
+    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=10, after=0))
     until("sbatch is asked", (tmp_path / "late" / "asked").exists)
     kill(process)
     launch_slurm(jobs[:2], HELD, lambda event: None)

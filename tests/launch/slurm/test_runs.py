@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +90,7 @@ def test_the_quickstart_equals_the_local_one_with_two_launchers_at_once(
     assert histories(workspace) == expected
 
 
-T_STOP = 200  # four seconds, if the machine does nothing else
+T_STOP = 400  # eight seconds, if the machine does nothing else
 LONG = ["quickstart", *TINY, "variant=cppo", f"training.t_stop={T_STOP}", "training.collapse_share=0"]
 GO_ON = ["warned", "requeued", "its node failed", "preempted"]
 FATES = {  # and where each run gets to meet it
@@ -142,15 +141,18 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
         def strike_those_that_train() -> bool:
             for fate in [fate for fate in left if trains(folder / "runs" / ids[fate])]:
-                strike(bare_slurm, fate, in_queue(folder / "runs")[ids[fate]].job)
+                strike(bare_slurm, fate, jobs[ids[fate]].job)
                 left.remove(fate)
             return not left
 
         until("each has met its fate", strike_those_that_train, PATIENCE)
-        # Slurm's word to the dead node may still be on its way, and would end the next life there.
-        time.sleep(10)
-        bare_slurm.resume_node("n2")
+        # It goes on elsewhere: Slurm says to a dead node what it did not hear once it is back, and the job's next life
+        # would be ended there for the one before.
+        failed = ids["its node failed"]
+        until("it waits", lambda: in_queue(folder / "runs")[failed].state == "PENDING", PATIENCE)
+        bare_slurm.call("scontrol", "update", f"JobId={jobs[failed].job}", "ReqNodeList=n4")
         until("the queue is empty", lambda: not in_queue(folder / "runs"), PATIENCE)
+        bare_slurm.resume_node("n2")
         assert (
             main(["launch", *sweep_of("warned"), SLURM]) == 0
         )  # nothing is left to do, and ends are recorded
