@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.slurm.jobs import notes
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 TOLD = """
 import os, signal

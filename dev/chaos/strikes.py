@@ -106,7 +106,7 @@ class Strikes:
         if self.away & {"node", "slurmd"}:
             return ""
         self.place.cluster.end("slurmctld", patience=0)
-        self._comes_back(fault, "slurmctld", self.place.cluster.start_controller)
+        self._comes_back(fault, "slurmctld", lambda: self._again(self._start_controller))
         return "slurmctld"
 
     # -- the store and the disk
@@ -142,6 +142,10 @@ class Strikes:
             self._say(fault.kind, f"{what} is back")
 
         self._coming.append(self._pool.submit(later))
+
+    def _start_controller(self) -> None:
+        self.place.cluster.end("slurmctld")  # one that has not come up in time
+        self.place.cluster.start_controller()
 
     def _again(self, bring: Callable[[], object]) -> None:
         """Tries until it works: what it stands on may be away itself."""

@@ -120,9 +120,12 @@ class Cluster:
         return lines[-1] if done.returncode else ""
 
     def wait(self, what: str, seconds: float, problem: Callable[[], str]) -> None:
-        """Waits until `problem()` is empty, looking ten times a second."""
+        """Waits until `problem()` is empty, looking ten times a second.
+
+        What it raises is a reason to wait as well: a daemon is not known by its environment at the moment of its exec.
+        """
         deadline = time.monotonic() + seconds
-        while reason := problem():
+        while reason := _complaint(problem):
             if time.monotonic() > deadline:
                 raise ClusterError(f"{what} not ready after {seconds:g} s: {reason} (logs in {self.log})")
             time.sleep(0.1)
@@ -232,3 +235,10 @@ class Cluster:
             self.end(name)
         if left := daemons.of_cluster(self.folder):
             raise ClusterError(f"can't end {', '.join(left)} of the cluster in {self.folder}")
+
+
+def _complaint(problem: Callable[[], str]) -> str:
+    try:
+        return problem()
+    except ClusterError as error:
+        return str(error)

@@ -71,7 +71,9 @@ def browser_page(links: list[str]) -> "Iterator[Page]":
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox"], timeout=WAIT_MS
+        )
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.add_init_script(_SEEN)
         page.set_default_timeout(WAIT_MS)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 HOSTILE = '8B</script><img src="x" onerror="document.title=1">'
-WAIT_MS = 60_000  # the machine may be busy
+WAIT_MS = 180_000  # the machine may be busy
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,9 @@ def browser(address: str) -> "Iterator[Browser]":
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        opened = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox"], timeout=WAIT_MS
+        )
         yield opened
         opened.close()
 
@@ -183,6 +185,7 @@ def test_paper_has_the_drawings_and_no_controls(opened: "Page") -> None:
 def test_without_scripts_there_are_the_drawings(browser: "Browser", address: str) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
     page.goto(address)
     assert page.locator(".static svg").first.is_visible()
     assert page.locator(".controls").is_hidden()
@@ -191,6 +194,7 @@ def test_without_scripts_there_are_the_drawings(browser: "Browser", address: str
 
 def test_the_policy_lets_no_other_script_run(browser: "Browser", address: str) -> None:
     page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
     watched = Watched(page)
     page.goto(address)
     page.evaluate(

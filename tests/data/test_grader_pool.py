@@ -16,7 +16,7 @@ from cppo_lab.data.grader_pool import GraderPool, Verdict
 from cppo_lab.data.grading import close_pools, grade
 from cppo_lab.errors import UserError
 
-LIMIT = 1.0  # of a right answer too, on a machine that does other things
+LIMIT = 2.0  # of a right answer too, on a machine that does other things
 # On top of the limit: the start of a child, on a machine that does other things too.
 START = 60.0
 HANGING = "9^{9^{9^9}}"

@@ -26,7 +26,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.spool import read_rows
 from tests.conftest import FINISHED, TINY
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 # A tiny model may well break down on the way: these are to go on until something ends them.

@@ -15,7 +15,7 @@ from dev.slurm.cluster import PATH, Cluster, default_folder
 from dev.slurm.daemons import look_up
 from dev.slurm.settings import Settings
 from tests.requirement import SLURM
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 
 def session_folder(what: str = "") -> Path:

@@ -12,7 +12,7 @@ from dev.slurm import daemons, starting
 from dev.slurm.cluster import Cluster
 from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
@@ -64,6 +64,7 @@ def test_stop_ends_stubborn_jobs(small_cluster: Cluster) -> None:
 def test_starts_over_whatever_is_left(small_cluster: Cluster, left: str) -> None:
     starting.start(small_cluster, SMALL)
     first = small_cluster.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900")
+    until("the job runs", lambda: any(name.startswith("jobs-") for name in alive(small_cluster)))
     if left == "folder":  # as after a reboot
         daemons.end([one for group in daemons.of_cluster(small_cluster.folder).values() for one in group], 0)
         assert alive(small_cluster) == []

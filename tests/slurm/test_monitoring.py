@@ -12,7 +12,7 @@ from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.test_launch import LONG, wait_for_step
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

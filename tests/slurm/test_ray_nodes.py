@@ -23,7 +23,7 @@ from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
 from tests.requirement import SLURM
 from tests.slurm.conftest import remove, session_folder
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slurm,

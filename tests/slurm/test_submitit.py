@@ -13,7 +13,7 @@ import pytest
 import submitit
 
 from dev.slurm.cluster import Cluster
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

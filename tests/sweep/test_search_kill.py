@@ -21,6 +21,7 @@ from cppo_lab.lock import is_held
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.sweep.made_search import search_values, write_search
+from tests.waiting import until
 
 TRIALS = 24
 PATIENCE = 600  # seconds; a machine that others use as well takes its time
@@ -194,13 +195,15 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     assert len(pids) == 2, Path("terminals.log").read_text()
     search.send_signal(signal.SIGINT)
     assert search.wait(timeout=PATIENCE) == 130
-    deadline = time.monotonic() + PATIENCE
-    while training_now(workspace / "runs") and time.monotonic() < deadline:  # they end in order
-        time.sleep(0.1)
+    until("they end in order", lambda: not training_now(workspace / "runs"), PATIENCE)
     assert "the same command continues" in Path("terminals.log").read_text()
     found = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
     assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
-    assert {run.info.status for run in mlflow_runs() if schema.TAG_TRIAL in run.data.tags} == {"KILLED"}
+    until(
+        "the trials' records are ended",
+        lambda: {run.info.status for run in mlflow_runs() if schema.TAG_TRIAL in run.data.tags} == {"KILLED"},
+        PATIENCE,
+    )
     # The same trials go on, with their own points and records.
     search = terminals.tune(*local, "training.t_stop=4000", "--study", "long")
     deadline = time.monotonic() + PATIENCE

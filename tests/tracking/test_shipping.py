@@ -1,6 +1,7 @@
 """MLflow is brought to the state of a spool, whatever is killed, lost, deleted or done twice on the way."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from cppo_lab.tracking.spool import FOLDER
 from cppo_lab.tracking.sync import send
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent
+from tests.waiting import until
 
 REWARD, LOSS = "train/reward", "train/loss"
 
@@ -373,6 +375,7 @@ def test_nobody_waits_for_a_store_that_is_away(
     assert "`cppo sync` sends it" in said
     with pytest.raises(UserError, match="nothing is lost, `cppo sync` sends the rest"):
         send([folder], tracking_uri())
+    until("its thread has given up", lambda: "shipper" not in {one.name for one in threading.enumerate()})
     store.away = False
     assert send([folder], tracking_uri()).points == 6
     assert steps(folder) == [0, 1, 2]

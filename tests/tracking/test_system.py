@@ -63,7 +63,7 @@ def test_workers_count(tmp_path: Path) -> None:
     worker.start()
     try:
         reading = Reading(tmp_path, None)
-        assert ready.wait(60)
+        assert ready.wait(600)
         time.sleep(0.5)
         values = reading.sample()
         assert values["process_memory_megabytes"] - before >= 200
@@ -113,10 +113,10 @@ def test_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 <= values["system/cpu_utilization_percentage"] <= 100
         library.gone = {0, 1}
         shutil.rmtree(folder)
-        drained(sampler)
-        values = drained(sampler)
+        deadline = time.monotonic() + 20
+        while "system/disk_available_megabytes" in (values := drained(sampler)):  # of samples before it
+            assert time.monotonic() < deadline
         assert "system/gpu_1_utilization_percentage" not in values
-        assert "system/disk_available_megabytes" not in values
         assert "system/cpu_utilization_percentage" in values
         assert library.open == 1
     deadline = time.monotonic() + 20

@@ -35,12 +35,21 @@ worker = Worker.remote()
 assert ray.get(worker.answer.remote()) == 1
 
 def descendants(pid):
-    children = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    try:
+        children = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    except FileNotFoundError:
+        children = []
     return [pid, *(p for child in children for p in descendants(child))]
+
+def open_files(pid):
+    try:
+        return list(Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # it has ended meanwhile
+        return []
 
 inodes = set()
 for pid in descendants(os.getpid()):
-    for link in Path(f"/proc/{pid}/fd").iterdir():
+    for link in open_files(pid):
         try:
             target = os.readlink(link)
         except FileNotFoundError:
@@ -119,7 +128,7 @@ def test_ray_listens_on_loopback_and_lets_in_whoever_has_the_token(short_folder:
             assert "Unauthenticated" in one.stderr or "AuthenticationError" in one.stderr
     finally:
         cluster.stdin.close()
-        cluster.wait(60)
+        cluster.wait(300)
 
 
 def test_the_token_is_private_and_new_each_time(short_folder: Path) -> None:

@@ -11,7 +11,7 @@ from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster
 from dev.slurm.settings import Settings
 from tests.slurm.conftest import session_folder, slurm, slurm_cluster, slurm_installed
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 __all__ = ["slurm", "slurm_cluster", "slurm_installed"]  # fixtures
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.conftest import ROOT
 from tests.launch.slurm.jobs import Noted, slurm_spec
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

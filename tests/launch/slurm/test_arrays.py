@@ -12,7 +12,7 @@ from cppo_lab.launch.slurm.reconcile import in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.jobs import Noted, begun, ended, slurm_spec, takes, times
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -16,7 +16,7 @@ from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]

@@ -20,7 +20,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.spool import read_rows
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 PATIENCE = 300  # s; a machine that others use as well takes its time

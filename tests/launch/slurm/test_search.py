@@ -13,8 +13,8 @@ from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import find_trials
 from dev.slurm.cluster import Cluster
-from tests.slurm.waiting import until
 from tests.sweep.made_search import made_tuning, search_values
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 PATIENCE = 240  # s

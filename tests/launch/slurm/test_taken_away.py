@@ -11,7 +11,7 @@ from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.jobs import Long, begun, notes, slurm_spec, takes
-from tests.slurm.waiting import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 PATIENCE = 200  # s; the time limit alone takes a minute, and a job that went back waits for 7 s

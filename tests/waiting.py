@@ -1,4 +1,4 @@
-"""Waiting for what a cluster does in its own time."""
+"""Waiting for what others do in their own time."""
 
 import time
 from collections.abc import Callable
