@@ -17,7 +17,7 @@ from tests.sweep.made_search import made_tuning, search_values
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-PATIENCE = 240  # s
+PATIENCE = 600  # s
 
 
 def test_a_search_is_followed_until_its_workers_have_ended(bare_slurm: Cluster, workspace: Path) -> None:
