@@ -14,7 +14,7 @@ from tests.launch.slurm.jobs import Long, begun, notes, slurm_spec, takes
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-PATIENCE = 200  # s; the time limit alone takes a minute, and a job that went back waits for 7 s
+PATIENCE = 600  # s; the time limit alone takes a minute, and a job that went back waits for 7 s
 
 
 def launch(job: Long, node: str, **settings: object) -> str:
