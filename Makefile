@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: quickstart study test lint bench lock locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop clean help
 
 help:
-	@echo "make quickstart  install, train three rules with two seeds, write the report page (about 3 minutes)"
+	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
 	@echo "make test        install with the development tools and run all tests"
 	@echo "make lint        ruff and strict mypy (half a minute the first time)"
