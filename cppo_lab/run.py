@@ -157,7 +157,7 @@ def _is_done(attempt: Attempt, record: Record | None) -> bool:
     The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
     folder does.
     """
-    from cppo_lab.tracking.shipped import Shipped, save_shipped, unsent
+    from cppo_lab.tracking.shipped import forget_shipped, unsent
     from cppo_lab.tracking.shipper import Shipper
 
     finished = record is not None and record.end is not None and record.end.status in schema.FINISHED
@@ -170,7 +170,7 @@ def _is_done(attempt: Attempt, record: Record | None) -> bool:
     done = _has_result(attempt)
     if done is False and ours and not unsent(attempt.folder, attempt.uri):
         # Somebody has deleted it there, which stays so, or the store has been lost, and gets it again.
-        save_shipped(attempt.folder, attempt.uri, Shipped())
+        forget_shipped(attempt.folder, attempt.uri)
         with Shipper(attempt.folder, attempt.uri):
             pass
         done = _has_result(attempt)

@@ -173,7 +173,6 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     import shlex
 
     from cppo_lab import schema, store
-    from cppo_lab.redaction import redacted
     from cppo_lab.reports.search import SearchRequest, make_search
     from cppo_lab.sweep.search.space import resolve
 
@@ -213,7 +212,6 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab import store
-    from cppo_lab.redaction import redacted
     from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.reference import import_reference
     from cppo_lab.tracking.reference_parents import nest_reference

@@ -15,7 +15,7 @@ from cppo_lab.tracking.client import Attempt, attempts, attempts_at, mark_interr
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.run_folder import folder_tag, is_cancelled, read_status
-from cppo_lab.tracking.shipped import Shipped, save_shipped, unsent
+from cppo_lab.tracking.shipped import forget_shipped, unsent
 from cppo_lab.tracking.spool import newest_record
 from cppo_lab.tracking.sync import send
 
@@ -206,8 +206,8 @@ def _end_dead(uri: str, folder: Path, one: Attempt) -> bool:
                 at = f" at step {max(record.rows)}" if record.rows else ""
                 if record.end is None:
                     close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}")
-                elif not unsent(folder, uri):  # the store is not what it was when it got the end
-                    save_shipped(folder, uri, Shipped())
+                elif not unsent(folder, uri):  # the store had its end once
+                    forget_shipped(folder, uri)
                 _send([folder], uri)
             else:
                 mark_interrupted(client, one.mlflow_id, f"interrupted: {why}")

@@ -87,6 +87,11 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
         return Shipped()
 
 
+def forget_shipped(folder: Path, uri: str) -> None:
+    """Have all of a run's folder sent anew: the store is not what it was when it got it."""
+    save_shipped(folder, uri, Shipped())
+
+
 def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
     """Remember it. On a full disk it is sent again instead."""
     values = {

@@ -35,6 +35,7 @@ LAST = 240  # step
 SLOW = 0.03  # seconds of a step, where something has to happen between the first and the last
 KILLS = 20
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # seconds that a trainer waits for its store
+LONGEST_WAIT = 1.5  # seconds that a step may spend in `log`: shorter than any of these
 PAUSE = float(os.environ.get("CPPO_PAUSE_SECONDS", "5"))  # more than the trainer's patience with a request
 
 
@@ -67,11 +68,11 @@ def trainer(spec: RunSpec, workspace: Path) -> Iterator[Make]:
 
 
 def assert_never_waited(trainer: Trainer) -> None:
-    """No step waited for the store: less than it takes to give one up, though the disk has others to serve."""
+    """No step waited for the store."""
     waits = [wait for _, wait in trainer.waits()]
     assert statistics.median(waits) < 0.05
     assert statistics.quantiles(waits, n=50)[-1] < 0.5
-    assert max(waits) < 0.9 * min(5.0, float(trainer.settings.environment[TIMEOUT]))
+    assert max(waits) < LONGEST_WAIT
 
 
 def in_mid_run(trainer: Trainer, uri: str) -> Trainer:
@@ -237,7 +238,7 @@ def test_the_trainer_is_killed_20_times(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     uri, moments = copy_of(sqlite_tables, workspace), random.Random(8)
-    going, reached, ids = trainer(uri), [], set()
+    going, reached, ids = trainer(uri, ship_seconds=0.1), [], set()
     for number in range(KILLS):
         going.start()
         # From the first moment of an attempt to some shipments after its first step.
@@ -253,7 +254,7 @@ def test_the_trainer_is_killed_20_times(
     assert going.start().end() == 0
     run = assert_whole(uri, spec, workspace / "a")
     assert len(list((going.settings.folder / "spool").glob("*.jsonl"))) > KILLS / 2
-    assert ids <= {run.info.run_id}
+    assert ids == {run.info.run_id}
 
 
 def test_the_trainer_is_killed_at_its_end(
