@@ -1,0 +1,186 @@
+"""Shipping while the store is away, while the disk is full, and while both are: nothing is lost, nobody waits."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking import shipper as shipper_module
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.run_folder import read_status
+from cppo_lab.tracking.shipped import unsent
+from cppo_lab.tracking.shipper import Shipper
+from cppo_lab.tracking.spool import FOLDER
+from cppo_lab.tracking.sync import send
+from tests.conftest import FINISHED
+from tests.recorded import mlflow_run, sent
+from tests.tracking.test_shipping import log, steps
+from tests.waiting import until
+
+
+class Away:
+    """A store that does not answer until it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away, self.asked = True, 0
+        real = MlflowClient.get_experiment_by_name
+
+        def ask(client: MlflowClient, name: str) -> Any:
+            self.asked += 1
+            if self.away:
+                raise MlflowException("the server is away")
+            return real(client, name)
+
+        monkeypatch.setattr(MlflowClient, "get_experiment_by_name", ask)
+
+
+def test_nobody_waits_for_a_store_that_is_away(
+    workspace: Path,
+    tiny_spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
+    store = Away(monkeypatch)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        recorder.begin(None)
+        log(recorder, 0, 1, 2)
+        while store.asked < 3:
+            pass
+        recorder.finish(FINISHED)
+    assert read_status(folder)["status"] == schema.DONE
+    said = capsys.readouterr().err
+    assert said.count("does not answer, training goes on") == 1
+    assert "`cppo sync` sends it" in said
+    with pytest.raises(UserError, match="nothing is lost, `cppo sync` sends the rest"):
+        send([folder], tracking_uri())
+    until("its thread has given up", lambda: "shipper" not in {one.name for one in threading.enumerate()})
+    store.away = False
+    assert send([folder], tracking_uri()).points == 6
+    assert steps(folder) == [0, 1, 2]
+
+
+def test_it_comes_back(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(shipper_module, "EVERY_SECONDS", 0.01)
+    store = Away(monkeypatch)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        log(recorder, 0, 1)
+        while store.asked < 2:
+            pass
+        store.away = False
+        recorder.finish(FINISHED)
+    assert "is back after" in capsys.readouterr().err
+    assert not unsent(folder, tracking_uri())
+    assert mlflow_run(folder).info.status == "FINISHED"
+
+
+def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0)
+    first.interrupt("terminated by SIGTERM")
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(0)
+    with Shipper(folder, tracking_uri(), recorder):
+        log(recorder, 0)
+        sent(folder)  # all that is on file is in the store
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
+        log(recorder, 1, 2)
+        recorder.finish(FINISHED)
+    monkeypatch.undo()
+    monkeypatch.chdir(workspace)
+    assert steps(folder) == [0, 1, 2]
+    assert mlflow_run(folder).info.status == "FINISHED"
+    # The store alone knows of the end: who sends all that is on file does not take it back.
+    (folder / FOLDER / "shipped.json").unlink()
+    ended = mlflow_run(folder)
+    assert (ended.info.status, ended.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
+    assert steps(folder) == [0, 1, 2]
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> None:
+    """No file below the folder can be written from now on, and its spool neither, if so said."""
+    real = Path.write_text
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    def write(path: Path, *arguments: Any, **named: Any) -> int:
+        if path.is_relative_to(folder):
+            path.touch()
+            full()
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    if spool:
+        monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
+
+
+@pytest.mark.parametrize("spool", [True, False])
+def test_an_artifact_that_a_full_disk_does_not_take_is_sent_all_the_same(
+    workspace: Path,
+    tiny_spec: RunSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spool: bool,
+) -> None:
+    """At the end, or with the lines of the spool if it has room for them."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder):
+        log(recorder, 0)
+        with monkeypatch.context() as patch:
+            fill_disk(patch, folder, spool)
+            recorder.artifact("diagnostics/positions.json", {"position": [1, 2]})
+            recorder.finish(FINISHED)
+            assert not (folder / "diagnostics" / "positions.json").exists()
+    client, run = open_client(tracking_uri()), mlflow_run(folder)
+    path = client.download_artifacts(run.info.run_id, "diagnostics/positions.json", str(workspace))
+    assert Path(path).read_text() == '{"position": [1, 2]}'
+    assert run.data.tags[schema.TAG_FILES] == "complete"
+    assert "did not take all" not in capsys.readouterr().err
+
+
+def test_a_store_that_is_away_and_a_full_disk(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing has the end of the run: it is not called safe."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(shipper_module, "PATIENCE_SECONDS", 0.2)
+    Away(monkeypatch)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with Shipper(folder, tracking_uri(), recorder), monkeypatch.context() as patch:
+        log(recorder, 0)
+        fill_disk(patch, folder, True)
+        log(recorder, 1)
+        recorder.finish(FINISHED)
+    said = capsys.readouterr().err
+    assert f"the disk of {folder} has no room for the rest: launch it again" in said
+    assert "safe" not in said
