@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dev.slurm import daemons, network
@@ -158,9 +159,18 @@ class Cluster:
         self.wait("slurmctld", 30, lambda: self.problem("scontrol", "show", "config"))
 
     def end(self, *names: str, patience: float = PATIENCE) -> None:
-        """Ends daemons (or `jobs-<node>`) by name; those that don't run are passed over."""
-        found = daemons.of_cluster(self.folder)
-        daemons.end([process for name in names for process in found.get(name, [])], patience)
+        """Ends daemons (or `jobs-<node>`) by name or pattern; those that don't run are passed over."""
+
+        def find() -> list[daemons.Process]:
+            found = daemons.of_cluster(self.folder).items()
+            return [
+                one
+                for name, group in found
+                if any(fnmatchcase(name, wanted) for wanted in names)
+                for one in group
+            ]
+
+        daemons.end(find, patience)
 
     def restart_controller(self) -> None:
         """Stops slurmctld and starts it again. Jobs go on meanwhile, and it takes them up from its state folder."""
@@ -223,14 +233,7 @@ class Cluster:
     def end_all(self) -> None:
         """Ends all processes of this cluster: the controller first, so that it requeues nothing, munged last."""
         self.end("slurmctld")
-        # More than once, because a step daemon may be about to start something.
-        for _ in range(5):
-            names = [
-                name for name in daemons.of_cluster(self.folder) if name.startswith(("slurmd-", "jobs-"))
-            ]
-            if not names:
-                break
-            self.end(*names, patience=2)
+        self.end("slurmd-*", "jobs-*", patience=2)
         for name in ("slurmdbd", "mariadbd", "munged"):
             self.end(name)
         if left := daemons.of_cluster(self.folder):

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,23 +98,32 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
     )
 
 
-def end(processes: Iterable[Process], patience: float) -> None:
-    """Ends processes: SIGTERM, and SIGKILL for those that are left after `patience` seconds.
+def end(find: Callable[[], Iterable[Process]], patience: float) -> None:
+    """Ends the processes that `find` sees: SIGTERM, and SIGKILL for those that are left after `patience` seconds.
 
     With a patience of 0 all end as one, as at a power cut: none of them sees another one die, and says so to anybody.
+    `find` is asked more than once, because any of them may be starting another one.
     """
-    left = list(processes)
-    if not patience:
-        for process in left:
+    told: list[Process] = []
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        if not any(process.alive() for process in told):
+            if not (told := [process for process in find() if process.alive()]):
+                return
+            for process in told:
+                process.send(signal.SIGTERM)
+        time.sleep(0.05)
+    # What is stopped starts nothing more: once a look finds nobody new, these are all.
+    stopped: list[Process] = []
+    while new := [one for one in (*told, *find()) if one not in stopped and one.alive()]:
+        for process in new:
             process.send(signal.SIGSTOP)
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
-        if not seconds:
-            continue
-        for process in left:
-            process.send(number)
-        deadline = time.monotonic() + seconds
-        while (left := [process for process in left if process.alive()]) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        stopped += new
+    for process in stopped:
+        process.send(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while any(process.alive() for process in stopped) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def everything() -> list[Process]:

@@ -66,7 +66,7 @@ def test_starts_over_whatever_is_left(small_cluster: Cluster, left: str) -> None
     first = small_cluster.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900")
     until("the job runs", lambda: any(name.startswith("jobs-") for name in alive(small_cluster)))
     if left == "folder":  # as after a reboot
-        daemons.end([one for group in daemons.of_cluster(small_cluster.folder).values() for one in group], 0)
+        small_cluster.end("*", patience=0)
         assert alive(small_cluster) == []
     if left == "some daemons":
         small_cluster.end("slurmctld", "slurmd-n2", patience=0)

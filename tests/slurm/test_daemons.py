@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from dev.slurm import daemons
 from dev.slurm.daemons import Process, look_up
 
@@ -16,6 +18,14 @@ children = [subprocess.Popen(["sleep", "1000"]) for _ in range(40)]
 print(*(child.pid for child in children), flush=True)
 os.wait()
 open(sys.argv[1], "w").close()
+"""
+
+# Starts one process after the other, as a step daemon does whose job begins.
+STARTER = """
+import subprocess
+print(1, flush=True)
+while True:
+    subprocess.Popen(["sleep", "1000"])
 """
 
 
@@ -29,7 +39,7 @@ def test_without_patience_nobody_sees_another_one_die(tmp_path: Path) -> None:
     pids = [*map(int, parent.stdout.readline().split()), parent.pid]
     processes = [found for pid in pids if (found := look_up(pid)) is not None]
     assert len(processes) == 41
-    daemons.end(processes, patience=0)
+    daemons.end(lambda: processes, patience=0)
     assert not noted.exists()
     assert not [process for process in processes if process.alive()]
 
@@ -44,6 +54,19 @@ def test_patience_is_for_what_ends_by_itself() -> None:
     found = look_up(child.pid)
     assert isinstance(found, Process)
     began = time.monotonic()
-    daemons.end([found], patience=20)
+    daemons.end(lambda: [found], patience=20)
     assert time.monotonic() - began < 15
     assert child.wait() in (0, 7)  # `alive` may have waited for it
+
+
+@pytest.mark.parametrize("patience", [0, 0.2])
+def test_what_is_started_meanwhile_ends_too(patience: float, tmp_path: Path) -> None:
+    """A job that begins while its node fails would outlive the node."""
+    env = {**os.environ, daemons.CLUSTER: os.fspath(tmp_path), daemons.DAEMON: "starter"}
+    program = STARTER if not patience else f"import signal; signal.signal(15, signal.SIG_IGN){STARTER}"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=env)
+    assert child.stdout is not None
+    child.stdout.readline()
+    daemons.end(lambda: daemons.of_cluster(tmp_path).get("starter", []), patience)
+    assert daemons.of_cluster(tmp_path) == {}
+    child.communicate()
