@@ -15,7 +15,7 @@ from cppo_lab import schema, store
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
 from cppo_lab.interruption import Interrupted, hear_no_more, hear_signals, hold_signals, interruption_behind
-from cppo_lab.lock import held
+from cppo_lab.lock import AlreadyRunning, held
 from cppo_lab.redaction import redacted
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
@@ -256,6 +256,15 @@ def _tags(attempt: Attempt) -> dict[str, str]:
     if attempt.replaces:
         tags[schema.TAG_REPLACES] = " ".join(attempt.replaces)
     return tags
+
+
+def tidy(folder: Path) -> None:
+    """Remove the checkpoints of a run that has its result on file but was killed before it could do so itself."""
+    if any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS)):
+        with contextlib.suppress(AlreadyRunning), held(folder):
+            record = newest_record(folder)
+            if record is not None and record.end is not None and record.end.status in schema.FINISHED:
+                _remove_checkpoints(folder)
 
 
 def _remove_checkpoints(folder: Path) -> None:

@@ -11,6 +11,7 @@ from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
 from cppo_lab.lock import AlreadyRunning, held, is_held
+from cppo_lab.run import tidy
 from cppo_lab.tracking.client import Attempt, attempts, attempts_at, mark_interrupted, open_client
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
@@ -147,20 +148,23 @@ def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]
 
     What their folders have and the store has not is sent first. Returns the runs mended.
     """
-    _send(_dead(run_ids, runs), uri)
+    _settle(run_ids, uri, runs)
     return _mend(look_at(run_ids, core, uri, runs), uri)
 
 
 def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
     """What is known of the runs once they are repaired."""
-    _send(_dead(run_ids, runs), uri)
+    _settle(run_ids, uri, runs)
     look = look_at(run_ids, core, uri, runs)
     return look_at(run_ids, core, uri, runs) if _mend(look, uri) else look
 
 
-def _dead(run_ids: Sequence[str], runs: Path) -> list[Path]:
-    """The folders of the runs that nobody trains."""
-    return [runs / run_id for run_id in run_ids if not is_held(runs / run_id)]
+def _settle(run_ids: Sequence[str], uri: str, runs: Path) -> None:
+    """Do what runs left undone that nobody trains: send what they have on file, remove what a result needs no more."""
+    folders = [runs / run_id for run_id in run_ids if not is_held(runs / run_id)]
+    _send(folders, uri)
+    for folder in folders:
+        tidy(folder)
 
 
 def _send(folders: Sequence[Path], uri: str) -> None:

@@ -34,8 +34,13 @@ _MOST = 1e15  # of a number: beyond any step, and any second
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace `status.json` in a run's folder. The caller holds the folder's lock."""
     partial = folder / f"{STATUS}.partial"
-    partial.write_text(json.dumps(values), encoding="utf-8")
-    partial.replace(folder / STATUS)
+    try:
+        partial.write_text(json.dumps(values), encoding="utf-8")
+        partial.replace(folder / STATUS)
+    except OSError:  # a full disk
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def read_status(folder: Path) -> dict[str, Any]:

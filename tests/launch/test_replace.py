@@ -24,6 +24,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.replace import ASIDE, set_aside
 from tests.conftest import TINY
+from tests.recorded import sent
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
 SCORE = schema.validation_metric(schema.MEAN)
@@ -94,7 +95,8 @@ def finished(workspace: Path, tiny_spec: RunSpec) -> Attempt:
     first = Attempt(spec, workspace / "runs", tracking_uri(), tags)
     execute(first)
     (first.folder / "best_checkpoint").mkdir()
-    (first.folder / CHECKPOINT).write_bytes(b"of the old result")
+    (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
+    (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
     [old] = all_runs()
     tags = tags | {schema.TAG_CODE_VERSION: "new"}
     return Attempt(spec, workspace / "runs", tracking_uri(), tags, replaces=(old.info.run_id,))
@@ -156,7 +158,7 @@ def test_killed_at_any_point(
     history = open_client(finished.uri).get_metric_history(results[0].info.run_id, "train/reward")
     assert [point.step for point in history] == [1, 2, 3, 4]
     aside = finished.folder / ASIDE / old
-    assert (aside / CHECKPOINT).read_bytes() == b"of the old result"
+    assert (aside / "best_checkpoint" / "weights").read_bytes() == b"of the old result"
     assert {"best_checkpoint", "spool", "config.json"} <= {path.name for path in aside.iterdir()}
     assert not (finished.folder / "best_checkpoint").exists()
 
@@ -168,6 +170,7 @@ def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
         with pytest.raises(KeyboardInterrupt):
             execute(finished)
+    sent(finished.folder)  # an interrupted process has only some seconds for that
     look = look_at([finished.spec.run_id], "mini", finished.uri, finished.runs)
     [state] = look.states().values()
     assert (state.state, state.code_version) == (schema.DONE, "old")

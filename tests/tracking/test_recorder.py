@@ -15,7 +15,7 @@ from cppo_lab.store import tracking_uri
 from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.recorder import Recorder, close_dead
-from cppo_lab.tracking.run_folder import read_status
+from cppo_lab.tracking.run_folder import read_status, write_status
 from cppo_lab.tracking.spool import newest_record, read_rows
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run, points
@@ -150,6 +150,21 @@ def test_a_result_is_never_made_an_interruption(recorder: Recorder) -> None:
     assert record is not None
     assert record.end is not None
     assert record.end.status == schema.DONE
+
+
+def test_a_status_that_a_full_disk_does_not_take_leaves_the_old_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_status(tmp_path, {"step": 1})
+
+    def full(path: Path, text: str, encoding: str) -> None:
+        path.touch()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_status(tmp_path, {"step": 2})
+    assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 1}, 1)
 
 
 def test_half_written_status_reads_as_none(tmp_path: Path) -> None:
