@@ -41,9 +41,9 @@ def _run(job: Job, began: float) -> None:
 
 def _in_a_process(job: Job) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
-    with unheard(signal.SIGHUP):  # it is ended below
-        process.start()
     try:
+        with unheard(signal.SIGHUP):  # it is ended below
+            process.start()
         process.join()
     finally:
         if process.is_alive():  # interrupted: its own handler ends it in order

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.launch.reconcile import Look, State
+from cppo_lab.store import own_lock
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, Attempt, open_client
@@ -74,7 +75,8 @@ def describe_sweeps(
     plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, State]
 ) -> None:
     """Bring the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page, up to date."""
-    with _patient("the descriptions"):
+    # Launchers that find the same tag missing would each add it, and the store refuse all but one.
+    with _patient("the descriptions"), own_lock(uri, "descriptions"):
         client = open_client(uri)
         describe_experiment(client, experiment_id, plan.core)
         for sweep in plan.sweeps:

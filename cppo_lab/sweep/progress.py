@@ -37,7 +37,9 @@ class Progress:
 
     def see(self, event: Event[Attempt]) -> None:
         """Take note of what a launcher saw."""
-        name, status = self.name(event.job), read_status(event.job.folder)
+        # In this order: one that ends meanwhile has said so.
+        name, going = self.name(event.job), is_held(event.job.folder)
+        status = read_status(event.job.folder)
         if event.kind == "submitted":
             self.submitted += 1
             if self.submitted == self.todo:
@@ -51,7 +53,7 @@ class Progress:
         elif event.kind == "ended":
             self.running.remove(event.job)
             self.ended += 1
-            if is_held(event.job.folder):
+            if going:
                 self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
             elif status.get("status") == schema.DONE:
                 self.say(f"{name}: done{_score(status)}  [{self.ended}/{self.todo}]")

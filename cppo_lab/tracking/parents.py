@@ -35,7 +35,12 @@ def _ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
     if not found:
         tags = {schema.TAG_SWEEP_PARENT: sweep}
         made = client.create_run(experiment_id, tags=tags, run_name=f"sweep {sweep}").info.run_id
-        client.set_terminated(made, "FINISHED")
+        try:
+            client.set_terminated(made, "FINISHED")
+        except MlflowException:
+            if client.get_run(made).info.lifecycle_stage == "active":
+                raise
+            # else another launcher, whose own parent is older, has removed it
         found = _parents(client, experiment_id, sweep)
     kept, *others = (run.info.run_id for run in found)
     for other in others:

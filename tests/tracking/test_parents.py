@@ -132,6 +132,24 @@ def test_launchers_at_once_come_to_one_parent(uri: str, monkeypatch: pytest.Monk
     assert [one.info.run_id for one in real(client, number, "raced")] == [kept]
 
 
+def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch_quickstart(uri, "seed=0")
+    client, number = MlflowClient(uri), experiment_id(uri)
+    real = client.set_terminated
+
+    def late(mlflow_id: str, status: str) -> None:
+        monkeypatch.undo()
+        older = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: "raced"}, start_time=1)
+        assert parents._ensure_parent(client, number, "raced") == older.info.run_id
+        real(mlflow_id, status)
+
+    monkeypatch.setattr(client, "set_terminated", late)
+    [kept] = {parents._ensure_parent(client, number, "raced") for _ in range(2)}
+    assert [one.info.run_id for one in parents._parents(client, number, "raced")] == [kept]
+
+
 def test_the_oldest_parent_takes_the_runs_of_the_others(uri: str) -> None:
     launch_quickstart(uri, "seed=0")
     client, number = MlflowClient(uri), experiment_id(uri)
