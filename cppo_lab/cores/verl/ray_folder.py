@@ -44,8 +44,10 @@ def remove_abandoned() -> None:
 def _new() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if folder.exists():  # nobody took it for abandoned before it was locked
-            return folder, descriptor
-        os.close(descriptor)
+        # Until it is locked somebody may take it for abandoned, and remove it.
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, descriptor
+            os.close(descriptor)

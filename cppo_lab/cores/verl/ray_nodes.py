@@ -8,6 +8,7 @@ the head no longer answers, whatever ended it.
 import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -39,6 +40,7 @@ JOIN_SECONDS = 300.0  # until every machine has joined
 MEET_SECONDS = (
     1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
 )
+PORTS = range(20_000, 32_000)  # below those that systems hand out
 LOOK_SECONDS = 0.5
 SILENCES = 4  # failed connections in a row after which the head is gone
 
@@ -52,10 +54,10 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
     Raises UserError naming the machines that have not joined in time.
     """
     host = own_address(allocation)
-    address = f"{host}:{_free_port(host)}"
+    address = f"{host}:{free_port(host)}"
     allocation.meeting.mkdir(parents=True, exist_ok=True)
     os.environ.update(_environment(private_token(allocation.meeting / TOKEN), host))
-    ports = ["--port", address.rpartition(":")[2], "--ray-client-server-port", str(_free_port(host))]
+    ports = ["--port", address.rpartition(":")[2], "--ray-client-server-port", str(free_port(host))]
     command = [*_start(layout, allocation, host, memory_gb), "--head", *ports, "--include-dashboard", "false"]
     try:
         with _running(command, host) as keeper:
@@ -151,7 +153,7 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
         # 0: any free port. Ray's own range is the same on every start, and jobs that share a machine would fight.
         "min-worker-port": 0,
         "max-worker-port": 0,
-        "dashboard-agent-listen-port": _free_port(host),
+        "dashboard-agent-listen-port": free_port(host),
     }
     if memory_gb is not None:
         options["object-store-memory"] = object_store_bytes(memory_gb)
@@ -167,8 +169,8 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
         key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")
     }
     environment |= {
-        "AUTOSCALER_METRIC_PORT": str(_free_port(host)),
-        "DASHBOARD_METRIC_PORT": str(_free_port(host)),
+        "AUTOSCALER_METRIC_PORT": str(free_port(host)),
+        "DASHBOARD_METRIC_PORT": str(free_port(host)),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a server's: nobody has to move to another machine
     }
     with own_folder() as (folder, lock):
@@ -177,11 +179,13 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
             yield keeper
 
 
-def _free_port(host: str) -> int:
-    """A TCP port that nobody listens at, from the range that the system hands out."""
-    with socket.socket() as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
+def free_port(host: str) -> int:
+    """A TCP port of this machine that nobody listens at, and none that the system hands out to others meanwhile."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            return port
+    raise OSError(f"no port of {PORTS[0]} to {PORTS[-1]} is free on {host}")
 
 
 def _answers(address: str) -> bool:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,24 @@ def test_a_machine_waits_for_the_first_one_only_so_long(
 def test_the_object_store_is_a_share_of_the_runs_memory() -> None:
     assert object_store_bytes(100) == 30 * 2**30
     assert object_store_bytes(0.01) > 75 * 2**20  # less is an error of Ray's
+
+
+def test_a_folder_taken_for_abandoned_before_it_is_locked_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_folder, "PLACE", tmp_path)
+    real, made = tempfile.mkdtemp, []
+
+    def taken_once(**where: object) -> str:
+        made.append(Path(real(**where)))
+        if len(made) == 1:
+            ray_folder.remove_abandoned()
+        return str(made[-1])
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken_once)
+    with ray_folder.own_folder() as (folder, _):
+        assert (len(made), made[-1]) == (2, folder)
+        assert folder.exists()
 
 
 def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
