@@ -122,6 +122,7 @@ class Postgres:
         if not self.running():
             return False
         first = int((self.data / "postmaster.pid").read_text().split()[0])
+        os.kill(first, signal.SIGSTOP)  # else it might start one more meanwhile
         family = [one for one in everything() if first in (one.pid, one.parent)]
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS

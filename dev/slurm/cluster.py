@@ -20,7 +20,7 @@ from dev.slurm.settings import Settings
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 # s from SIGTERM to SIGKILL for whatever does not end by itself.
-PATIENCE = 10.0
+PATIENCE = 60.0
 # States of nodes that take jobs, or have as many as they can.
 READY = ("idle", "mixed", "allocated")
 

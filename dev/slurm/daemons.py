@@ -121,7 +121,7 @@ def end(find: Callable[[], Iterable[Process]], patience: float) -> None:
         stopped += new
     for process in stopped:
         process.send(signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60  # of the kernel: a process may sit in a write to a busy disk
     while any(process.alive() for process in stopped) and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -163,7 +163,8 @@ def _name(process: Process, folder: Path) -> str | None:
     """Which daemon or which node's job a process is, by itself alone."""
     if process.command() == "slurmstepd":
         logs = [path for path in process.open_files() if path.parent == folder / "log"]
-        return logs[0].name.replace("slurmd-", "jobs-").split(".")[0] if logs else None
+        if logs:
+            return logs[0].name.replace("slurmd-", "jobs-").split(".")[0]
     env = process.environment()
     if env.get(CLUSTER) == str(folder) and DAEMON in env:
         return env[DAEMON]

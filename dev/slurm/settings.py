@@ -5,7 +5,7 @@ from pathlib import Path
 
 # Slurm's own names for what tests want to see soon. The values of a production cluster are minutes.
 TIMERS = {
-    "KillWait": "5",  # s from SIGTERM to SIGKILL, at a cancellation and at the time limit
+    "KillWait": "15",  # s from SIGTERM to SIGKILL, at a cancellation and at the time limit
     "SlurmdTimeout": "30",  # s until a node that does not answer is down and its jobs are requeued
     "SlurmctldTimeout": "30",
     "MinJobAge": "300",  # s that squeue remembers a job that has ended

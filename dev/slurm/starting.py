@@ -122,7 +122,7 @@ def _start_munge(cluster: Cluster, settings: Settings) -> None:
     command = ["munged", "--foreground", *(f"--{option}={path}" for option, path in options.items())]
     # munged comes first and leaves last, so a private network lives as long as it does.
     cluster.spawn("munged", network.create_private(command) if settings.private_network else command)
-    cluster.wait("munged", 10, lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
+    cluster.wait("munged", 60, lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
 
 
 def _start_accounting(cluster: Cluster, place: Place) -> None:
@@ -138,5 +138,5 @@ def _start_accounting(cluster: Cluster, place: Place) -> None:
     cluster.wait("mariadbd", 60, lambda: "" if socket.exists() else "no socket")
     # `localhost` means the socket to MariaDB's library, and this variable which one.
     cluster.spawn("slurmdbd", cluster.inside(["slurmdbd", "-D"]), MYSQL_UNIX_PORT=str(socket))
-    cluster.wait("slurmdbd", 30, lambda: cluster.problem("sacctmgr", "-n", "list", "cluster"))
+    cluster.wait("slurmdbd", 180, lambda: cluster.problem("sacctmgr", "-n", "list", "cluster"))
     cluster.call("sacctmgr", "-i", "add", "cluster", "cppo")

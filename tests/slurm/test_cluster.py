@@ -1,5 +1,6 @@
 """The development cluster itself: it starts, stops, survives being killed, and behaves as Slurm does elsewhere."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,9 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 SMALL = Settings(nodes=2, accounting=False)
+OURS = f".{os.getpid()}"  # a fraction of a second that tells our sleeping processes from other people's
 # Ignores SIGTERM and leaves two processes behind it, one of which is in another session and has lost its environment.
-STUBBORN = "trap '' TERM; sleep 901 & setsid sleep 902 & env -i setsid sleep 903 & sleep 904"
+STUBBORN = f"trap '' TERM; sleep 901{OURS} & setsid sleep 902{OURS} & env -i setsid sleep 903{OURS} & sleep 904{OURS}"
 
 
 def alive(cluster: Cluster) -> list[str]:
@@ -29,7 +31,13 @@ def alive(cluster: Cluster) -> list[str]:
 def sleeping() -> set[str]:
     """Which of the stubborn job's processes run, whoever they belong to."""
     found = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True).stdout
-    return {line for line in found.splitlines() if line.startswith("sleep 90")}
+    return {line for line in found.splitlines() if line.startswith("sleep 90") and line.endswith(OURS)}
+
+
+def gone(folder: Path) -> bool:
+    """Removes a folder in which others still write."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +79,7 @@ def test_starts_over_whatever_is_left(small_cluster: Cluster, left: str) -> None
     if left == "some daemons":
         small_cluster.end("slurmctld", "slurmd-n2", patience=0)
     if left == "daemons without folder":
-        shutil.rmtree(small_cluster.folder)
+        until("the folder is gone", lambda: gone(small_cluster.folder))
     again = starting.start(small_cluster, SMALL)
     assert again is (left != "daemons")
     jobs = small_cluster.call("squeue", "-h", "-o", "%A").split()

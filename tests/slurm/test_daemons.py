@@ -22,10 +22,11 @@ open(sys.argv[1], "w").close()
 
 # Starts one process after the other, as a step daemon does whose job begins.
 STARTER = """
-import subprocess
+import subprocess, time
 print(1, flush=True)
 while True:
     subprocess.Popen(["sleep", "1000"])
+    time.sleep(0.01)
 """
 
 
