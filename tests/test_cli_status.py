@@ -91,6 +91,7 @@ def test_accounts_that_do_not_answer_are_done_without(
 
 
 def test_what_folders_locks_and_lists_say(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = compose(ONE[1:-2]).run
     now = time.time()
     made(runs, 1, **told("done", step=40))
     made(runs, 2, **told("collapsed", reason="score fell\nat step 20"))
@@ -100,7 +101,7 @@ def test_what_folders_locks_and_lists_say(runs: Path, capsys: pytest.CaptureFixt
     made(runs, 5, **going)  # of a process that is gone
     run_folder.cancel(made(runs, 6, **going))
     old = made(runs, 7, status="partial", step=1, t_stop=4, reason="interrupted: by SIGTERM", pid=1)
-    (old / "config.json").write_text(compose(ONE[1:-2]).run.model_dump_json())
+    (old / "config.json").write_text(spec.model_dump_json())
     (runs / "warm_starts").mkdir()
     with held(running), Queue(runs, [run_id(8)]):
         found = rows(capsys)

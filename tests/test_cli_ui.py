@@ -55,7 +55,7 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
         assert title.startswith("cppo-mini")
         found = re.match(r"(http://127\.0\.0\.1:\d+)/#/experiments/1/runs\?", link)
         assert found, link
-        with urllib.request.urlopen(found[1], timeout=20) as answer:
+        with urllib.request.urlopen(found[1], timeout=180) as answer:
             assert b"<title>MLflow</title>" in answer.read()
         assert len(processes_of(uri)) > 1
         served.send_signal(number)

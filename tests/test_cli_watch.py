@@ -137,7 +137,7 @@ def test_following_ends_with_the_run_and_misses_nothing(
     with log.open("a") as file:
         file.write("last\n")
     alive.clear()
-    follower.join(10)
+    follower.join(120)
     assert not follower.is_alive()
     assert out.getvalue() == "one\ntwö\nlast\n"
 

@@ -235,7 +235,9 @@ def test_a_server_is_asked_and_no_password_is_printed(
         port = server.getsockname()[1]
         check = inputs.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
         assert check.line == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
-    check = inputs.check_store(f"https://ann:hunter2@127.0.0.1:{port}/x")
+    with socket.socket() as silent:  # nobody listens, and nobody else can
+        silent.bind(("127.0.0.1", 0))
+        check = inputs.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
     assert check.status == "missing"
     assert "hunter" not in check.line
     assert "ann" not in check.line

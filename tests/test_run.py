@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import client, recorder, shipper
 from cppo_lab.tracking.run_folder import read_status
 from cppo_lab.tracking.shipped import load_shipped, save_shipped, unsent
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, None), ("1", "1"), ("", "")])
@@ -155,6 +157,8 @@ def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
     first = read_status(attempt.folder)
     attempt.run()
     assert read_status(attempt.folder) == first and first["status"] == schema.DONE
+    # Else it would ship at last once `full` is gone, and say so to the tests that follow.
+    until("no shipper is left", lambda: "shipper" not in [one.name for one in threading.enumerate()])
 
 
 def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 def until(what: str, condition: Callable[[], bool], seconds: float = 120) -> None:
     """Waits until a condition holds; fails if it does not within so many seconds."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not after {seconds:g} s: {what}"
-        time.sleep(0.1)
+        waited = time.monotonic() - began
+        assert waited < seconds, f"not after {seconds:g} s: {what}"
+        time.sleep(min(0.1 + waited / 100, 0.5))  # what takes long should not take longer by our looking

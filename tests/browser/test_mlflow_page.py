@@ -17,6 +17,7 @@ from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.views import sweep_key
 from tests.browser.conftest import WAIT_MS
 from tests.plausible import LAST_STEP, score
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -71,9 +72,7 @@ def test_the_link_opens_a_view_with_charts(
     browser_page.goto(links[0])
     card = chart(browser_page, MEAN)
     shot("1-view-charts")
-    curves = drawn(card)
-    for spec in specs().values():
-        assert expected(spec) in curves
+    until("all curves are drawn", lambda: all(expected(spec) in drawn(card) for spec in specs().values()))
     titles = browser_page.get_by_test_id("experiment-view-compare-runs-section-header").all_inner_texts()
     assert [title.splitlines()[0] for title in titles[:5]] == [
         "Validation",
@@ -123,10 +122,10 @@ def test_columns_filter_and_comparison_of_two_methods(
     page.get_by_role("heading", name="Comparing 2 Runs").wait_for()
     shot("3-compare")
     page.locator("a[href*='/metric']").filter(has_text=MEAN).first.click()
-    curves = drawn(chart(page, MEAN))
+    card = chart(page, MEAN)
+    until("both curves are drawn", lambda: all(expected(spec) in drawn(card) for spec in pair))
     shot("4-two-methods")
-    assert all(expected(spec) in curves for spec in pair)
-    assert expected(specs()["dppo", 1]) not in curves
+    assert expected(specs()["dppo", 1]) not in drawn(card)
 
 
 def test_the_descriptions_are_rendered(

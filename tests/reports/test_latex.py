@@ -65,7 +65,7 @@ def compiled(folder: Path, files: dict[str, str]) -> str:
         (folder / name).write_text(text, encoding="utf-8")
     command = ["pdflatex", "-no-shell-escape", "-halt-on-error", "-interaction=nonstopmode", "tables.tex"]
     made = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=600, check=False
     )
     assert made.returncode == 0, made.stdout[-2000:]
     assert (folder / "tables.pdf").read_bytes().startswith(b"%PDF")

@@ -30,6 +30,7 @@ from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
 from tests.servers.records import assert_whole, compare, expected, runs_of, stored
 from tests.servers.trainer import Settings, Trainer
+from tests.waiting import until
 
 LAST = 240  # step
 SLOW = 0.03  # seconds of a step, where something has to happen between the first and the last
@@ -141,11 +142,11 @@ def test_the_server_hangs_in_mid_run(
 def test_both_die_and_the_server_is_away_when_the_next_attempt_begins(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = trainer(server.uri).start().reach(40)
+    going = trainer(server.uri, step_seconds=SLOW).start().reach(40)
     server.kill()
     try:
         going.reach(80).kill()
-        going.start().reach(120).signal(signal.SIGTERM)
+        going.start().reach(going.step() + 30).signal(signal.SIGTERM)
         going.end()
         assert "`cppo sync` sends it" in going.log()
     finally:
@@ -175,9 +176,9 @@ def test_the_server_answers_with_errors_for_a_while(
     refuse = Fault(status=503)
     proxy.answer(refuse)
     going.reach(going.step() + 80)
+    until("it was refused", lambda: proxy.faults[refuse] > 1)
     proxy.answer(None)
     assert going.end() == 0
-    assert proxy.faults[refuse] > 1
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -190,9 +191,9 @@ def test_a_page_in_place_of_an_answer(
     page = Fault(status=200)
     proxy.answer(page)
     going.reach(going.step() + 80)
+    until("it has got a page", lambda: proxy.faults[page] > 0)
     proxy.answer(None)
     assert going.end() == 0
-    assert proxy.faults[page] > 0
     assert_whole(server.uri, spec, workspace / "a")
 
 

@@ -4,6 +4,7 @@ Its record goes the way of every run: `execute`, recorder, spool, shipper. Steps
 checkpoint are trained again.
 """
 
+import contextlib
 import json
 import math
 import multiprocessing
@@ -89,6 +90,7 @@ def attempt(settings: "Settings") -> None:
         base.CORES["mini"] = f"{__name__}:train"
     shipper.EVERY_SECONDS = settings.ship_seconds
     shipper.ASIDE_AFTER_SECONDS = settings.aside_after
+    shipper.HURRY_SECONDS = settings.hurry
     shipper.LONGEST_PAUSE_SECONDS = 2.0
     shipper.PATIENCE_SECONDS = 300.0  # a server may take a minute to start
     try:
@@ -110,6 +112,7 @@ class Settings:
     step_seconds: float = 0.015
     ship_seconds: float = 0.3
     aside_after: float = 1e9  # seconds until a process of its own ships
+    hurry: float = shipper.HURRY_SECONDS  # to send the rest once it is told to end
     stub: bool = True
 
     @property
@@ -149,7 +152,7 @@ class Trainer:
             return []
         return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def reach(self, step: int, seconds: float = 60.0) -> "Trainer":
+    def reach(self, step: int, seconds: float = 240.0) -> "Trainer":
         """Waits until it has logged a step."""
         deadline = time.monotonic() + seconds
         while self.step() < step:
@@ -165,8 +168,9 @@ class Trainer:
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to it alone."""
         assert self.process is not None and self.process.pid is not None
-        if self.alive():
-            os.kill(self.process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+            if self.alive():
+                os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -64,12 +64,18 @@ class RayJob:
         self._note("training", pid=os.getpid())
         with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
             found = all_reduce(ray_init)
-            self._note("through" if self.kind == "once" else "up", **found)
+            self._note("up", **found)
             if self.kind == "fail":
                 raise RuntimeError("the trainer fails")
-            while self.kind == "hold" and not os.environ.get("SLURM_RESTART_COUNT"):
+            while self._goes_on():
                 time.sleep(0.2)
         self._note("left")
+
+    def _goes_on(self) -> bool:
+        """Whether it is still needed: until the test says that it is through, or for one life."""
+        if self.kind == "once":
+            return not (self.runs / "through").exists()
+        return not os.environ.get("SLURM_RESTART_COUNT")
 
     def give_up(self, why: str) -> None:
         self._note("given up")
@@ -113,11 +119,9 @@ def all_reduce(ray_init: dict[str, Any]) -> dict[str, Any]:
             return float(value)
 
         def port(self) -> int:
-            import socket
+            from cppo_lab.cores.verl.ray_nodes import free_port
 
-            with socket.socket() as sock:
-                sock.bind((self.address(), 0))
-                return int(sock.getsockname()[1])
+            return free_port(self.address())
 
     processes = [Process.remote() for _ in range(RANKS)]
     addresses = ray.get([one.address.remote() for one in processes])

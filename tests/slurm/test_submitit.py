@@ -109,6 +109,6 @@ def test_a_higher_partition_preempts_without_a_warning(slurm: Cluster, tmp_path:
 
 
 def test_the_time_limit_checkpoints_and_requeues(slurm: Cluster, tmp_path: Path) -> None:
-    job = executor(tmp_path, time=1, signal_delay_s=15).submit(restartable(tmp_path / "starts"))
-    until("it is through", job.done, 240)
+    job = executor(tmp_path, time=2, signal_delay_s=60).submit(restartable(tmp_path / "starts"))
+    until("it is through", job.done, 600)
     assert job.result() == ["0 new", "1 restored"]

@@ -210,9 +210,9 @@ def test_runs_of_one_seed_begin_alike(story: Story) -> None:
 
 
 def test_nothing_is_left_running(story: Story) -> None:
-    mine = str(story.folder)
+    mine = os.fsencode(story.folder)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            assert mine not in (process / "cmdline").read_text()
+            assert mine not in (process / "cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue

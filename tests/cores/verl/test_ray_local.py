@@ -37,14 +37,14 @@ assert ray.get(worker.answer.remote()) == 1
 def descendants(pid):
     try:
         children = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
-    except FileNotFoundError:
+    except OSError:
         children = []
     return [pid, *(p for child in children for p in descendants(child))]
 
 def open_files(pid):
     try:
         return list(Path(f"/proc/{pid}/fd").iterdir())
-    except FileNotFoundError:  # it has ended meanwhile
+    except OSError:  # it has ended meanwhile
         return []
 
 inodes = set()
@@ -52,7 +52,7 @@ for pid in descendants(os.getpid()):
     for link in open_files(pid):
         try:
             target = os.readlink(link)
-        except FileNotFoundError:
+        except OSError:
             continue
         if target.startswith("socket:["):
             inodes.add(target[8:-1])

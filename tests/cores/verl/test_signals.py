@@ -37,11 +37,14 @@ with own_ray(compose(["core=verl", "model=tiny_qwen3"]).layout) as ray_init, _si
     pid = ray.get(worker.answer.remote())
     below = psutil.Process().children(recursive=True)
     assert pid in {process.pid for process in below} and len(below) > 3
+    time.sleep(1)
+    below = [process for process in below if process.is_running()]  # without what Ray runs for a moment
     for process in [*below, psutil.Process()]:
         process.send_signal(signal.SIGUSR2)
     time.sleep(1)
     assert ray.get(worker.answer.remote()) == pid
-    print("ended:", [process.name() for process in below if not process.is_running()], "heard:", len(heard))
+    ended = [process.pid for process in below if not process.is_running()]
+    print("ended:", ended, "heard:", len(heard), flush=True)
 """
 CANCELLED = """
 import os, signal, sys, time
@@ -77,7 +80,7 @@ try:
         ray.get(waiting)
 except SystemExit as error:
     # Ray's shutdown would look ten seconds for processes that were told as well.
-    print("said:", error, "without a shutdown:", ray.is_initialized())
+    print("said:", error, "without a shutdown:", ray.is_initialized(), flush=True)
 """
 
 

@@ -85,11 +85,11 @@ class Long(Noted):
 
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, stop)
-        self.note("begin")
-        if [what for _, what in notes(self.runs, self.name)].count("begin") > self.lives:
-            self.note("end")
-            return
         try:
+            self.note("begin")
+            if [what for _, what in notes(self.runs, self.name)].count("begin") > self.lives:
+                self.note("end")
+                return
             while True:
                 time.sleep(0.1)
         except Interrupted as error:

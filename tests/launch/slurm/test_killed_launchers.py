@@ -63,8 +63,8 @@ def release_and_wait(slurm: Cluster, runs: Path, jobs: Sequence[Noted]) -> None:
     shown = slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split()
     assert len(shown) == len(jobs)
     slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
-    until("all have ended", lambda: ended(runs, jobs), 200)
-    until("the queue is empty", lambda: not in_queue(runs), 60)
+    until("all have ended", lambda: ended(runs, jobs), 600)
+    until("the queue is empty", lambda: not in_queue(runs), 600)
     assert begun(runs) == Counter(job.name for job in jobs)
 
 
@@ -95,19 +95,19 @@ def test_a_launcher_is_killed_twenty_times(bare_slurm: Cluster, tmp_path: Path) 
         else:
             time.sleep(chance.uniform(0, 1.5 * usual))
         kill(process, group=number % 2 == 1)
-    time.sleep(1)  # an sbatch may have outlived its launcher
+    time.sleep(5)  # an sbatch may have outlived its launcher
     launch_slurm(jobs, HELD, lambda event: None)
     release_and_wait(bare_slurm, tmp_path, jobs)
 
 
-def slow_sbatch(folder: Path, before: float, after: float) -> Callable[[], None]:
-    """Puts an sbatch into a launcher's way that takes so many seconds before and after the real one."""
+def slow_sbatch(folder: Path, before: str = ":", after: str = ":") -> Callable[[], None]:
+    """Puts an sbatch into a launcher's way that does something before and after the real one."""
     folder.mkdir()
     script = folder / "sbatch"
     script.write_text(
         '#!/bin/bash\nhere=$(dirname "$0")\nexport PATH=${PATH#"$here":}\n'
         '[ "$1" = --test-only ] && exec sbatch "$@"\n'
-        f'touch "$here/asked"; sleep {before}; sbatch "$@"; touch "$here/answered"; sleep {after}\n'
+        f'touch "$here/asked"; {before}; sbatch "$@"; touch "$here/answered"; {after}\n'
     )
     script.chmod(0o755)
 
@@ -124,16 +124,18 @@ def test_kills_around_the_answer_of_sbatch(
     jobs = [Noted(runs, f"job{number}") for number in range(8)]
 
     # sbatch is still on its way when the next launcher has looked, and arrives when its jobs are in the queue.
-    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=10, after=0))
+    told = 'for _ in {1..6000}; do [ -e "$here/go" ] && break; sleep 0.1; done'
+    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=told))
     until("sbatch is asked", (tmp_path / "late" / "asked").exists)
     kill(process)
     launch_slurm(jobs[:2], HELD, lambda event: None)
     first = {name: job.job for name, job in in_queue(runs).items()}
+    (tmp_path / "late" / "go").touch()
     until("the first sbatch arrives", (tmp_path / "late" / "answered").exists)
     assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4
 
     # sbatch has answered, and nobody has heard it: the functions are not where the jobs look for them.
-    process = launcher(jobs[:4], slow_sbatch(tmp_path / "unheard", before=0, after=60))
+    process = launcher(jobs[:4], slow_sbatch(tmp_path / "unheard", after="sleep 600"))
     until("sbatch has answered", (tmp_path / "unheard" / "answered").exists)
     kill(process, group=True)
     assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4  # those that came late are gone

@@ -60,7 +60,7 @@ def test_launchers_at_once_claim_each_run_once(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(600)
     assert [process.exitcode for process in processes] == [0] * 4
     with Ledger(tmp_path) as ledger:
         assert sorted(task.name for task in ledger.open_tasks()) == sorted(f"run{n}" for n in range(40))

@@ -29,12 +29,12 @@ def whats(job: Long) -> list[str]:
 
 
 def test_jobs_go_on_as_often_as_they_may(bare_slurm: Cluster, tmp_path: Path) -> None:
-    limited = Long(tmp_path, "limited", resources=takes(hours=1 / 60))
+    limited = Long(tmp_path, "limited", resources=takes(hours=2 / 60))
     low = Long(tmp_path, "low", resources=takes(partition="low", cpus=2))
     warned = Long(tmp_path, "warned", resources=takes(partition="low_grace", cpus=2))
     pushed = Long(tmp_path, "pushed", lives=9)
     ended = Long(tmp_path, "ended", lives=9)
-    launch(limited, "n1", grace_seconds=15)  # the warning comes 15 to 45 s after the start
+    launch(limited, "n1", grace_seconds=60)  # the warning comes 30 to 60 s after the start
     launch(low, "n2")
     launch(warned, "n3")
     number = launch(pushed, "n4", requeues=1)
@@ -62,7 +62,7 @@ def test_jobs_go_on_as_often_as_they_may(bare_slurm: Cluster, tmp_path: Path) ->
 def test_a_job_whose_node_dies_goes_on_elsewhere(bare_slurm: Cluster, tmp_path: Path) -> None:
     job = Long(tmp_path, "job", lives=1)
     launch_slurm([job], slurm_spec(), lambda event: None)
-    until("it has begun", lambda: begun(tmp_path)["job"] == 1, 60)
+    until("it has begun", lambda: begun(tmp_path)["job"] == 1, PATIENCE)
     node = in_queue(tmp_path)["job"].node
     bare_slurm.fail_node(node)
     try:
@@ -75,8 +75,8 @@ def test_a_job_whose_node_dies_goes_on_elsewhere(bare_slurm: Cluster, tmp_path: 
 def test_a_cancelled_job_stays_away(bare_slurm: Cluster, tmp_path: Path) -> None:
     running, waiting = Long(tmp_path, "running", lives=9), Long(tmp_path, "waiting", lives=9)
     launch_slurm([running, waiting], slurm_spec(workers=1), lambda event: None)
-    until("one has begun", lambda: bool(begun(tmp_path)), 60)
+    until("one has begun", lambda: bool(begun(tmp_path)), PATIENCE)
     bare_slurm.call("scancel", *(job.job for job in in_queue(tmp_path).values()))
-    until("they are gone", lambda: not in_queue(tmp_path), 60)
+    until("they are gone", lambda: not in_queue(tmp_path), PATIENCE)
     assert whats(running) == ["begin", "interrupted 15"]
     assert whats(waiting) == []
