@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from cppo_lab import schema, store
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
@@ -160,10 +160,7 @@ def _is_done(attempt: Attempt, record: Record | None) -> bool:
     from cppo_lab.tracking.shipped import forget_shipped, unsent
     from cppo_lab.tracking.shipper import Shipper
 
-    finished = record is not None and record.end is not None and record.end.status in schema.FINISHED
-    ours = (
-        finished and record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
-    )
+    ours = _finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
     if ours and unsent(attempt.folder, attempt.uri):
         with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
             pass
@@ -260,11 +257,18 @@ def _tags(attempt: Attempt) -> dict[str, str]:
 
 def tidy(folder: Path) -> None:
     """Remove the checkpoints of a run that has its result on file but was killed before it could do so itself."""
-    if any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS)):
-        with contextlib.suppress(AlreadyRunning), held(folder):
-            record = newest_record(folder)
-            if record is not None and record.end is not None and record.end.status in schema.FINISHED:
+    if any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS)) and _finished(
+        newest_record(folder)
+    ):
+        # Somebody trains it anew, or the disk is full: another launch removes them.
+        with contextlib.suppress(AlreadyRunning, OSError), held(folder):
+            if _finished(newest_record(folder)):
                 _remove_checkpoints(folder)
+
+
+def _finished(record: Record | None) -> TypeGuard[Record]:
+    """Whether there is a record, and it has ended with a result."""
+    return record is not None and record.end is not None and record.end.status in schema.FINISHED
 
 
 def _remove_checkpoints(folder: Path) -> None:

@@ -5,9 +5,11 @@ import re
 import signal
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from cppo_lab import run as run_module
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
@@ -108,7 +110,9 @@ def test_a_process_that_is_gone_leaves_a_partial_run(tiny_spec: RunSpec, folder:
     assert state(tiny_spec).note.startswith("step 2/4; interrupted: its process ended without a word (killed")
 
 
-def test_checkpoints_of_a_run_killed_after_its_end_are_removed(tiny_spec: RunSpec, folder: Path) -> None:
+def test_checkpoints_of_a_run_killed_after_its_end_are_removed(
+    tiny_spec: RunSpec, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def checkpoints() -> list[Path]:
         repair([tiny_spec.run_id], "mini", tracking_uri(), Path("runs").resolve())
         return [path for path in folder.iterdir() if "checkpoint" in path.name]
@@ -120,6 +124,9 @@ def test_checkpoints_of_a_run_killed_after_its_end_are_removed(tiny_spec: RunSpe
     begun(tiny_spec, folder).finish(FINISHED)
     with held(folder):
         assert len(checkpoints()) == 2  # it is about to do so itself
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(run_module, "held", Mock(side_effect=OSError(28, "No space left on device")))
+        assert len(checkpoints()) == 2
     assert checkpoints() == []
 
 
