@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.launch.reconcile import Look, State
-from cppo_lab.store import own_lock
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, Attempt, open_client
@@ -21,6 +20,9 @@ from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.parents import ensure_parent, living, nest, update_parent
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText
 from cppo_lab.tracking.views import save_views
+
+# Launchers that find the same tag missing each add it, and the store refuses all but one. The others find it then.
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,31 @@ def describe_sweeps(
     plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, State]
 ) -> None:
     """Bring the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page, up to date."""
-    # Launchers that find the same tag missing would each add it, and the store refuse all but one.
-    with _patient("the descriptions"), own_lock(uri, "descriptions"):
-        client = open_client(uri)
-        describe_experiment(client, experiment_id, plan.core)
-        for sweep in plan.sweeps:
-            if sweep.name in parents.by_sweep:
-                text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
-                runs = [
-                    _noted(run, run.variants[sweep.name], states[run.run_id])
-                    for run in plan.runs
-                    if sweep.name in run.variants
-                ]
-                update_parent(client, parents.by_sweep[sweep.name], text, runs)
-        save_views(client, experiment_id)
+    with _patient("the descriptions"):
+        for left in reversed(range(TRIES)):
+            try:
+                _describe(plan, uri, experiment_id, parents, states)
+                return
+            except STORE_FAULTS:
+                if not left:
+                    raise
+
+
+def _describe(
+    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, State]
+) -> None:
+    client = open_client(uri)
+    describe_experiment(client, experiment_id, plan.core)
+    for sweep in plan.sweeps:
+        if sweep.name in parents.by_sweep:
+            text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
+            runs = [
+                _noted(run, run.variants[sweep.name], states[run.run_id])
+                for run in plan.runs
+                if sweep.name in run.variants
+            ]
+            update_parent(client, parents.by_sweep[sweep.name], text, runs)
+    save_views(client, experiment_id)
 
 
 def _noted(run: PlannedRun, variant: str, state: State) -> NotedRun:

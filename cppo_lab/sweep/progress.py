@@ -37,9 +37,7 @@ class Progress:
 
     def see(self, event: Event[Attempt]) -> None:
         """Take note of what a launcher saw."""
-        # In this order: one that ends meanwhile has said so.
-        name, going = self.name(event.job), is_held(event.job.folder)
-        status = read_status(event.job.folder)
+        name = self.name(event.job)
         if event.kind == "submitted":
             self.submitted += 1
             if self.submitted == self.todo:
@@ -53,6 +51,8 @@ class Progress:
         elif event.kind == "ended":
             self.running.remove(event.job)
             self.ended += 1
+            going = is_held(event.job.folder)
+            status = read_status(event.job.folder)  # after it: one that has ended meanwhile has said so
             if going:
                 self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
             elif status.get("status") == schema.DONE:

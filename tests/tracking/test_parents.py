@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -148,6 +149,23 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
     monkeypatch.setattr(client, "set_terminated", late)
     [kept] = {parents._ensure_parent(client, number, "raced") for _ in range(2)}
     assert [one.info.run_id for one in parents._parents(client, number, "raced")] == [kept]
+
+
+def test_a_tag_that_another_launcher_adds_at_once_is_no_fault(
+    uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, real = [], sweep_parents.save_views
+
+    def refused_once(*arguments: Any) -> None:
+        times.append(1)
+        if len(times) == 1:
+            raise MlflowException("UNIQUE constraint failed")
+        real(*arguments)
+
+    monkeypatch.setattr(sweep_parents, "save_views", refused_once)
+    launch_quickstart(uri, "seed=0")
+    assert len(times) > 1
+    assert "did not take" not in capsys.readouterr().err
 
 
 def test_the_oldest_parent_takes_the_runs_of_the_others(uri: str) -> None:
