@@ -40,7 +40,8 @@ JOIN_SECONDS = 300.0  # until every machine has joined
 MEET_SECONDS = (
     1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
 )
-PORTS = range(20_000, 32_000)  # below those that systems hand out
+PORTS = range(20_000, 30_000)  # below those that systems hand out by default
+_DRAWN: set[int] = set()  # by this process, whose Ray may not have taken them yet
 LOOK_SECONDS = 0.5
 SILENCES = 4  # failed connections in a row after which the head is gone
 
@@ -180,11 +181,13 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
 
 
 def free_port(host: str) -> int:
-    """A TCP port of this machine that nobody listens at, and none that the system hands out to others meanwhile."""
+    """A TCP port of this machine that nobody listens at; a system hands none of these to others meanwhile."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind((host, port))
-            return port
+            if port not in _DRAWN:
+                _DRAWN.add(port)
+                return port
     raise OSError(f"no port of {PORTS[0]} to {PORTS[-1]} is free on {host}")
 
 
