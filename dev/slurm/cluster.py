@@ -143,7 +143,7 @@ class Cluster:
             states = self.node_states()
             return ", ".join(f"{node} is {states[node]}" for node in nodes if states[node] not in READY)
 
-        self.wait("nodes", 60, unready)
+        self.wait("nodes", 180, unready)
 
     # -- daemons
 
@@ -156,7 +156,7 @@ class Cluster:
     def start_controller(self) -> None:
         """Starts slurmctld and waits until it answers."""
         self.spawn("slurmctld", self.inside(["slurmctld", "-D"]))
-        self.wait("slurmctld", 30, lambda: self.problem("scontrol", "show", "config"))
+        self.wait("slurmctld", 120, lambda: self.problem("scontrol", "show", "config"))
 
     def end(self, *names: str, patience: float = PATIENCE) -> None:
         """Ends daemons (or `jobs-<node>`) by name or pattern; those that don't run are passed over."""

@@ -135,9 +135,9 @@ def everything() -> list[Process]:
 def of_cluster(folder: Path) -> dict[str, list[Process]]:
     """The processes of the cluster in `folder`, by the daemon's name; those of jobs as `jobs-` and the node's name.
 
-    Slurm's step daemons overwrite their environment, but keep the log of their node's slurmd open. What they start is
-    known by descent or, if it has left its family, by the environment that Slurm gave it. This process and its
-    ancestors are left out.
+    Slurm's step daemons overwrite their environment, but keep the log of their node's slurmd open; until they have
+    opened it, they have slurmd's environment. What they start is known by descent or, if it has left its family, by
+    the environment that Slurm gave it. This process and its ancestors are left out.
     """
     processes = {process.pid: process for process in everything()}
     names = {pid: name for pid, process in processes.items() if (name := _name(process, folder))}
@@ -161,13 +161,14 @@ def _line(pid: int, processes: Mapping[int, Process]) -> list[int]:
 
 def _name(process: Process, folder: Path) -> str | None:
     """Which daemon or which node's job a process is, by itself alone."""
-    if process.command() == "slurmstepd":
+    steps = process.command() == "slurmstepd"
+    if steps:
         logs = [path for path in process.open_files() if path.parent == folder / "log"]
         if logs:
             return logs[0].name.replace("slurmd-", "jobs-").split(".")[0]
     env = process.environment()
     if env.get(CLUSTER) == str(folder) and DAEMON in env:
-        return env[DAEMON]
+        return env[DAEMON].replace("slurmd-", "jobs-") if steps else env[DAEMON]
     if env.get("SLURM_CONF") == str(folder / "slurm.conf") and "SLURMD_NODENAME" in env:
         return f"jobs-{env['SLURMD_NODENAME']}"
     return None
