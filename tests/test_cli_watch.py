@@ -31,7 +31,11 @@ LABEL = Label("mini", "cppo", "mini_base", 0)
 
 
 def stages(*looks: Sequence[str]) -> list[list[RunStatus]]:
-    return [[RunStatus(run_id(i), LABEL, state) for i, state in enumerate(look)] for look in looks]
+    why = {"failed": "ValueError: bad"}
+    return [
+        [RunStatus(run_id(i), LABEL, state, why.get(state, "")) for i, state in enumerate(look)]
+        for look in looks
+    ]
 
 
 def test_one_line_for_each_change_until_nothing_runs_or_waits() -> None:
@@ -45,7 +49,7 @@ def test_one_line_for_each_change_until_nothing_runs_or_waits() -> None:
         "2 runs: 1 running, 1 queued",
         f"{run_id(0)} cppo/mini_base/seed 0: running",
         f"{run_id(0)} cppo/mini_base/seed 0: done",
-        f"{run_id(1)} cppo/mini_base/seed 0: failed",
+        f"{run_id(1)} cppo/mini_base/seed 0: failed: ValueError: bad",
     ]
 
 

@@ -58,7 +58,7 @@ def slurm(slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
     yield slurm_cluster
     slurm_cluster.call("scancel", "--user=root")
     until("no job is left", lambda: not slurm_cluster.call("squeue", "-h"), 120)
-    until("all nodes are idle", lambda: set(slurm_cluster.node_states().values()) == {"idle"}, 60)
+    until("all nodes are idle", lambda: set(slurm_cluster.node_states().values()) == {"idle"}, 300)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def gone(folder: Path) -> bool:
 def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line on a cluster's folder."""
     line = [sys.executable, "-m", "dev.slurm", "--folder", str(cluster.folder), *words]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def test_starts_and_stops_twice(small_cluster: Cluster) -> None:

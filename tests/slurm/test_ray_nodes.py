@@ -120,8 +120,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_jobs_share_two_machines_and_a_process_on_each_works(machines: Cluster, tmp_path: Path) -> None:
     jobs = [submit(machines, tmp_path, name, "once") for name in ("one", "two")]
-    ends = [job.wait_for("up") for job in jobs]  # both are there at once
-    (tmp_path / "through").touch()
+    try:
+        ends = [job.wait_for("up") for job in jobs]  # both are there at once
+    finally:
+        (tmp_path / "through").touch()
     assert [job.wait_for_end() for job in jobs] == ["COMPLETED"] * 2, jobs[0].output()
     for end in ends:
         assert end["sums"] == [SUM, SUM]

@@ -126,18 +126,22 @@ def test_kills_around_the_answer_of_sbatch(
     # sbatch is still on its way when the next launcher has looked, and arrives when its jobs are in the queue.
     told = 'for _ in {1..6000}; do [ -e "$here/go" ] && break; sleep 0.1; done'
     process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=told))
-    until("sbatch is asked", (tmp_path / "late" / "asked").exists)
-    kill(process)
-    launch_slurm(jobs[:2], HELD, lambda event: None)
-    first = {name: job.job for name, job in in_queue(runs).items()}
-    (tmp_path / "late" / "go").touch()
+    try:
+        until("sbatch is asked", (tmp_path / "late" / "asked").exists)
+        kill(process)
+        launch_slurm(jobs[:2], HELD, lambda event: None)
+        first = {name: job.job for name, job in in_queue(runs).items()}
+    finally:
+        (tmp_path / "late" / "go").touch()
     until("the first sbatch arrives", (tmp_path / "late" / "answered").exists)
     assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4
 
     # sbatch has answered, and nobody has heard it: the functions are not where the jobs look for them.
     process = launcher(jobs[:4], slow_sbatch(tmp_path / "unheard", after="sleep 600"))
-    until("sbatch has answered", (tmp_path / "unheard" / "answered").exists)
-    kill(process, group=True)
+    try:
+        until("sbatch has answered", (tmp_path / "unheard" / "answered").exists)
+    finally:
+        kill(process, group=True)
     assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4  # those that came late are gone
     launch_slurm(jobs[:4], HELD, lambda event: None)
     assert {name: job.job for name, job in in_queue(runs).items() if name in first} == first

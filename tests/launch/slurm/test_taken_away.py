@@ -34,7 +34,7 @@ def test_jobs_go_on_as_often_as_they_may(bare_slurm: Cluster, tmp_path: Path) ->
     warned = Long(tmp_path, "warned", resources=takes(partition="low_grace", cpus=2))
     pushed = Long(tmp_path, "pushed", lives=9)
     ended = Long(tmp_path, "ended", lives=9)
-    launch(limited, "n1", grace_seconds=60)  # the warning comes 30 to 60 s after the start
+    launch(limited, "n1", grace_seconds=60)  # the warning comes 30 to 67 s after the start
     launch(low, "n2")
     launch(warned, "n3")
     number = launch(pushed, "n4", requeues=1)
