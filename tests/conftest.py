@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import providers
+from hypothesis import settings
 from mlflow.store.db import utils as db_utils
 from sqlalchemy import Engine
 
@@ -19,7 +18,6 @@ from cppo_lab import interruption, schema
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from tests.fuzz.mangling import VARIABLE
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -45,14 +43,8 @@ TINY = [
 FINISHED = Outcome(schema.DONE, 4)
 
 # The machine may stall for longer than Hypothesis allows an example, and a suite must fail today as it did yesterday.
-settings.register_profile(
-    "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
-if VARIABLE not in os.environ:
-    # Hypothesis also draws constants of the product's modules that are loaded, which the tests before decide.
-    assert callable(providers._get_local_constants)
-    providers._get_local_constants = lambda: providers._local_constants
 
 # Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two
 # Rays at once would starve each other). The longest come first.

@@ -23,7 +23,6 @@ def with_run(run: Recorded, *more: Recorded, **statuses: int) -> Store:
 def test_equal_stores() -> None:
     other = replace(RUN, mlflow_id="m2", artifacts={**RUN.artifacts, "output/1.log": ""})
     assert compare(CALM, with_run(other, FINISHED=2, KILLED=1)) == Comparison(10, 0, ())
-    assert compare(with_run(other), CALM) == Comparison(10, 0, ())  # what a process prints is chance
 
 
 @pytest.mark.parametrize(

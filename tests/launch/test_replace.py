@@ -24,7 +24,6 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.replace import ASIDE, set_aside
 from tests.conftest import TINY
-from tests.recorded import sent
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
 SCORE = schema.validation_metric(schema.MEAN)
@@ -170,7 +169,6 @@ def test_an_interrupted_replacement_goes_on_and_the_old_result_counts_meanwhile(
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
         with pytest.raises(KeyboardInterrupt):
             execute(finished)
-    sent(finished.folder)  # an interrupted process has only some seconds for that
     look = look_at([finished.spec.run_id], "mini", finished.uri, finished.runs)
     [state] = look.states().values()
     assert (state.state, state.code_version) == (schema.DONE, "old")

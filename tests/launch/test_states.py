@@ -186,7 +186,7 @@ def test_a_thousand_known_runs_are_read_in_seconds(workspace: Path, tiny_spec: R
     write_runs(uri, experiment, specs)
     started = time.monotonic()
     found = run_states([spec.run_id for spec in specs], "mini", uri, workspace / "runs")
-    assert time.monotonic() - started < 60  # measured: 1; a request for each run would take minutes
+    assert time.monotonic() - started < 15  # measured: 1; a request for each run would take minutes
     assert [one.state for one in found.values()].count(schema.DONE) == 500
     assert [one.note for one in found.values()].count("step 2/4; interrupted: stopped") == 500
 

@@ -97,7 +97,7 @@ def test_a_full_disk_and_a_signal(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path, small_disk: Path
 ) -> None:
     uri = copy_of(sqlite_tables, workspace)
-    going = trainer(uri, hurry=120.0).start().reach(60)  # the store alone can know of this end
+    going = trainer(uri).start().reach(60)
     ballast = fill(small_disk)
     going.reach(100).signal(signal.SIGTERM)
     going.end()

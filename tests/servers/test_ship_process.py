@@ -34,7 +34,7 @@ def process_of(trainer: Trainer) -> psutil.Process:
     raise AssertionError(trainer.log())
 
 
-def ended(process: psutil.Process, seconds: float = 120.0) -> bool:
+def ended(process: psutil.Process, seconds: float = 20.0) -> bool:
     try:
         process.wait(seconds)
     except psutil.TimeoutExpired:
@@ -65,7 +65,7 @@ def test_it_ends_with_the_process_that_trains(
     going = trainer(uri, step_seconds=SLOW, aside_after=0.0).start()
     process = process_of(going)
     assert going.end() == 0
-    assert ended(process, 20.0)
+    assert ended(process, 1.0)
     assert_whole(uri, spec, workspace / "a")
 
 

@@ -90,7 +90,6 @@ def attempt(settings: "Settings") -> None:
         base.CORES["mini"] = f"{__name__}:train"
     shipper.EVERY_SECONDS = settings.ship_seconds
     shipper.ASIDE_AFTER_SECONDS = settings.aside_after
-    shipper.HURRY_SECONDS = settings.hurry
     shipper.LONGEST_PAUSE_SECONDS = 2.0
     shipper.PATIENCE_SECONDS = 300.0  # a server may take a minute to start
     try:
@@ -112,7 +111,6 @@ class Settings:
     step_seconds: float = 0.015
     ship_seconds: float = 0.3
     aside_after: float = 1e9  # seconds until a process of its own ships
-    hurry: float = shipper.HURRY_SECONDS  # to send the rest once it is told to end
     stub: bool = True
 
     @property

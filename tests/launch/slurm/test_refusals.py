@@ -105,7 +105,7 @@ def test_names_are_no_shell(bare_slurm: Cluster, tmp_path: Path, monkeypatch: py
     assert os.environ["SLURM_JOB_ID"] == "77"
     until(
         "both have ended",
-        lambda: (runs / "log").exists() and (runs / "log").read_text().count(" end\n") >= 2,
+        lambda: (runs / "log").exists() and (runs / "log").read_text().count(" end\n") == 2,
         600,
     )
     until("the queue is empty", lambda: not in_queue(runs), 600)
