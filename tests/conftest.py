@@ -1,7 +1,10 @@
-"""Shared fixtures: a run small enough for a unit test, and a clean place to run in."""
+"""Tiers, the order of the tests, what ends with them, and a run small enough for a unit test."""
 
 import os
+import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +21,8 @@ from cppo_lab import interruption, schema
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
+from tests import reaper
+from tests.tiers import CHOICES, tier
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -45,6 +50,49 @@ FINISHED = Outcome(schema.DONE, 4)
 # The machine may stall for longer than Hypothesis allows an example, and a suite must fail today as it did yesterday.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
+
+ROOT = Path(__file__).parent
+_TOKEN = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=sorted(CHOICES),
+        help="which tests run (tests/tiers.py); fast, unless files or folders are named: then all that are in them",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the session's first process: which tier runs, and the reaper that outlives the session."""
+    if hasattr(config, "workerinput"):  # one of pytest-xdist's: it has all this from the first
+        return
+    if config.option.tier is None and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.option.tier = "fast"
+    if reaper.MARK not in os.environ and sys.platform == "linux":
+        config.stash[_TOKEN] = token = secrets.token_hex(16)
+        subprocess.Popen([sys.executable, "-m", "tests.reaper", token], cwd=ROOT.parent)
+        os.environ[reaper.MARK] = token
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What is still running when all tests have ended is killed and named, in the session that has the reaper."""
+    token = config.stash.get(_TOKEN, None)
+    if token and (left := reaper.end_all(token)):
+        print(f"killed, since tests had left them running: {', '.join(left)}", file=sys.stderr)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"tier: {config.option.tier or 'all that is named'} (tests/tiers.py)"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of other tiers are not even imported: verl takes ten seconds."""
+    chosen = config.option.tier
+    if chosen is None or not collection_path.is_file():
+        return None
+    return True if tier(collection_path.relative_to(ROOT)) not in CHOICES[chosen] else None
+
 
 # Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two
 # Rays at once would starve each other). The longest come first.

@@ -1,0 +1,37 @@
+"""Which tests run when. `make test` and plain `pytest`: fast. `make test-all`: fast and full. `make soak`: soak.
+
+Naming files or folders on the command line runs whatever is in them. A folder or file that is not listed is fast.
+"""
+
+from pathlib import Path
+from typing import Final
+
+FAST: Final = "fast"  # on any machine, with nothing but Python: eight minutes on two cores at most
+FULL: Final = "full"  # needs a server, an apt package, root, or minutes
+SOAK: Final = "soak"  # finds rare things by volume or chance; not in CI
+
+# Path below tests/ -> tier and why. The longest path that fits counts.
+TIERS: Final[dict[str, tuple[str, str]]] = {
+    "browser": (FULL, "Chromium"),
+    "chaos": (FULL, "trains a sweep while everything is killed"),
+    "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
+    "launch/slurm": (FULL, "Slurm and root"),
+    "servers": (FULL, "an MLflow server, PostgreSQL"),
+    "slurm": (FULL, "Slurm and root"),
+}
+# What --tier takes -> the tiers that run.
+CHOICES: Final[dict[str, frozenset[str]]] = {
+    "fast": frozenset({FAST}),
+    "rest": frozenset({FULL}),
+    "all": frozenset({FAST, FULL}),
+    "soak": frozenset({SOAK}),
+}
+
+
+def tier(path: Path) -> str:
+    """The tier of a file, by its path below tests/."""
+    parts = path.parts
+    for length in range(len(parts), 0, -1):
+        if found := TIERS.get("/".join(parts[:length])):
+            return found[0]
+    return FAST
