@@ -13,12 +13,12 @@ from submitit.helpers import DelayedSubmission
 
 from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Job
+from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.lock import AlreadyRunning
 from cppo_lab.run import Allocation
 
 # A run that was taken away may still be writing its last words on the other machine.
 PREDECESSOR_SECONDS = 120.0
-PATIENCE_SECONDS = 60.0  # with scontrol
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,7 @@ def _preempted() -> bool:
     """Whether a job of higher rank wants this one's place. Slurm leaves it to such a job to go back into the queue."""
     job = os.environ.get("SLURM_JOB_ID", "")
     try:
-        said = subprocess.run(
-            ["scontrol", "show", "job", "--oneliner", job],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-        ).stdout
+        said = command_output("scontrol", "show", "job", "--oneliner", job).stdout
     except (OSError, subprocess.TimeoutExpired):
         return False
     fields = dict(word.split("=", 1) for word in said.split() if "=" in word)

@@ -3,6 +3,9 @@
 Nothing is decided by accounting alone: many clusters have none. `squeue` forgets a job some minutes after its end.
 """
 
+import os
+import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -13,7 +16,10 @@ from cppo_lab.errors import UserError
 PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
 SACCT_JOBS = 500  # per request
-_FIELDS = {"job": "%i", "state": "%T", "reason": "%r", "seconds": "%M", "node": "%N", "comment": "%k"}
+_FIELDS = ("%i", "%T", "%M", "%N", "%r", "%k")  # the comment last: it may hold any sign, a line break too
+# They add options of the user's to commands whose answer is read here: other jobs, other columns. `SBATCH_*` stays:
+# it says how the user wants jobs submitted.
+_CHANGES_ANSWERS = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_|SLURM_TIME_FORMAT\Z|SLURM_BITSTR_LEN\Z")
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
 ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING", "STOPPED"})
@@ -47,10 +53,10 @@ def our_jobs() -> list[QueuedJob]:
     Raises UserError if the controller does not answer.
     """
     _require_answer()
-    text = _ask(
-        "squeue", "--me", "--noheader", "--array", "--states=all", f"--format={'|'.join(_FIELDS.values())}"
-    )
-    return [_parse(line) for line in text.splitlines() if line]
+    mark = secrets.token_hex(16)  # begins a record: no comment can know it
+    fields = "|".join(_FIELDS)
+    text = _ask("squeue", "--me", "--noheader", "--array", "--states=all", f"--format={mark}{fields}")
+    return [job for record in text.split(mark)[1:] if (job := _parse(record)) is not None]
 
 
 def _require_answer() -> None:
@@ -58,7 +64,7 @@ def _require_answer() -> None:
     if shutil.which("scontrol") is None:
         return
     try:
-        done = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=PING_SECONDS)
+        done = command_output("scontrol", "ping", seconds=PING_SECONDS)
     except subprocess.TimeoutExpired:
         raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
     if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
@@ -84,7 +90,7 @@ def ended_as(jobs: Iterable[str]) -> dict[str, str]:
             some,
         ]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+            done = command_output(*command)
         except subprocess.TimeoutExpired:  # its server hangs
             return {}
         if done.returncode:  # accounting is off, or its server is away
@@ -104,8 +110,23 @@ def cancel(jobs: Sequence[str]) -> None:
         _ask("scancel", "--quiet", *jobs)
 
 
-def _parse(line: str) -> QueuedJob:
-    job, state, reason, seconds, node, comment = line.split("|", len(_FIELDS) - 1)
+def command_output(*command: str, seconds: float = PATIENCE_SECONDS) -> "subprocess.CompletedProcess[str]":
+    """What one of Slurm's commands answers, whatever the user's shell has set for it; any bytes are read as text.
+
+    Raises FileNotFoundError and subprocess.TimeoutExpired.
+    """
+    plain = {name: value for name, value in os.environ.items() if not _CHANGES_ANSWERS.match(name)}
+    return subprocess.run(
+        command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, env=plain
+    )
+
+
+def _parse(record: str) -> QueuedJob | None:
+    """A job from its record; None for one with fewer fields than were asked for."""
+    fields = record.removesuffix("\n").split("|", len(_FIELDS) - 1)
+    if len(fields) < len(_FIELDS):
+        return None
+    job, state, seconds, node, reason, comment = fields
     return QueuedJob(job, state, "" if reason == "None" else reason, _seconds(seconds), node, comment)
 
 
@@ -124,7 +145,7 @@ def _seconds(text: str) -> int:
 
 def _ask(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+        done = command_output(*command)
     except FileNotFoundError:
         require_slurm()
         raise

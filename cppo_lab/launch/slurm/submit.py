@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,12 +19,21 @@ from cppo_lab.launch.base import Event, J, LauncherSpec
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
 from cppo_lab.launch.slurm.parameters import groups
-from cppo_lab.launch.slurm.queue import require_slurm
+from cppo_lab.launch.slurm.queue import command_output, require_slurm
 from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.launch.slurm.settings import SlurmSpec
 
 SETTLING_SECONDS = 30.0  # a controller that has just started asks its nodes how they are
 LARGEST_ARRAY = 1000  # where the cluster does not say
+REASON_TRIES, REASON_SECONDS = 10, 0.5  # until Slurm says why a job waits
+# Why a job waits that no change of the nodes' states could let begin.
+_NEVER = frozenset({"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"})
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|Connection refused"
+    r"|Communication connection failure",
+    re.I,
+)
+SLOW_SECONDS = 10.0  # sbatch answers within a second, unless the controller takes no more jobs for now
 
 
 def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
@@ -55,7 +66,7 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     token = ledger.claim([job.name for job in jobs])
     executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
     try:
-        with executor.batch():
+        with _saying_if_slow(), executor.batch():
             submitted = [executor.submit(SlurmTask(job, spec.requeues)) for job in jobs]
     except FailedJobError as error:
         ledger.end(ledger.open_tasks_of(token), "not submitted")
@@ -66,6 +77,26 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
             f"{said}: launch again; if it stays, see what `sbatch` is here (`type sbatch`)"
         ) from None
     ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
+
+
+@contextlib.contextmanager
+def _saying_if_slow() -> Iterator[None]:
+    """sbatch itself tries again for minutes where the controller takes no more jobs, and says so to nobody here."""
+    timer = threading.Timer(
+        SLOW_SECONDS,
+        lambda: print(
+            f"cppo: sbatch has not answered for {SLOW_SECONDS:.0f} s: the cluster may hold as many jobs as it takes "
+            "(MaxJobCount), or its controller is slow; sbatch tries again by itself, and Ctrl-C loses nothing",
+            file=sys.stderr,
+            flush=True,
+        ),
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _executor(folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int) -> SlurmExecutor:
@@ -99,7 +130,7 @@ def _outside_of_jobs() -> Iterator[None]:
 
 
 def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
-    """Let Slurm look at a batch script without taking it. Raises UserError with what it says against it."""
+    """Let Slurm look at a batch script without running it. Raises UserError with what it says against it."""
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "rehearsal.sh"
@@ -116,15 +147,47 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
         ):
             time.sleep(1.0)
             done = _ask("sbatch", "--test-only", str(script))
+        refusal = done.stderr if done.returncode else ""
+        if refusal and _AWAY.search(refusal) is None:
+            refusal = _refused_for_ever(script)
     finally:
         script.unlink()
+    if refusal:
+        raise _refused(refusal)
+
+
+def _refused_for_ever(script: Path) -> str:
+    """What Slurm has against a job that `sbatch --test-only` refuses; nothing if it would only have to wait.
+
+    That test refuses what no node can take now: while nodes are drained, in a reservation or down, everything. A job
+    that is really submitted is taken then, and queued. This one is taken out again before it can begin.
+    """
+    trial = [
+        "--parsable",
+        "--begin=now+1hour",
+        "--comment=rehearsal",
+        "--output=/dev/null",
+        "--error=/dev/null",
+    ]
+    done = _ask("sbatch", *trial, str(script))
     if done.returncode:
-        raise _refused(done.stderr)
+        return done.stderr
+    job = done.stdout.strip().partition(";")[0]
+    try:
+        for _ in range(REASON_TRIES):
+            if (
+                reason := _ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
+            ) != "None":
+                break
+            time.sleep(REASON_SECONDS)
+    finally:
+        _ask("scancel", "--quiet", job)
+    return f"it would wait for ever ({reason})" if reason in _NEVER else ""
 
 
 def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return command_output(*command)
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{command[0]}: Slurm's controller did not answer within 60 s: try again later"
@@ -138,6 +201,11 @@ def _refused(said: str) -> UserError:
         for line in said.splitlines()
         if line.strip() and not line.startswith('Try "sbatch --help"')
     ]
+    if _AWAY.search(said):
+        return UserError(
+            f"Slurm's controller does not answer ({'; '.join(lines)}): nothing was submitted; see that it is up "
+            "(`scontrol ping`), and launch again"
+        )
     return UserError(
         f"Slurm does not take these jobs: {'; '.join(lines) or 'it gave no reason'}: see resources.*, layout.* and "
         "launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run asks for)"
@@ -147,9 +215,7 @@ def _refused(said: str) -> UserError:
 def _largest_array() -> int:
     """How many tasks the cluster allows in an array."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        said = subprocess.run(
-            ["scontrol", "show", "config"], capture_output=True, text=True, timeout=60
-        ).stdout
+        said = command_output("scontrol", "show", "config").stdout
         if found := re.search(r"MaxArraySize\s*=\s*(\d+)", said):
             return max(1, int(found[1]) - 1)
     return LARGEST_ARRAY
