@@ -17,6 +17,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import page_server
 from cppo_lab.tracking.client import ensure_experiment, open_client, where_to_look
+from tests.waiting import CEILING_SECONDS
 
 
 def processes_of(text: str) -> list[str]:
@@ -55,11 +56,11 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
         assert title.startswith("cppo-mini")
         found = re.match(r"(http://127\.0\.0\.1:\d+)/#/experiments/1/runs\?", link)
         assert found, link
-        with urllib.request.urlopen(found[1], timeout=180) as answer:
+        with urllib.request.urlopen(found[1], timeout=CEILING_SECONDS) as answer:
             assert b"<title>MLflow</title>" in answer.read()
         assert len(processes_of(uri)) > 1
         served.send_signal(number)
-        assert served.wait(120) == 0
+        assert served.wait(CEILING_SECONDS) == 0
     assert processes_of(uri) == []
 
 
@@ -87,7 +88,7 @@ def test_two_that_start_at_once_take_two_ports(workspace: Path) -> None:
     finally:
         for one in served:
             one.terminate()
-        assert [one.wait(120) for one in served] == [0, 0]
+        assert [one.wait(CEILING_SECONDS) for one in served] == [0, 0]
 
 
 def test_a_server_is_only_pointed_at(

@@ -2,10 +2,10 @@
 
 import io
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,26 +123,25 @@ def test_logs_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[s
 def test_following_ends_with_the_run_and_misses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 0.2)
-    folder = tmp_path / run_id(1)
-    log = folder / "attempts" / "1_0_log.out"
+    """The clock is the test's own: a run prints while its follower sleeps."""
+    log = tmp_path / run_id(1) / "attempts" / "1_0_log.out"
     log.parent.mkdir(parents=True)
+    pieces = [b"", b"one\n", b"tw\xc3", b"\xb6\nlast\n"]  # a character in two pieces; then the run ends
+    slept: list[float] = []
+    shown: list[str] = []
     out = io.StringIO()
-    alive = threading.Event()
-    alive.set()
-    follower = threading.Thread(target=logs.follow, args=(tmp_path, run_id(1), alive.is_set, out))
-    follower.start()
-    time.sleep(0.3)
-    with log.open("wb") as file:
-        for word in (b"one\n", b"tw\xc3", b"\xb6\n"):  # a character in two pieces
-            file.write(word)
-            file.flush()
-            time.sleep(0.3)
-    with log.open("a") as file:
-        file.write("last\n")
-    alive.clear()
-    follower.join(120)
-    assert not follower.is_alive()
+
+    def sleep(seconds: float) -> None:
+        shown.append(out.getvalue())
+        with log.open("ab") as file:
+            file.write(pieces[len(slept)])
+        slept.append(seconds)
+
+    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+    monkeypatch.setattr(logs, "time", clock)
+    monkeypatch.setattr(logs, "LOOK_SECONDS", 1.5 * logs.POLL_SECONDS)  # at every other piece
+    logs.follow(tmp_path, run_id(1), lambda: len(slept) < len(pieces), out)
+    assert shown == ["", "", "one\n", "one\ntw"]
     assert out.getvalue() == "one\ntwö\nlast\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.slurm.jobs import notes
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 TOLD = """
 import os, signal
@@ -54,7 +54,7 @@ def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(t
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
-    until("it has begun", lambda: notes(tmp_path) == [("job", "begin")], 120)
+    until("it has begun", lambda: notes(tmp_path) == [("job", "begin")])
     os.killpg(launcher.pid, signal.SIGHUP)
-    assert launcher.wait(120) != 0
+    assert launcher.wait(CEILING_SECONDS) != 0
     assert notes(tmp_path) == [("job", "begin"), ("job", f"interrupted {signal.SIGTERM.value}")]

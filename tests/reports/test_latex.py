@@ -16,6 +16,7 @@ from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.reports.text_tables import TextRow, TextTable, text_latex
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 from tests.requirement import LATEX
+from tests.waiting import CEILING_SECONDS
 
 pytestmark = pytest.mark.latex
 
@@ -65,7 +66,7 @@ def compiled(folder: Path, files: dict[str, str]) -> str:
         (folder / name).write_text(text, encoding="utf-8")
     command = ["pdflatex", "-no-shell-escape", "-halt-on-error", "-interaction=nonstopmode", "tables.tex"]
     made = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=600, check=False
+        command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=CEILING_SECONDS, check=False
     )
     assert made.returncode == 0, made.stdout[-2000:]
     assert (folder / "tables.pdf").read_bytes().startswith(b"%PDF")
