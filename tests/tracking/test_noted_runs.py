@@ -1,0 +1,62 @@
+"""Which of several attempts at a run a sweep's description shows, and when a replaced result is deleted."""
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.tracking import parents
+from cppo_lab.tracking.parents import noted_runs
+from cppo_lab.tracking.replace import retire
+from cppo_lab.tracking.sweep_note import NotedRun
+
+SWEEP = schema.sweep_tag("s")
+
+
+def stored(mlflow_id: str, state: str, run_id: str = "r") -> Any:
+    """A run as the store has it."""
+    tags = {SWEEP: "cppo", schema.TAG_RUN_ID: run_id, schema.TAG_STATUS: state}
+    return SimpleNamespace(
+        info=SimpleNamespace(run_id=mlflow_id), data=SimpleNamespace(tags=tags, metrics={}, params={})
+    )
+
+
+@pytest.mark.parametrize(
+    ("newest_first", "shown"),
+    [
+        ([("b", schema.DONE), ("a", schema.DONE)], "b"),
+        ([("b", schema.COLLAPSED), ("a", schema.DONE)], "b"),
+        ([("b", schema.RUNNING), ("a", schema.DONE)], "a"),  # until the new one is there
+        ([("c", schema.FAILED), ("b", schema.DONE), ("a", schema.DONE)], "b"),
+        ([("b", schema.RUNNING), ("a", schema.FAILED)], "b"),
+    ],
+)
+def test_the_newest_result_is_shown_or_the_newest_attempt(
+    monkeypatch: pytest.MonkeyPatch, newest_first: list[tuple[str, str]], shown: str
+) -> None:
+    runs = [stored(*one) for one in newest_first]
+    monkeypatch.setattr(parents, "experiment_runs", lambda client, experiment, tag: iter(runs))
+    [found] = noted_runs(Mock(), "cppo-mini", "s")
+    assert (found.mlflow_id, found.state) == (shown, dict(newest_first)[shown])
+    planned = NotedRun("r", "cppo", "queued", "cppo", "m", "0", "10", "", None, {})
+    [found] = noted_runs(Mock(), "cppo-mini", "s", [planned])
+    assert (found.mlflow_id, found.state) == (shown, "queued")  # the planner's word
+
+
+@pytest.mark.parametrize(("status", "gone"), [("RUNNING", False), ("KILLED", False), ("FINISHED", True)])
+def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(status: str, gone: bool) -> None:
+    tags = {schema.TAG_RUN_ID: "r", schema.TAG_REPLACES: "old"}
+    runs = {
+        "new": SimpleNamespace(info=SimpleNamespace(status=status), data=SimpleNamespace(tags=tags)),
+        "old": SimpleNamespace(
+            info=SimpleNamespace(lifecycle_stage="active"),
+            data=SimpleNamespace(tags={schema.TAG_RUN_ID: "r"}),
+        ),
+    }
+    client = Mock()
+    client.get_run.side_effect = runs.__getitem__
+    retire(client, "new")
+    assert [call.args for call in client.delete_run.call_args_list] == [("old",)] * gone
+    assert client.set_tag.called == client.delete_tag.called == gone
