@@ -16,7 +16,7 @@ help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
 	@echo "make test        install with the development tools and run all tests"
-	@echo "make lint        ruff and strict mypy (half a minute the first time)"
+	@echo "make lint        ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
 	@echo "make locked      install as for make test, each downloaded file checked against its SHA-256 (docs/dependencies.md)"
 	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
@@ -44,6 +44,7 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy -p cppo_lab -p dev -p benchmarks.summary
 
 bench: $(VENV)/.installed-dev

@@ -165,7 +165,7 @@ def _points(ids: list[str], histories: list[History], index: int) -> list[tuple[
 
 def _insert(connection: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:
     columns = "(key, value, timestamp, run_uuid, step, is_nan)"
-    connection.executemany(f"insert into {table} {columns} values (?, ?, ?, ?, ?, 0)", rows)
+    connection.executemany(f"insert into {table} {columns} values (?, ?, ?, ?, ?, 0)", rows)  # noqa: S608  a literal name
 
 
 def process(code: str, uri: str, cache: Path, count: int = 0) -> dict[str, float]:

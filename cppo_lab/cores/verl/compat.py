@@ -54,7 +54,7 @@ def _installed(point: TouchPoint) -> tuple[str, ...]:
 
     Raises ImportError or AttributeError when it is not there.
     """
-    found: Any = importlib.import_module(point.module)
+    found: Any = importlib.import_module(point.module)  # noqa: TID251  a literal name of the touch points
     for part in point.attribute.split("."):
         found = _plain(getattr(found, part))
     if point.kind == PRIVATE:
