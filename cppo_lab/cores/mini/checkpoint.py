@@ -6,12 +6,12 @@ A file is replaced as a whole and is on disk before it counts: a kill or a power
 import errno
 import itertools
 import os
-import pickle
 import struct
 import sys
 import zipfile
 import zlib
 from pathlib import Path
+from pickle import UnpicklingError  # noqa: TID251  what torch raises for a file of other things than tensors
 from typing import Any, TypedDict
 
 import torch
@@ -114,7 +114,7 @@ def load_whole(path: Path) -> Any:
             if (broken := archive.testzip()) is not None:
                 raise ValueError(f"it is damaged: {broken!r} does not agree with its checksum")
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+    except UnpicklingError:
         raise ValueError("it holds more than tensors, numbers and text, or is damaged") from None
     except OSError as error:  # a place before the file's beginning, says its list
         if error.errno != errno.EINVAL:
