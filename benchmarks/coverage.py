@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 from summary.form import result
 
 from cppo_lab import schema
@@ -31,7 +32,6 @@ from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.resampling import bootstrap, percentile_interval
 from cppo_lab.analysis.statistics.selection_bias import held_out_best
-from cppo_lab.analysis.statistics.student import t_quantile
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 
 SEEDS = (3, 5, 10)
@@ -116,9 +116,9 @@ def pooling(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
     for n in SEEDS:
         x = spreads[:, None] * np.random.default_rng(n).standard_normal((studies, 7, n))
         error = np.sqrt(x.var(axis=-1, ddof=1).mean(axis=-1) / n)[:, None]
-        inside = np.abs(x.mean(axis=-1)) <= t_quantile(0.975, 7 * (n - 1)) * error
+        inside = np.abs(x.mean(axis=-1)) <= stdtrit(7 * (n - 1), 0.975) * error
         own = np.sqrt(x.var(axis=-1, ddof=1) / n)
-        alone = np.abs(x.mean(axis=-1)) <= t_quantile(0.975, n - 1) * own
+        alone = np.abs(x.mean(axis=-1)) <= stdtrit(n - 1, 0.975) * own
         for which, index in (("calm", slice(0, 6)), ("noisy", slice(6, 7))):
             columns = {"pooled": inside[:, index].mean(), "ours": alone[:, index].mean()}
             yield f"{which} method, {n} seeds", columns

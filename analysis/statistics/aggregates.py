@@ -12,8 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from cppo_lab.analysis.statistics.student import t_quantile
+from scipy.special import stdtrit
 
 FloatArray: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Sequence[FloatArray]], FloatArray]
@@ -76,7 +75,7 @@ def _wins(a: FloatArray, b: FloatArray) -> float:
 
 def _limit(value: float, sizes: Sequence[tuple[int, int]]) -> float:
     """The smallest theta up to `value` from which that is no more than t standard errors away; by bisection."""
-    t = t_quantile(0.975, sum(n + m - 2 for n, m in sizes))
+    t = float(stdtrit(sum(n + m - 2 for n, m in sizes), 0.975))
     low, high = 0.0, value
     for _ in range(60):
         theta = (low + high) / 2

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from cppo_lab.analysis.statistics.estimate import LEVEL
-from cppo_lab.analysis.statistics.student import t_quantile
 
 INTERVAL = "interval"  # the 95 % interval of the mean (Student's t)
 RANGE = "range"  # from the lower to the higher of two runs
@@ -43,8 +43,7 @@ def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) 
         low, high, kind = np.nanmin(values, axis=1), np.nanmax(values, axis=1), RANGE
     elif runs >= FEWEST:
         kind = INTERVAL
-        quantiles = {n: t_quantile((1 + LEVEL) / 2, n - 1) for n in {int(n) for n in count} if n >= FEWEST}
-        times = np.array([quantiles.get(int(n), 0.0) for n in count])
+        times = np.where(count >= FEWEST, stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2), 0.0)
         squares = np.nansum((values - mean[:, None]) ** 2, axis=1)
         half = times * np.sqrt(squares / np.maximum(count - 1, 1) / count)
         low = np.minimum(mean, np.maximum(mean - half, least))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cppo_lab.analysis.statistics.student import t_cdf, t_quantile
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 ONE_RUN = "a single run does not show how much seeds differ"
@@ -30,7 +30,7 @@ class Estimate:
         """Half the width of the 95 % interval."""
         if self.error is None or self.degrees is None:
             return None
-        return t_quantile((1 + LEVEL) / 2, self.degrees) * self.error
+        return float(stdtrit(self.degrees, (1 + LEVEL) / 2)) * self.error
 
     @property
     def low(self) -> float | None:
@@ -46,7 +46,7 @@ class Estimate:
         """One-sided p-value against "the true value is `null` or less"; below 0.025 iff `low` > `null`."""
         if self.error is None or self.degrees is None:
             return None
-        return t_cdf(-(self.value - null) / self.error, self.degrees)
+        return float(stdtr(self.degrees, -(self.value - null) / self.error))
 
     def p_below(self, null: float = 0.0) -> float | None:
         """One-sided p-value against "the true value is `null` or more"."""

@@ -11,8 +11,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scipy.special import stdtr, stdtrit
+
 from cppo_lab.analysis.statistics.estimate import Estimate
-from cppo_lab.analysis.statistics.student import t_cdf, t_quantile
 
 POWER = 0.8
 ALPHA = 0.025  # one-sided: what a two-sided 95 % interval leaves on each side
@@ -38,8 +39,8 @@ class Seeds:
 
 def power(distance: float, deviation: float, n: int, comparisons: int = 1) -> float:
     """Probability that n >= 2 pairs exclude a limit that lies `distance` away, at ALPHA / `comparisons`."""
-    t = t_quantile(1 - ALPHA / comparisons, n - 1)
-    return t_cdf(distance * math.sqrt(n) / deviation - t, n - 1)
+    t = float(stdtrit(n - 1, 1 - ALPHA / comparisons))
+    return float(stdtr(n - 1, distance * math.sqrt(n) / deviation - t))
 
 
 def equivalence_power(value: float, margin: float, deviation: float, n: int) -> float:

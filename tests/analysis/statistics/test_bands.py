@@ -1,10 +1,11 @@
-"""Bands against the estimate of one mean, and against scipy where it is installed."""
+"""Bands against the estimate of one mean, and against SciPy."""
 
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE, band
 from cppo_lab.analysis.statistics.estimate import mean_estimate
@@ -24,7 +25,6 @@ def test_an_interval_is_that_of_the_mean_at_each_step(runs: int) -> None:
 
 
 def test_against_scipy() -> None:
-    stats = pytest.importorskip("scipy.stats")
     values = [0.1, 0.4, 0.2, 0.7]
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
     found = band(pd.DataFrame([values]))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN, Estimate
 from cppo_lab.analysis.statistics.power import (
@@ -12,13 +13,12 @@ from cppo_lab.analysis.statistics.power import (
     seeds_for_equivalence,
     seeds_for_superiority,
 )
-from cppo_lab.analysis.statistics.student import t_quantile
 
 
 def intervals(value: float, n: int, studies: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
     """The ends of Student's interval in simulated studies with a spread of 1."""
     drawn = value + np.random.default_rng(n).standard_normal((studies, n))
-    half = t_quantile(0.975, n - 1) * drawn.std(axis=1, ddof=1) / n**0.5
+    half = stats.t.ppf(0.975, n - 1) * drawn.std(axis=1, ddof=1) / n**0.5
     return drawn.mean(axis=1) - half, drawn.mean(axis=1) + half
 
 

@@ -1,29 +1,83 @@
-"""Student's t against SciPy."""
+"""Student's t in intervals, p-values and bands: against printed tables and closed forms, and at its limits."""
 
+import math
+from statistics import NormalDist
+
+import pandas as pd
 import pytest
-from scipy import stats
 
-from cppo_lab.analysis.statistics.student import t_cdf, t_quantile
+from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
+from cppo_lab.analysis.statistics.power import power
 
-DEGREES = (0.7, 1, 1.5, 2, 3.7, 9, 40, 1e3, 1e6, 1e9)
-
-
-@pytest.mark.parametrize("degrees", DEGREES)
-@pytest.mark.parametrize("t", [-40.0, -2.5, -0.1, 0.0, 1e-9, 0.7, 3.0, 25.0])
-def test_distribution(t: float, degrees: float) -> None:
-    assert t_cdf(t, degrees) == pytest.approx(stats.t.cdf(t, degrees), rel=1e-7, abs=1e-14)
+# Degrees of freedom -> the 97.5 % quantile, as tables print it.
+TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042, 120: 1.980, 1e9: 1.960}
+NORMAL = NormalDist()
 
 
-@pytest.mark.parametrize("degrees", DEGREES)
-@pytest.mark.parametrize("probability", [0.001, 0.2, 0.5, 0.8, 0.975, 0.9999])
-def test_quantile(probability: float, degrees: float) -> None:
-    assert t_quantile(probability, degrees) == pytest.approx(
-        stats.t.ppf(probability, degrees), rel=1e-6, abs=1e-9
+def closed_form(t: float, degrees: int) -> float:
+    """P(T > t): Cauchy's distribution with one degree of freedom, an algebraic function with two."""
+    if degrees == 1:
+        return math.atan2(1, t) / math.pi
+    return 1 / (2 + t * t + t * math.sqrt(2 + t * t)) if t > 0 else 0.5 - t / (2 * math.sqrt(2 + t * t))
+
+
+@pytest.mark.parametrize("degrees", TABLE)
+def test_the_interval_is_as_wide_as_the_table_says(degrees: float) -> None:
+    found = Estimate(10.0, 2, error=2.0, degrees=degrees)
+    assert found.half == pytest.approx(2 * TABLE[degrees], abs=0.001)
+    assert (found.low, found.high) == pytest.approx(
+        (10 - 2 * TABLE[degrees], 10 + 2 * TABLE[degrees]), abs=0.001
     )
 
 
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="degrees"):
-        t_cdf(1.0, 0)
-    with pytest.raises(ValueError, match="probability"):
-        t_quantile(1.0, 3)
+def test_between_whole_degrees_the_interval_lies_between_theirs() -> None:
+    """Satterthwaite's degrees are no whole numbers, and may be below one."""
+    halves = [
+        Estimate(0.0, 4, error=1.0, degrees=degrees).half for degrees in (0.7, 1, 1.5, 2, 2.9, 3, 4.4, 9)
+    ]
+    assert None not in halves and halves == sorted(halves, reverse=True) and len(set(halves)) == len(halves)
+
+
+@pytest.mark.parametrize("degrees", [1, 2])
+@pytest.mark.parametrize("t", [-1e6, -40.0, -2.5, -0.1, 0.0, 1e-9, 0.7, 3.0, 25.0, 1e6])
+def test_a_p_value_is_that_of_the_closed_form(t: float, degrees: int) -> None:
+    """At t = 1e6 p is 1e-7 or 1e-13: a small one does not come from 1 - p."""
+    found = Estimate(t, degrees + 1, error=1.0, degrees=degrees)
+    assert found.p_above() == pytest.approx(closed_form(t, degrees), rel=1e-9)
+    assert found.p_below() == pytest.approx(closed_form(-t, degrees), rel=1e-9, abs=1e-14)
+    assert found.p_above(2 * t) == pytest.approx(closed_form(-t, degrees), rel=1e-9)
+
+
+@pytest.mark.parametrize("t", [-6.0, -1.0, 0.0, 0.3, 2.0, 6.0])
+def test_with_many_degrees_it_is_the_normal_distribution(t: float) -> None:
+    found = Estimate(t, 1000, error=1.0, degrees=1e9)
+    assert found.p_above() == pytest.approx(NORMAL.cdf(-t), rel=1e-6)
+    assert found.half == pytest.approx(NORMAL.inv_cdf(0.975), rel=1e-8)
+
+
+def test_a_band_has_the_tables_width_at_every_number_of_runs() -> None:
+    rows = [[0.1, 0.4, 0.2, 0.7, 0.3], [0.1, 0.4, 0.2, 0.7, math.nan], [0.1, 0.4, 0.2, math.nan, math.nan]]
+    found = band(pd.DataFrame(rows))
+    for row, mean, high in zip(rows, found.mean, found.high, strict=True):
+        values = [value for value in row if not math.isnan(value)]
+        one = mean_estimate(values)
+        assert one is not None and one.error is not None
+        assert high - mean == pytest.approx(TABLE[len(values) - 1] * one.error, rel=1e-3)
+
+
+def test_power_where_there_is_nothing_to_find_and_where_it_cannot_be_missed() -> None:
+    """At no distance the power is the level itself, that of Holm's first step where there are many."""
+    for n in (2, 3, 30):
+        assert power(0.0, 1.0, n) == pytest.approx(0.025)
+        assert power(0.0, 1.0, n, comparisons=24) == pytest.approx(0.025 / 24)
+        assert power(1e9, 1.0, n) == pytest.approx(1)
+        assert power(-1e9, 1.0, n) == pytest.approx(0, abs=1e-9)
+
+
+def test_numbers_are_pythons() -> None:
+    """NumPy's would make `is True` of a comparison, and the text of a value, something else."""
+    found = Estimate(0.1, 3, error=0.01, degrees=2)
+    for value in (found.half, found.low, found.high, found.p_above(), found.p_below(), found.p_value()):
+        assert type(value) is float
+    assert type(power(0.1, 0.1, 4)) is float
