@@ -16,7 +16,7 @@ from dev.chaos.schedule import Fault
 from dev.errors import DevError
 
 T = TypeVar("T")
-COMING_UP_SECONDS = 180.0  # that something may take to come back, with what it stands on away meanwhile
+COMING_UP_SECONDS = 600.0  # that something may take to come back, with what it stands on away meanwhile
 
 
 class Strikes:

@@ -2,14 +2,13 @@
 
 import http.client
 import threading
-import time
 from collections import Counter
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "te", "upgrade"})
-UPSTREAM_SECONDS = 60.0
+UPSTREAM_SECONDS = 600.0  # that the server may take
 PAGE = b"<html><body>Not the server that you are looking for</body></html>"  # as gateways answer
 
 
@@ -17,13 +16,13 @@ PAGE = b"<html><body>Not the server that you are looking for</body></html>"  # a
 class Fault:
     """What happens to a request.
 
-    `delay` seconds pass first. Then it is answered with `status`, or, if that is 0, the server is asked; `cut`: the
-    server does the work, but its answer is lost, because the connection breaks. `path` is in the paths of those that
-    it happens to (empty: all), `times` how often it happens (None: until the fault is taken away).
+    `hold`: it waits until the fault is taken away. Then it is answered with `status`, or, if that is 0, the server is
+    asked; `cut`: the server does the work, but its answer is lost, because the connection breaks. `path` is in the
+    paths of those that it happens to (empty: all), `times` how often it happens (None: until the fault is taken away).
     """
 
     status: int = 0
-    delay: float = 0.0
+    hold: bool = False
     cut: bool = False
     path: str = ""
     times: int | None = None
@@ -37,6 +36,7 @@ class FaultyProxy:
         self.requests: Counter[str] = Counter()  # by path
         self.faults: Counter[Fault] = Counter()  # how often each has happened
         self._fault: Fault | None = None
+        self._taken_away = threading.Event()  # of the present fault
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
@@ -50,25 +50,29 @@ class FaultyProxy:
     def answer(self, fault: Fault | None) -> None:
         """From now on the `fault` happens; None: all is well."""
         with self._lock:
-            self._fault = fault
+            self._taken_away.set()
+            self._fault, self._taken_away = fault, threading.Event()
 
     def happening(self, path: str) -> Fault | None:
-        """What happens to a request for `path`, which is counted."""
+        """What happens to a request for `path`, which is counted. Returns when it may be answered."""
         with self._lock:
             self.requests[path.partition("?")[0]] += 1
-            fault = self._fault
+            fault, taken_away = self._fault, self._taken_away
             if fault is None or fault.path not in path:
                 return None
             if fault.times is not None and self.faults[fault] >= fault.times:
                 return None
             self.faults[fault] += 1
-            return fault
+        if fault.hold:
+            taken_away.wait()
+        return fault
 
     def __enter__(self) -> "FaultyProxy":
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.answer(None)
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -90,8 +94,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.server.proxy.happening(self.path)
-        if fault is not None and fault.delay:
-            time.sleep(fault.delay)
         if fault is not None and fault.status:
             self._reply(fault.status, [("Content-Type", "text/html")], PAGE)
             return

@@ -65,14 +65,24 @@ class Group:
             os.killpg(self._process.pid, number)
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on.
+_reserved: list[socket.socket] = []
 
-    A server that is restarted wants it back: it is none that systems, Ray or our Slurm hand out.
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody else is given while this process lives.
+
+    A server that is restarted wants it back: it is none that systems, Ray or our Slurm hand out. It stays bound here,
+    without anybody who listens: servers set SO_REUSEADDR, with which they may bind it as well, while a search for a
+    free port, here or in another process, does without and passes it by.
     """
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found = socket.socket()
+        try:
             found.bind(("127.0.0.1", port))
-            return port
+        except OSError:
+            found.close()
+            continue
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reserved.append(found)
+        return port
     raise DevError(f"no port of {PORTS[0]} to {PORTS[-1]} is free")

@@ -10,7 +10,7 @@ from pathlib import Path
 from dev.errors import DevError
 from dev.servers.group import Group, free_port
 
-READY_SECONDS = 120.0
+READY_SECONDS = 600.0  # on a machine that is busy with other things
 QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # workers for evaluations, which nobody asks for
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -58,11 +58,7 @@ class MlflowServer:
 
     def answers(self, seconds: float = 2.0) -> bool:
         """Whether it answers within so many seconds."""
-        try:
-            with urllib.request.urlopen(f"{self.uri}/health", timeout=seconds) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
+        return answers(self.uri, seconds)
 
     @property
     def group(self) -> Group:
@@ -91,3 +87,12 @@ class MlflowServer:
         """Ends it in order."""
         if self._group is not None:
             self._group.stop()
+
+
+def answers(uri: str, seconds: float = 2.0) -> bool:
+    """Whether the MLflow server at `uri` answers within so many seconds."""
+    try:
+        with urllib.request.urlopen(f"{uri}/health", timeout=seconds) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False

@@ -1,5 +1,6 @@
 """A real PostgreSQL cluster of our own: in a folder below /tmp, on loopback, with a password."""
 
+import fcntl
 import os
 import pwd
 import re
@@ -9,6 +10,8 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,7 +22,7 @@ from dev.slurm.daemons import everything
 
 USER = "cppo"
 PROGRAMS = ("initdb", "pg_ctl", "psql", "postgres")
-SECONDS = 60  # that starting and stopping may take
+SECONDS = 600  # that starting and stopping may take on a busy machine
 DEBIAN = Path("/usr/lib/postgresql")  # where Debian and Ubuntu put the server, a folder for each version
 SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -58,6 +61,31 @@ def install() -> bool:
 def default_folder(name: str) -> Path:
     """Where the cluster `name` of this user is kept."""
     return Path(f"/tmp/cppo-postgres-{os.getuid()}") / name
+
+
+@contextmanager
+def own_folder(kind: str) -> Iterator[Path]:
+    """A new folder for a cluster of this process. It is held by a lock, which the kernel drops however we end.
+
+    Clusters of its `kind` that nobody holds are removed first: their processes have been killed.
+    """
+    parent = default_folder("")
+    parent.mkdir(mode=0o755, exist_ok=True)
+    for left in parent.glob(f"{kind}-*.lock"):
+        with suppress(BlockingIOError, FileNotFoundError), left.open("r+") as lock:  # held, or gone this moment
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            Postgres(left.with_suffix("")).remove()
+            left.unlink(missing_ok=True)
+    folder = parent / f"{kind}-{secrets.token_hex(8)}"
+    # Made under another name, and locked before it has its own: nobody finds it without a holder.
+    path = parent / f"{secrets.token_hex(8)}.new"
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        own = path.rename(folder.with_suffix(".lock"))
+        try:
+            yield folder
+        finally:
+            own.unlink(missing_ok=True)
 
 
 class Postgres:
@@ -203,11 +231,16 @@ class Postgres:
                 group=pwd.getpwnam(owner).pw_gid if owner else None,
                 extra_groups=[] if owner else None,
                 cwd="/",
-                env={"PATH": _path(), "LC_ALL": "C", **variables},
+                env={"PATH": _path(), "LC_ALL": "C", **_marks(), **variables},
             )
             for file in (out, errors):
                 file.seek(0)
             return subprocess.CompletedProcess(done.args, done.returncode, out.read(), errors.read())
+
+
+def _marks() -> dict[str, str]:
+    """The project's own variables: whoever started a server finds it again by them."""
+    return {name: value for name, value in os.environ.items() if name.startswith("CPPO_")}
 
 
 def _path() -> str:

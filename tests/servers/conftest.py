@@ -1,10 +1,9 @@
-"""Real servers for the tests in this folder: a PostgreSQL and an MLflow server for the session, started on demand.
+"""Real servers for the tests: a PostgreSQL and MLflow servers for the session, started on demand.
 
 Without PostgreSQL its tests are skipped, but where CI or CPPO_REQUIRE_POSTGRES is set that is a failure.
 """
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,33 +14,33 @@ from cppo_lab.store import absolute_uri
 from cppo_lab.tracking.client import open_client
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
-from dev.servers.postgres import Postgres, default_folder
+from dev.servers.postgres import Postgres, own_folder
 from tests.requirement import POSTGRES
+from tests.servers import forked
+from tests.servers.forked_server import ForkedServer
+from tests.servers.sharing import shared
 
 TEMPLATE = "mlflow_tables"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _trainers_find_the_tests() -> Iterator[None]:
-    """Trainers are processes of these modules, and another package called `tests` may be installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
-        yield
+def _forked_servers_begin_soon() -> Iterator[None]:
+    forked.context("mlflow.server.fastapi_app", "uvicorn")
+    yield
+    forked.stop()
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """The PostgreSQL of this session. What killed sessions have left running is cleared away first."""
+    """The PostgreSQL of this session."""
     POSTGRES.demand()
-    own = default_folder(f"tests-{os.getpid()}")
-    for folder in own.parent.glob("tests-*"):
-        session = folder.name.split("-")[1]
-        if session.isdigit() and not Path("/proc", session).exists():
-            Postgres(folder).remove()
-    server = Postgres(own)
-    server.start(durable=False)
-    yield server
-    server.remove()
+    with own_folder("tests") as folder:
+        server = Postgres(folder)
+        try:
+            server.start(durable=False)
+            yield server
+        finally:
+            server.remove()
 
 
 @pytest.fixture(scope="session")
@@ -65,14 +64,26 @@ def sqlite_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, sqlite_tables: Path) -> Iterator[MlflowServer]:
-    """An MLflow server over SQLite. A test that kills or pauses it brings it back."""
-    folder = tmp_path_factory.mktemp("server")
+    """An MLflow server over SQLite, as its command line starts it. A test that pauses it has it go on."""
+
+    def started() -> MlflowServer:
+        folder = tmp_path_factory.mktemp("server")
+        shutil.copy(sqlite_tables, folder / "mlflow.db")
+        return MlflowServer(folder, f"sqlite:///{folder}/mlflow.db").start()
+
+    yield from shared("MLflow server", started, MlflowServer.stop)
+
+
+@pytest.fixture(scope="session")
+def mortal(tmp_path_factory: pytest.TempPathFactory, sqlite_tables: Path) -> Iterator[ForkedServer]:
+    """An MLflow server over SQLite to be killed. A test that does so brings it back."""
+    folder = tmp_path_factory.mktemp("mortal")
     shutil.copy(sqlite_tables, folder / "mlflow.db")
-    started = MlflowServer(folder, f"sqlite:///{folder}/mlflow.db")
+    started = ForkedServer(folder)
     try:
         yield started.start()
     finally:
-        started.stop()
+        started.kill()
 
 
 @pytest.fixture

@@ -1,15 +1,17 @@
 """The servers that the other tests rely on do what they say."""
 
+import errno
 import http.client
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,16 +20,17 @@ import pytest
 from dev.errors import DevError
 from dev.servers.__main__ import main
 from dev.servers.faulty_proxy import Fault, FaultyProxy
-from dev.servers.group import Group
-from dev.servers.postgres import Postgres, default_folder
+from dev.servers.group import Group, free_port
+from dev.servers.postgres import Postgres, default_folder, own_folder
 from tests.requirement import POSTGRES
+from tests.waiting import CEILING_SECONDS, until
 
-HELD = "import sys, time\nfor i in range(10**6):\n    print(i, flush=True); time.sleep(0.01)\n"
+COUNTS = "import itertools\nfor i in itertools.count():\n    print(i, flush=True)\n"
 
 
-def members(group: int) -> list[int]:
-    """The living processes of a process group."""
-    found = []
+def members(group: int) -> dict[int, str]:
+    """The living processes of a process group, and the state of each as the kernel writes it."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -35,38 +38,30 @@ def members(group: int) -> list[int]:
             except OSError:
                 continue
             if int(fields[2]) == group and fields[0] not in "ZX":
-                found.append(int(entry.name))
+                found[int(entry.name)] = fields[0]
     return found
 
 
-def gone(group: int) -> bool:
-    deadline = time.monotonic() + 10
-    while members(group) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not members(group)
+def wait_until_gone(group: int) -> None:
+    until(f"group {group} is gone", lambda: not members(group))
 
 
 def test_a_group_is_paused_resumed_and_killed_with_its_children(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HELD!r}])"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {COUNTS!r}])"
     group = Group([sys.executable, "-c", child], log, os.environ, tmp_path)
-    while not (log.exists() and log.stat().st_size):
-        time.sleep(0.02)
-    group.pause()
-    time.sleep(0.1)
-    size = log.stat().st_size
-    time.sleep(0.2)
-    assert log.stat().st_size == size
-    group.resume()
-    deadline = time.monotonic() + 10
-    while log.stat().st_size == size and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert log.stat().st_size > size
-    assert group.alive()
+    until("the child prints", lambda: log.exists() and log.stat().st_size)
     pid = group._process.pid
+    group.pause()
+    until("all are stopped", lambda: set(members(pid).values()) == {"T"})
+    size = log.stat().st_size
     assert len(members(pid)) == 3  # with the guard
+    assert group.alive()
+    group.resume()
+    until("the child prints again", lambda: log.stat().st_size > size)
+    assert "T" not in members(pid).values()
     group.kill()
-    assert gone(pid)
+    wait_until_gone(pid)
 
 
 def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
@@ -81,7 +76,7 @@ def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
     assert members(pid)
     owner.send_signal(signal.SIGKILL)
     owner.wait()
-    assert gone(pid)
+    wait_until_gone(pid)
 
 
 class _Counting(BaseHTTPRequestHandler):
@@ -107,11 +102,13 @@ def echo() -> Iterator[ThreadingHTTPServer]:
 
 
 def post(uri: str, body: bytes) -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(f"{uri}/a/b?c", body), timeout=10) as answer:
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{uri}/a/b?c", body), timeout=CEILING_SECONDS
+    ) as answer:
         return bytes(answer.read())
 
 
-def test_the_proxy_passes_on_delays_refuses_and_loses_answers(echo: ThreadingHTTPServer) -> None:
+def test_the_proxy_passes_on_holds_refuses_and_loses_answers(echo: ThreadingHTTPServer) -> None:
     with FaultyProxy(echo.server_address[1]) as proxy:
         assert post(proxy.uri, b"abc") == b"cba"
         proxy.answer(Fault(status=503, path="/a/", times=1))
@@ -126,10 +123,14 @@ def test_the_proxy_passes_on_delays_refuses_and_loses_answers(echo: ThreadingHTT
             post(proxy.uri, b"done")
         proxy.answer(Fault(cut=True, path="/elsewhere"))
         assert post(proxy.uri, b"ghi") == b"ihg"
-        proxy.answer(Fault(delay=0.2))
-        start = time.monotonic()
-        assert post(proxy.uri, b"late") == b"etal"
-        assert time.monotonic() - start >= 0.2
+        late = Fault(hold=True)
+        proxy.answer(late)
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(post, proxy.uri, b"late")
+            until("the proxy has the request", lambda: proxy.faults[late])
+            assert (answer.done(), b"late" in _Counting.seen) == (False, False)
+            proxy.answer(None)
+            assert answer.result() == b"etal"
         assert _Counting.seen == [b"abc", b"def", b"done", b"ghi", b"late"]
         assert proxy.requests == {"/a/b": 6}
         assert proxy.faults[lost] == 1
@@ -192,3 +193,40 @@ def test_missing_postgres_is_a_skip_or_a_failure(
 
 def test_clusters_of_users_do_not_meet() -> None:
     assert default_folder("x") == Path(f"/tmp/cppo-postgres-{os.getuid()}/x")
+
+
+def test_a_port_is_given_to_one_alone_and_a_server_can_listen_on_it() -> None:
+    port = free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))  # as another process that looks for one does
+    with socket.socket() as refused:
+        assert refused.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+    for _ in range(2):  # it may come back
+        with socket.create_server(("127.0.0.1", port)) as server, socket.socket() as client:
+            client.connect(("127.0.0.1", port))
+            server.accept()[0].close()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+
+
+def test_the_cluster_of_a_killed_session_is_cleared_away_and_no_living_one_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("dev.servers.postgres.default_folder", lambda name: tmp_path / "all" / name)
+    with own_folder("a") as living:
+        (living / "data").mkdir(parents=True)
+        killed = tmp_path / "all" / "a-killed"
+        killed.mkdir()
+        Path(f"{killed}.lock").touch()  # whose lock nobody holds any more
+        of_another_kind = tmp_path / "all" / "b-killed.lock"
+        of_another_kind.touch()
+        with own_folder("a") as own:
+            assert own not in (living, killed)
+            assert not own.exists()
+            assert {path.name for path in own.parent.iterdir()} == {
+                living.name,
+                f"{living.name}.lock",
+                f"{own.name}.lock",
+                "b-killed.lock",
+            }
+    assert {path.name for path in (tmp_path / "all").iterdir()} == {living.name, "b-killed.lock"}

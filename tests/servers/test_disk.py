@@ -11,7 +11,7 @@ import pytest
 
 from cppo_lab.spec import RunSpec
 from tests.servers.records import assert_whole, runs_of
-from tests.servers.test_faults import Make, assert_never_waited, copy_of, spec, trainer
+from tests.servers.test_faults import LATER, MIDDLE, Make, assert_never_waited, copy_of, spec, trainer
 
 __all__ = ["spec", "trainer"]  # fixtures
 SIZE = 1_000_000  # bytes
@@ -67,16 +67,16 @@ def test_a_disk_is_full_for_a_while(
 ) -> None:
     """Killed then, the run has lost the steps that it could write nowhere, and trains them again."""
     uri = copy_of(sqlite_tables, workspace)
-    going = trainer(uri).start().reach(60)
+    going = trainer(uri).start().reach(MIDDLE)
     ballast = fill(small_disk)
-    going.reach(150)
+    going.reach(LATER)
     assert "cannot be written" in going.log()
     if killed:
         going.kill()
     ballast.unlink()
     if killed:
         going.start()
-    assert going.end() == 0
+    assert going.finish() == 0
     assert_whole(uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -86,9 +86,9 @@ def test_a_disk_stays_full(
 ) -> None:
     """What could be written nowhere else goes to the store at the end."""
     uri = copy_of(sqlite_tables, workspace)
-    going = trainer(uri).start().reach(60)
+    going = trainer(uri).start().reach(MIDDLE)
     fill(small_disk)
-    going.end()
+    going.finish()
     assert_whole(uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -97,12 +97,12 @@ def test_a_full_disk_and_a_signal(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path, small_disk: Path
 ) -> None:
     uri = copy_of(sqlite_tables, workspace)
-    going = trainer(uri).start().reach(60)
+    going = trainer(uri).start().reach(MIDDLE)
     ballast = fill(small_disk)
-    going.reach(100).signal(signal.SIGTERM)
+    going.reach(LATER).signal(signal.SIGTERM)
     going.end()
     [run] = runs_of(uri, spec)
     assert run.info.status == "KILLED"
     ballast.unlink()
-    assert going.start().end() == 0
+    assert going.start().finish() == 0
     assert_whole(uri, spec, workspace / "a")

@@ -1,43 +1,42 @@
-"""Whatever becomes of server and trainer: the store's history is that of an unbroken run, and no step waited for it.
+"""Whatever becomes of server and trainer: the store's history is that of an unbroken run, and no step waits for it.
 
-Trainers are processes of their own with short steps, whose metrics are known (`trainer`); the servers are real.
+Trainers are processes of their own whose metrics are known, and which wait at a gate before each step that a test does
+not want yet (`trainer`): what a test does to them or to the store happens at a named point. The servers are real.
 """
 
-import os
-import random
 import shutil
 import signal
-import statistics
-import subprocess
-import sys
-import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from mlflow.entities import ViewType
 
-from cppo_lab import schema
+from cppo_lab import schema, store
+from cppo_lab.cli import main
+from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.lock import is_held
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.spool import read_rows
+from cppo_lab.tracking.spool import files, read_rows
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.group import free_port
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
+from tests.servers.forked import KillAt
+from tests.servers.forked_server import ForkedServer
+from tests.servers.points import AT_ITS_END, WHILE_IT_TRAINS
 from tests.servers.records import assert_whole, compare, expected, runs_of, stored
 from tests.servers.trainer import Settings, Trainer
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
-LAST = 240  # step
-SLOW = 0.03  # seconds of a step, where something has to happen between the first and the last
-KILLS = 20
+LAST = 60  # step
+MIDDLE = 15  # where runs are when something happens to their store; no checkpoint is there
+LATER = 35  # a step that they reach meanwhile
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # seconds that a trainer waits for its store
-LONGEST_WAIT = 1.5  # seconds that a step may spend in `log`: shorter than any of these
-PAUSE = float(os.environ.get("CPPO_PAUSE_SECONDS", "5"))  # more than the trainer's patience with a request
+NEVER = 1e9  # seconds
 
 
 @pytest.fixture
@@ -52,50 +51,35 @@ Make = Callable[..., Trainer]
 
 @pytest.fixture
 def trainer(spec: RunSpec, workspace: Path) -> Iterator[Make]:
-    """Makes trainers of the run, which do not outlive the test."""
+    """Makes trainers of the run, which do not outlive the test. They wait for a store as long as tests wait."""
     made: list[Trainer] = []
 
-    def make(uri: str, **options: object) -> Trainer:
-        patience = {TIMEOUT: "5"} | dict(options.pop("environment", {}))  # type: ignore[call-overload]
+    def make(uri: str, environment: Mapping[str, str] | None = None, **options: object) -> Trainer:
+        patience = {TIMEOUT: f"{CEILING_SECONDS:.0f}"} | dict(environment or {})
         options = {"spec": spec, "runs": workspace / "runs", "log": workspace / "log.txt"} | options
-        options = {"waits": workspace / f"waits{len(made)}"} | options
+        options = {"steps": workspace / f"steps{len(made)}"} | options
         made.append(Trainer(Settings(uri=uri, environment=patience, **options)))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
     for one in made:
-        if one.process is not None:
-            one.kill()
+        one.close()
 
 
 def assert_never_waited(trainer: Trainer) -> None:
-    """No step waited for the store."""
-    waits = [wait for _, wait in trainer.waits()]
-    assert statistics.median(waits) < 0.05
-    assert statistics.quantiles(waits, n=50)[-1] < 0.5
-    assert max(waits) < LONGEST_WAIT
+    """No step has asked the store itself. (That none waits for who does shows where steps are taken while it hangs.)"""
+    steps = trainer.steps()
+    assert steps
+    assert [step for step, asked in steps if asked] == []
 
 
 def in_mid_run(trainer: Trainer, uri: str) -> Trainer:
     """Starts it, and holds it back until the store has points of it."""
-    hold = Path(f"{trainer.settings.waits}.hold")
-    hold.touch()
-    trainer.start()
-    deadline = time.monotonic() + 300
-    while not any(run.data.metrics for run in runs_of(uri, trainer.settings.spec)):
-        assert trainer.alive() and time.monotonic() < deadline, trainer.log()
-        time.sleep(0.1)
-    hold.unlink()
+    trainer.start().reach(MIDDLE)
+    until(
+        "the store has points", lambda: any(run.data.metrics for run in runs_of(uri, trainer.settings.spec))
+    )
     return trainer
-
-
-def sync(uri: str, *arguments: str) -> str:
-    """`cppo sync` in the working folder; what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cppo_lab.cli", "sync", *arguments],
-        check=True, capture_output=True, text=True, env=os.environ | {"MLFLOW_TRACKING_URI": uri},
-    )  # fmt: skip
-    return done.stdout
 
 
 def copy_of(tables: Path, folder: Path) -> str:
@@ -105,66 +89,62 @@ def copy_of(tables: Path, folder: Path) -> str:
 
 
 def test_the_server_is_killed_in_mid_run_and_restarted(
-    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+    mortal: ForkedServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = in_mid_run(trainer(server.uri, step_seconds=SLOW), server.uri)
-    server.kill()
+    going = in_mid_run(trainer(mortal.uri), mortal.uri)
+    mortal.kill()
     try:
-        going.reach(going.step() + 80)
+        going.reach(LATER).until_said("training goes on")
     finally:
-        server.start()
-    assert going.end() == 0
-    assert_whole(server.uri, spec, workspace / "a")
+        mortal.start()
+    going.until_said("tracking store is back after")
+    assert going.finish() == 0
+    assert_whole(mortal.uri, spec, workspace / "a")
     assert_never_waited(going)
-    assert "training goes on" in going.log()
-    assert "tracking store is back after" in going.log()
 
 
 def test_the_server_hangs_in_mid_run(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    seconds = max(SLOW, 2 * PAUSE / LAST)
-    brief = {TIMEOUT: "4"}
-    going = in_mid_run(trainer(server.uri, step_seconds=seconds, environment=brief), server.uri)
+    """Steps go on while a request waits; it is given up, and may be carried out when the server goes on."""
+    going = in_mid_run(trainer(server.uri, {TIMEOUT: "4"}), server.uri)
     server.pause()
     try:
-        start = going.step()
-        time.sleep(PAUSE)
-        steps = going.step() - start
+        going.reach(LATER).until_said("training goes on")
     finally:
         server.resume()
-    assert steps > 0.3 * PAUSE / seconds
-    assert going.end() == 0
+    assert going.finish() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
 
 
 def test_both_die_and_the_server_is_away_when_the_next_attempt_begins(
-    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+    mortal: ForkedServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = trainer(server.uri, step_seconds=SLOW).start().reach(40)
-    server.kill()
+    going = trainer(mortal.uri, hurry=0.0).start().reach(MIDDLE)
+    mortal.kill()
     try:
-        going.reach(80).kill()
-        going.start().reach(going.step() + 30).signal(signal.SIGTERM)
+        going.reach(LATER).kill()
+        going.start().reach(LATER + 10).signal(signal.SIGTERM)
         going.end()
         assert "`cppo sync` sends it" in going.log()
     finally:
-        server.start()
-    assert going.start().end() == 0
-    assert_whole(server.uri, spec, workspace / "a")
+        mortal.start()
+    assert going.start().finish() == 0
+    assert_whole(mortal.uri, spec, workspace / "a")
     assert_never_waited(going)
 
 
 def test_the_server_was_never_there_and_the_store_moves(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    nowhere = trainer(f"http://127.0.0.1:{free_port()}").start().reach(120)
+    nowhere = trainer(f"http://127.0.0.1:{free_port()}", hurry=0.0).start().reach(MIDDLE)
     nowhere.signal(signal.SIGTERM)
     nowhere.end()
     assert "`cppo sync` sends it" in nowhere.log()
+    assert_never_waited(nowhere)
     going = trainer(server.uri).start()
-    assert going.end() == 0
+    assert going.finish() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -172,13 +152,13 @@ def test_the_server_was_never_there_and_the_store_moves(
 def test_the_server_answers_with_errors_for_a_while(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server.uri)
+    going = in_mid_run(trainer(proxy.uri), server.uri)
     refuse = Fault(status=503)
     proxy.answer(refuse)
-    going.reach(going.step() + 80)
+    going.reach(LATER)
     until("it was refused", lambda: proxy.faults[refuse] > 1)
     proxy.answer(None)
-    assert going.end() == 0
+    assert going.finish() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -187,23 +167,27 @@ def test_a_page_in_place_of_an_answer(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     """As of a login page, or of a gateway that is kind."""
-    going = in_mid_run(trainer(proxy.uri, step_seconds=SLOW), server.uri)
+    going = in_mid_run(trainer(proxy.uri), server.uri)
     page = Fault(status=200)
     proxy.answer(page)
-    going.reach(going.step() + 80)
+    going.reach(LATER)
     until("it has got a page", lambda: proxy.faults[page] > 0)
     proxy.answer(None)
-    assert going.end() == 0
+    assert going.finish() == 0
     assert_whole(server.uri, spec, workspace / "a")
 
 
 def test_a_slow_server(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    proxy.answer(Fault(delay=0.5))
-    going = trainer(proxy.uri).start().reach(LAST)
+    """All steps are over before it has answered a single request of them."""
+    going = in_mid_run(trainer(proxy.uri), server.uri)
+    slow = Fault(hold=True)
+    proxy.answer(slow)
+    going.reach(LAST)
+    until("a request waits", lambda: proxy.faults[slow])
     proxy.answer(None)
-    assert going.end() == 0
+    assert going.finish() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -224,52 +208,49 @@ def test_answers_are_lost_after_the_work_was_done(
 ) -> None:
     """MLflow's client sends such a request again, and so do we."""
     lost = Fault(cut=True, path=path, times=times)
-    going = trainer(proxy.uri, step_seconds=SLOW)
+    going = trainer(proxy.uri)
     if begun:
         in_mid_run(going, server.uri)
     proxy.answer(lost)
     if not begun:
         going.start()
-    assert going.end() == 0
+    assert going.finish() == 0
     assert proxy.faults[lost] == times
     assert_whole(server.uri, spec, workspace / "a")
 
 
-def test_the_trainer_is_killed_20_times(
+def test_the_trainer_is_killed_at_every_point_while_it_trains(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    uri, moments = copy_of(sqlite_tables, workspace), random.Random(8)
-    going, reached, ids = trainer(uri, ship_seconds=0.1), [], set()
-    for number in range(KILLS):
-        going.start()
-        # From the first moment of an attempt to some shipments after its first step.
-        time.sleep(moments.uniform(0.0, 1.0))
-        if moments.random() < 0.7:
-            going.reach(min(LAST, going.step() + moments.randrange(1, 20)))
-        going.kill()
-        reached.append(going.step())
+    """Once at each; every fourth time what was noted of the shipment, which saves work and may be lost, is lost too."""
+    uri = copy_of(sqlite_tables, workspace)
+    going, ids = trainer(uri), set()
+    for number, point in enumerate(WHILE_IT_TRAINS):
+        kill = KillAt("tests.servers.points:POINTS", point, workspace / "point")
+        going.start(kill).let(3 * number)
+        assert (going.end(), kill.reached()) == (-signal.SIGKILL, point), going.log()
         ids |= {run.info.run_id for run in runs_of(uri, spec)}
-        if number % 7 == 6:  # what saves work may be lost
+        if number % 4 == 3:
             (going.settings.folder / "spool" / "shipped.json").unlink(missing_ok=True)
-    assert 0 < reached[KILLS // 2] < reached[-1] < LAST, "they were to be spread over the run"
-    assert going.start().end() == 0
+    assert going.start().finish() == 0
     run = assert_whole(uri, spec, workspace / "a")
-    assert len(list((going.settings.folder / "spool").glob("*.jsonl"))) > KILLS / 2
+    assert len(files(going.settings.folder)) == len(WHILE_IT_TRAINS) + 1
     assert ids == {run.info.run_id}
 
 
-def test_the_trainer_is_killed_at_its_end(
+def test_the_trainer_is_killed_at_every_point_of_its_end(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    """While it sends its last points, its artifacts and how it ended."""
-    moments = random.Random(9)
-    going = trainer(server.uri, ship_seconds=30.0, step_seconds=0.002).start().reach(LAST)
-    for _ in range(5):
-        time.sleep(moments.uniform(0.0, 0.6))
-        going.kill()
-        going.start()
-        time.sleep(moments.uniform(0.0, 0.6))
-    assert going.end() == 0
+    """While it sends its last points, its artifacts and how it ended: the store has nothing of it before."""
+    going = trainer(server.uri, ship_seconds=NEVER)
+    for point in AT_ITS_END:
+        kill = KillAt("tests.servers.points:POINTS", point, workspace / "point")
+        going.start(kill).go_on()
+        assert (going.end(), kill.reached()) == (-signal.SIGKILL, point), going.log()
+    assert (going.settings.folder / CHECKPOINT).exists()
+    assert going.start().finish() == 0
+    assert not (going.settings.folder / CHECKPOINT).exists()
+    assert max(step for step, _ in going.steps()) == LAST
     assert_whole(server.uri, spec, workspace / "a")
 
 
@@ -278,12 +259,11 @@ def test_several_runs_write_into_one_sqlite_file(
 ) -> None:
     uri = copy_of(sqlite_tables, workspace)
     specs = [compose([*TINY, f"training.t_stop={LAST}", f"seed={seed}"]).run for seed in range(4)]
-    going = [
-        trainer(
-            uri, spec=one, runs=workspace / f"runs{one.seed}", ship_seconds=0.1, step_seconds=0.005
-        ).start()
-        for one in specs
-    ]
+    going = [trainer(uri, spec=one, runs=workspace / f"runs{one.seed}").start() for one in specs]
+    for one in going:
+        one.reach(MIDDLE)
+    for one in going:
+        one.go_on()
     for one in going:
         assert one.end() == 0
         assert_whole(uri, one.settings.spec, workspace / f"a{one.settings.spec.seed}")
@@ -291,18 +271,26 @@ def test_several_runs_write_into_one_sqlite_file(
 
 
 def test_sync_sends_what_a_dead_run_has_left(
-    server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
+    server: MlflowServer,
+    trainer: Make,
+    spec: RunSpec,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    going = trainer(server.uri, ship_seconds=30.0).start().reach(100)  # nothing was sent
+    going = trainer(server.uri, ship_seconds=NEVER).start().reach(LATER)  # nothing was sent
     going.kill()
     assert runs_of(server.uri, spec) == []
-    sync(server.uri)
+    monkeypatch.setenv(store.VARIABLE, server.uri)
+    assert main(["sync"]) == 0
     [run] = runs_of(server.uri, spec)
     rows = read_rows(going.settings.folder)
-    assert rows[-1].step >= 100
-    compare(stored(open_client(server.uri), run), expected(rows[-1].step))
-    assert sync(server.uri).startswith("0 points of 0 runs sent")
-    assert going.start().end() == 0
+    assert rows[-1].step == LATER
+    compare(stored(open_client(server.uri), run), expected(LATER))
+    capsys.readouterr()
+    assert main(["sync"]) == 0
+    assert capsys.readouterr().out.startswith("0 points of 0 runs sent")
+    assert going.start().finish() == 0
     assert assert_whole(server.uri, spec, workspace / "a").info.run_id == run.info.run_id
 
 
@@ -312,14 +300,14 @@ def test_a_file_that_cannot_be_reached_at_the_start(
     away = workspace / "mount"
     away.touch()  # no folder can be made here
     uri = f"sqlite:///{away}/mlflow.db"
-    going = trainer(uri, step_seconds=SLOW).start().reach(120)
+    going = trainer(uri, hurry=0.0).start().reach(LATER)
     going.signal(signal.SIGTERM)
     going.end()
     assert "`cppo sync` sends it" in going.log()
     away.unlink()
     away.mkdir()
     copy_of(sqlite_tables, away)
-    assert going.start().end() == 0
+    assert going.start().finish() == 0
     assert_whole(uri, spec, workspace / "a")
     assert_never_waited(going)
 
@@ -328,14 +316,14 @@ def test_the_file_is_deleted_between_two_attempts(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     uri = copy_of(sqlite_tables, workspace)
-    going = in_mid_run(trainer(uri, step_seconds=SLOW), uri)
+    going = in_mid_run(trainer(uri), uri)
     going.kill()
     assert len(runs_of(uri, spec)) == 1
     for path in workspace.glob("mlflow.db*"):
         path.unlink()
     elsewhere = workspace / "b"  # MLflow remembers files by their names: this process must not have seen it
     elsewhere.mkdir()
-    assert going.start().end() == 0
+    assert going.start().finish() == 0
     (workspace / "mlflow.db").rename(elsewhere / "mlflow.db")
     assert_whole(f"sqlite:///{elsewhere}/mlflow.db", spec, workspace / "a")
 
@@ -343,11 +331,13 @@ def test_the_file_is_deleted_between_two_attempts(
 def test_the_run_is_deleted_in_the_store_while_it_trains(
     server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    going = in_mid_run(trainer(server.uri, step_seconds=3 * SLOW), server.uri)
+    going = in_mid_run(trainer(server.uri), server.uri)
     client = open_client(server.uri)
     [run] = runs_of(server.uri, spec)
     client.delete_run(run.info.run_id)
-    assert going.end() == 0
+    going.reach(LATER)
+    until("it is recorded in another run", lambda: runs_of(server.uri, spec))
+    assert going.finish() == 0
     [anew] = runs_of(server.uri, spec)
     assert anew.info.run_id != run.info.run_id
     compare(stored(client, anew), expected(LAST))
@@ -358,33 +348,29 @@ def test_the_run_is_deleted_in_the_store_while_it_trains(
 
 @pytest.mark.slow
 def test_the_embedded_core_dies_and_so_does_the_server(
-    server: MlflowServer, trainer: Make, workspace: Path, sqlite_tables: Path
+    mortal: ForkedServer, trainer: Make, workspace: Path, sqlite_tables: Path
 ) -> None:
     """The real core, against a run of the same configuration that nothing has met."""
-    spec = compose([*TINY, "training.t_stop=40", "training.collapse_share=0"]).run
+    spec = compose([*TINY, "training.t_stop=16", "training.collapse_share=0"]).run
     uri = copy_of(sqlite_tables, workspace)
     calm = trainer(uri, stub=False, spec=spec, runs=workspace / "calm").start()
-    assert calm.end() == 0
+    assert calm.finish() == 0
     [unbroken] = runs_of(uri, spec)
     wanted = stored(open_client(uri), unbroken)
-    assert len(wanted["train/reward"]) == 40
+    assert len(wanted["train/reward"]) == 16
 
-    rough = trainer(server.uri, stub=False, spec=spec, runs=workspace / "rough").start()
-    reach_on_file(rough, 10)
+    rough = trainer(mortal.uri, stub=False, spec=spec, runs=workspace / "rough").start().reach(5)
     rough.kill()
-    rough.start()
-    reach_on_file(rough, 18)
-    server.kill()
+    rough.start().reach(7)
+    mortal.kill()
     try:
-        reach_on_file(rough, 25)
-        rough.kill()
-        rough.start()
-        reach_on_file(rough, 30)
+        rough.reach(11).kill()
+        rough.start().reach(13)
     finally:
-        server.start()
-    assert rough.end() == 0
-    [run] = runs_of(server.uri, spec)
-    found = stored(open_client(server.uri), run)
+        mortal.start()
+    assert rough.finish() == 0
+    [run] = runs_of(mortal.uri, spec)
+    found = stored(open_client(mortal.uri), run)
     load = {
         name for name in found.keys() | wanted.keys() if name.startswith("system/")
     }  # sampled now and then
@@ -395,12 +381,4 @@ def test_the_embedded_core_dies_and_so_does_the_server(
         else:
             assert found[name] == wanted[name], name
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
-
-
-def reach_on_file(trainer: Trainer, step: int) -> None:
-    """Waits until the run has recorded a step."""
-    deadline = time.monotonic() + 120
-    while not (rows := read_rows(trainer.settings.folder)) or rows[-1].step < step:
-        assert trainer.alive(), trainer.log()
-        assert time.monotonic() < deadline, trainer.log()
-        time.sleep(0.05)
+    assert_never_waited(rough)

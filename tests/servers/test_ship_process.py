@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import time
 from pathlib import Path
 
 import psutil
@@ -16,8 +15,9 @@ from cppo_lab.tracking.shipped import unsent
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
 from tests.servers.records import assert_whole
-from tests.servers.test_faults import SLOW, Make, assert_never_waited, copy_of, in_mid_run, spec, trainer
+from tests.servers.test_faults import LATER, Make, assert_never_waited, copy_of, in_mid_run, spec, trainer
 from tests.servers.trainer import Trainer
+from tests.waiting import until
 
 __all__ = ["spec", "trainer"]  # fixtures
 
@@ -25,68 +25,68 @@ __all__ = ["spec", "trainer"]  # fixtures
 def process_of(trainer: Trainer) -> psutil.Process:
     """The one that ships for a trainer."""
     assert trainer.process is not None
-    while trainer.alive():
-        for child in psutil.Process(trainer.process.pid).children():
-            with contextlib.suppress(psutil.Error):  # `git` comes and goes
-                if any("ship_process" in word for word in child.cmdline()):
-                    return child
-        time.sleep(0.05)
-    raise AssertionError(trainer.log())
+    parent = psutil.Process(trainer.process.pid)
+    return until("a process ships", lambda: _shipping(parent))
 
 
-def ended(process: psutil.Process, seconds: float = 20.0) -> bool:
-    try:
-        process.wait(seconds)
-    except psutil.TimeoutExpired:
-        return False
-    return True
+def _shipping(parent: psutil.Process) -> psutil.Process | None:
+    for child in parent.children():
+        with contextlib.suppress(psutil.Error):  # `git` comes and goes
+            if any("ship_process" in word for word in child.cmdline()):
+                return child
+    return None
 
 
-def test_it_ships_and_may_die(sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path) -> None:
+def wait_for_end(process: psutil.Process) -> None:
+    until(f"process {process.pid} ends", lambda: not process.is_running() or process.status() == "zombie")
+
+
+def test_it_ends_with_the_process_that_trains_and_may_die_before(
+    sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
+) -> None:
     uri = copy_of(sqlite_tables, workspace)
-    going = in_mid_run(trainer(uri, step_seconds=3 * SLOW, aside_after=0.0), uri)
+    going = in_mid_run(trainer(uri, aside_after=0.0), uri)
     process = process_of(going)
     assert not [word for word in process.cmdline() if "sqlite" in word]
+    going.kill()
+    wait_for_end(process)
+    going.start()
+    process = process_of(going)
     process.kill()
-    assert going.end() == 0
+    going.reach(LATER)
+    assert going.finish() == 0
     assert_whole(uri, spec, workspace / "a")
     assert_never_waited(going)
     assert "tracking store" not in going.log()
 
 
-def test_it_ends_with_the_process_that_trains(
+def test_it_ends_with_a_run_that_ends(
     sqlite_tables: Path, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     uri = copy_of(sqlite_tables, workspace)
-    going = in_mid_run(trainer(uri, step_seconds=3 * SLOW, aside_after=0.0), uri)
+    going = in_mid_run(trainer(uri, aside_after=0.0), uri)
     process = process_of(going)
-    going.kill()
-    assert ended(process)
-    going = trainer(uri, step_seconds=SLOW, aside_after=0.0).start()
-    process = process_of(going)
-    assert going.end() == 0
-    assert ended(process, 1.0)
+    assert going.finish() == 0
+    wait_for_end(process)
     assert_whole(uri, spec, workspace / "a")
 
 
 def test_its_store_hangs(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
-    """A signal does not wait for it."""
-    patience = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
-    making = {"step_seconds": 3 * SLOW, "aside_after": 0.0, "environment": patience}
-    going = in_mid_run(trainer(proxy.uri, **making), server.uri)
+    """A signal does not wait for it: the run is over while the request still hangs."""
+    going = in_mid_run(trainer(proxy.uri, aside_after=0.0, hurry=0.0), server.uri)
     process = process_of(going)
-    proxy.answer(Fault(delay=60.0))
-    going.reach(going.step() + 30)
-    start = time.monotonic()
+    hang = Fault(hold=True)
+    proxy.answer(hang)
+    going.reach(LATER)
+    until("a request hangs", lambda: proxy.faults[hang])
     going.signal(signal.SIGTERM)
     going.end()
-    assert time.monotonic() - start < 25
     assert "`cppo sync` sends it" in going.log()
-    assert ended(process)
+    wait_for_end(process)
     proxy.answer(None)
-    assert trainer(proxy.uri).start().end() == 0
+    assert trainer(proxy.uri).start().finish() == 0
     assert_whole(server.uri, spec, workspace / "a")
     assert_never_waited(going)
 

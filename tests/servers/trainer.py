@@ -1,21 +1,17 @@
-"""A training process for the fault tests: real but for its steps, which are short and whose metrics are known.
+"""A training process for the fault tests: real but for its steps, which take no time and whose metrics are known.
 
-Its record goes the way of every run: `execute`, recorder, spool, shipper. Steps that a kill has cut off since the last
-checkpoint are trained again.
+Its record goes the way of every run: `execute`, recorder, spool, shipper. It waits at a gate before each step that the
+test does not want yet. Steps that a kill has cut off since the last checkpoint are trained again.
 """
 
-import contextlib
 import json
 import math
-import multiprocessing
-import os
 import signal
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cppo_lab import run as run_module
 from cppo_lab import schema
@@ -26,9 +22,12 @@ from cppo_lab.run import Attempt
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import shipper
+from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.ship_process import ShipProcess
+from tests.servers.forked import Forked, Gate, KillAt
+from tests.waiting import CEILING_SECONDS, until
 
 EVERY = 10  # steps between two checkpoints
-HOLD_AT = 60  # the step before which it waits while there is a file `waits`.hold
 NAMES = [one.name for one in schema.METRICS if one.name.startswith(("train/", "rule/"))]
 
 
@@ -44,8 +43,7 @@ def metrics(step: int) -> dict[str, float]:
 
 
 def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
-    """A core. How long a step takes is in the environment, which is no part of what a run is."""
-    seconds = float(os.environ["TRAINER_STEP_SECONDS"])
+    """A core."""
     checkpoint = resources.folder / CHECKPOINT
     try:
         done = int(checkpoint.read_text())
@@ -53,18 +51,10 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     except (FileNotFoundError, ValueError):
         done = -1
         sink.begin(None)
-    hold = Path(os.environ["TRAINER_WAITS"] + ".hold")
-    with Path(os.environ["TRAINER_WAITS"]).open("a") as waits:
-        for step in range(done + 1, spec.training.t_stop + 1):
-            time.sleep(seconds)
-            while step == HOLD_AT and hold.exists():
-                time.sleep(0.02)
-            start = time.monotonic()
-            sink.log(step, metrics(step))
-            waits.write(json.dumps([step, time.monotonic() - start]) + "\n")
-            waits.flush()
-            if step % EVERY == 0:
-                _save(checkpoint, step)
+    for step in range(done + 1, spec.training.t_stop + 1):
+        sink.log(step, metrics(step))
+        if step % EVERY == 0:
+            _save(checkpoint, step)
     return Outcome(DONE, spec.training.t_stop)
 
 
@@ -77,27 +67,6 @@ def _save(checkpoint: Path, step: int) -> None:
         print(f"checkpoint {checkpoint} could not be written: {error}", flush=True)
 
 
-def attempt(settings: "Settings") -> None:
-    """In a process of its own: one attempt at a run."""
-    log = os.open(settings.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.setsid()  # what it starts is killed with it
-    os.environ |= settings.environment
-    os.environ["TRAINER_STEP_SECONDS"] = str(settings.step_seconds)
-    os.environ["TRAINER_WAITS"] = str(settings.waits)
-    if settings.stub:
-        base.CORES["mini"] = f"{__name__}:train"
-    shipper.EVERY_SECONDS = settings.ship_seconds
-    shipper.ASIDE_AFTER_SECONDS = settings.aside_after
-    shipper.LONGEST_PAUSE_SECONDS = 2.0
-    shipper.PATIENCE_SECONDS = 300.0  # a server may take a minute to start
-    try:
-        run_module.execute(Attempt(settings.spec, settings.runs, settings.uri))
-    except Interrupted as error:
-        print(error, flush=True)
-
-
 @dataclass(frozen=True)
 class Settings:
     """Of a training process."""
@@ -106,82 +75,158 @@ class Settings:
     runs: Path
     uri: str
     log: Path
-    waits: Path  # file of the steps that were logged, and of how long each waited for that
-    environment: Mapping[str, str]
-    step_seconds: float = 0.015
-    ship_seconds: float = 0.3
+    steps: Path  # file of the steps that were logged, and of how often each asked the store
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ship_seconds: float = 0.1  # between two shipments
     aside_after: float = 1e9  # seconds until a process of its own ships
+    patience: float = CEILING_SECONDS  # seconds that an end waits for the store
+    hurry: float = CEILING_SECONDS  # and one that a signal has asked for
     stub: bool = True
+    kill: KillAt | None = None
 
     @property
     def folder(self) -> Path:
         """The run's own."""
         return self.runs / self.spec.run_id
 
+    @property
+    def gate(self) -> Gate:
+        """Where it waits."""
+        return Gate(Path(f"{self.steps}.gate"))
+
+
+def attempt(settings: Settings) -> None:
+    """In a process of its own: one attempt at a run."""
+    if settings.stub:
+        base.CORES["mini"] = f"{__name__}:train"
+    shipper.EVERY_SECONDS = settings.ship_seconds
+    shipper.ASIDE_AFTER_SECONDS = settings.aside_after
+    shipper.LONGEST_PAUSE_SECONDS = max(0.2, settings.ship_seconds)
+    shipper.PATIENCE_SECONDS, shipper.HURRY_SECONDS = settings.patience, settings.hurry
+    shipper.LOOK_SECONDS = 0.05
+    _watch_steps(settings)
+    if settings.kill is not None:
+        settings.kill.arm()
+    try:
+        run_module.execute(Attempt(settings.spec, settings.runs, settings.uri))
+    except Interrupted as error:
+        print(error, flush=True)
+
+
+def _watch_steps(settings: Settings) -> None:
+    """Steps wait at the gate, and are noted with how often each of them has asked the store itself."""
+    calls, log = _calls_of_this_thread(), Recorder.log
+
+    def watched(recorder: Recorder, step: int, values: Mapping[str, float]) -> None:
+        settings.gate.wait(step)
+        before = len(calls)
+        log(recorder, step, values)
+        with settings.steps.open("a") as steps:
+            steps.write(json.dumps([step, len(calls) - before]) + "\n")
+
+    Recorder.log = watched  # type: ignore[method-assign]
+
+
+def _calls_of_this_thread() -> list[str]:
+    """The requests for a shipment that this thread makes from now on."""
+    thread, calls = threading.current_thread(), list[str]()
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            if threading.current_thread() is thread:
+                calls.append(name)
+            return real(*arguments, **named)
+
+        setattr(owner, name, noted)
+
+    watch(shipper, "open_client")
+    watch(shipper, "ship")
+    watch(ShipProcess, "ship")
+    return calls
+
 
 class Trainer:
     """A training process that can be killed and started again."""
 
-    _context: ForkServerContext | None = None
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.process: BaseProcess | None = None
+        self.process: Forked | None = None
+        self._before = 0  # steps that earlier attempts have logged
 
-    def start(self) -> "Trainer":
-        """Begins an attempt."""
-        if Trainer._context is None:  # imports once what every attempt needs
-            Trainer._context = multiprocessing.get_context("forkserver")
-            Trainer._context.set_forkserver_preload([__name__, "cppo_lab.tracking.recorder"])
-        self.process = Trainer._context.Process(target=attempt, args=(self.settings,), daemon=True)
-        self.process.start()
+    def start(self, kill: KillAt | None = None, upto: int = 0) -> "Trainer":
+        """Begins an attempt, which trains up to a step until it may go on; at a point to be killed at, it dies."""
+        self._before = len(self.steps())
+        self.let(upto)
+        settings = self.settings if kill is None else Settings(**{**vars(self.settings), "kill": kill})
+        self.process = Forked(attempt, settings, log=settings.log, environment=settings.environment)
         return self
 
-    def step(self) -> int:
-        """The last step that it has logged; -1 before the first."""
-        lines = self.waits()
-        return int(lines[-1][0]) if lines else -1
+    def let(self, step: int) -> None:
+        """It may train up to a step, and waits behind it."""
+        self.settings.gate.let(step)
 
-    def waits(self) -> list[tuple[int, float]]:
-        """Every step that any attempt has logged, and the seconds that it waited for that."""
+    def reach(self, step: int) -> "Trainer":
+        """Returns when this attempt has logged a step, behind which it waits."""
+        self.let(step)
+        until(f"step {step} is logged", lambda: self._while_alive(lambda: self.step() >= step))
+        return self
+
+    def go_on(self) -> None:
+        """It may train to its end."""
+        self.settings.gate.open()
+
+    def finish(self) -> int:
+        """Lets it train to its end, and waits for that; its exit status."""
+        self.go_on()
+        return self.end()
+
+    def until_said(self, words: str) -> None:
+        """Waits until it has printed something."""
+        until(f"it says {words!r}", lambda: self._while_alive(lambda: words in self.log()))
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Every step that any attempt has logged, and how often that asked the store."""
         try:
-            text = self.settings.waits.read_text()
+            text = self.settings.steps.read_text()
         except FileNotFoundError:
             return []
         return [tuple(json.loads(line)) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def reach(self, step: int, seconds: float = 240.0) -> "Trainer":
-        """Waits until it has logged a step."""
-        deadline = time.monotonic() + seconds
-        while self.step() < step:
-            assert self.alive(), f"it has ended: {self.log()}"
-            assert time.monotonic() < deadline, f"step {self.step()} of {step}: {self.log()}"
-            time.sleep(0.02)
-        return self
+    def step(self) -> int:
+        """The last step that this attempt has logged; -1 before the first."""
+        return max((step for step, _ in self.steps()[self._before :]), default=-1)
 
     def alive(self) -> bool:
         """Whether it trains, or waits for the store."""
-        return self.process is not None and self.process.is_alive()
+        return self.process is not None and self.process.alive()
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to it alone."""
-        assert self.process is not None and self.process.pid is not None
-        with contextlib.suppress(ProcessLookupError):  # it ends at this moment
-            if self.alive():
-                os.kill(self.process.pid, number)
+        assert self.process is not None
+        self.process.send(number)
 
     def kill(self) -> None:
         """SIGKILL."""
-        self.signal(signal.SIGKILL)
-        self.end()
+        assert self.process is not None
+        self.process.kill()
 
-    def end(self, seconds: float = 400.0) -> int:
+    def end(self) -> int:
         """Waits for its end; its exit status."""
         assert self.process is not None
-        self.process.join(seconds)
-        assert self.process.exitcode is not None, f"it does not end: {self.log()}"
-        return self.process.exitcode
+        return self.process.end()
 
     def log(self) -> str:
         """What all attempts have printed."""
         return self.settings.log.read_text() if self.settings.log.exists() else ""
+
+    def close(self) -> None:
+        """Ends what is left of it."""
+        if self.process is not None:
+            self.process.close()
+
+    def _while_alive(self, condition: Callable[[], bool]) -> bool:
+        alive, met = self.alive(), condition()
+        assert alive or met, f"it has ended: {self.log()}"
+        return met

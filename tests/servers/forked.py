@@ -1,0 +1,235 @@
+"""Processes that are forked from one that has imported torch and MLflow already: those of the tests begin in no time.
+
+The process that they are forked from is multiprocessing's fork server, one for a session: nobody's locks, threads or
+connections go along, as with a new interpreter.
+"""
+
+import contextlib
+import importlib
+import math
+import os
+import pkgutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.waiting import CEILING_SECONDS, until
+
+_ROOT = str(Path(__file__).parents[2])
+# What every one of them needs, or most. A module that cannot be imported here is imported where it is needed.
+_PRELOADED = (
+    "torch",
+    "optuna",
+    "cppo_lab.cli",
+    "cppo_lab.cores.mini.loop",
+    "cppo_lab.sweep.search.tune",
+    "cppo_lab.tracking.shipper",
+    "tests.servers.trainer",
+    "tests.servers.warm",
+)
+
+
+def context(*more: str) -> ForkServerContext:
+    """Of multiprocessing. `more` modules are imported beforehand, if this is the first call."""
+    found = get_context("forkserver")
+    if parent_process() is not None:
+        # Forked itself, it knows its fork server; Python 3.11 would start another one all the same.
+        forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+        return found
+    found.set_forkserver_preload([*_PRELOADED, *more])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [_ROOT, before])
+    )  # another `tests` may be installed
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+    return found
+
+
+def stop() -> None:
+    """Ends the fork server, if there is one, at the end of a session."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+
+
+class Environment:
+    """This process's environment, which a forked one takes over as it reads what it is to do.
+
+    Named first among the arguments: what follows it may want to know a password when it is read.
+    """
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return _take_over, (dict(os.environ),)
+
+
+def _take_over(values: dict[str, str]) -> Environment:
+    os.environ.clear()
+    os.environ.update(values)
+    return Environment()
+
+
+class Forked:
+    """A process that calls a function, in a process group of its own, with its output in a file."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        log: Path,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """It works in `folder`, or in this process's; `environment` is what it has besides this process's."""
+        place = _Place(log, folder or Path.cwd(), dict(environment or {}))
+        # No daemon in multiprocessing's sense: those may have no children.
+        self.process: BaseProcess = context().Process(
+            target=_called, args=(Environment(), place, function, arguments)
+        )
+        self.process.start()
+        self.pid = self.process.pid or 0
+
+    def alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal for it alone."""
+        with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+            if self.alive():
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL for it alone, and waits for its end."""
+        self.send(signal.SIGKILL)
+        self.end()
+
+    def end(self) -> int:
+        """Waits for its end; its exit status, the negative number of a signal."""
+        self.process.join(CEILING_SECONDS)
+        assert self.process.exitcode is not None, "it does not end"
+        return self.process.exitcode
+
+    def close(self) -> None:
+        """Ends it and whatever is left of its group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
+
+
+@dataclass(frozen=True)
+class _Place:
+    log: Path
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def _called(
+    _: Environment, place: _Place, function: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    os.setpgrp()
+    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(place.folder)
+    os.environ |= place.environment
+    # A script that starts the tests in the background has them ignore it, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    function(*arguments)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A file that says up to which step a process may train; it may go to the end where there is none."""
+
+    path: Path
+
+    def let(self, step: int) -> None:
+        """It may train up to a step, and waits behind it."""
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(str(step))
+        partial.replace(self.path)
+
+    def open(self) -> None:
+        """It may train to its end."""
+        self.path.unlink(missing_ok=True)
+
+    def wait(self, step: int) -> None:
+        """In the process that trains: returns when it may take a step."""
+        until(f"step {step} may begin", lambda: self._allowed() >= step)
+
+    def _allowed(self) -> float:
+        try:
+            return float(self.path.read_text())
+        except FileNotFoundError:
+            return math.inf
+
+
+# -- killed at a named point
+
+
+@dataclass(frozen=True)
+class Point:
+    """A moment in the life of a process: before a function is called, after it, or in the middle of what it does.
+
+    `owner` has the function, as pkgutil.resolve_name has it. `meant` says which of its calls it is; `amid` does half of
+    what the function does.
+    """
+
+    owner: str
+    function: str
+    after: bool = False
+    meant: Callable[..., bool] = lambda *_, **__: True
+    amid: Callable[..., object] | None = None
+
+
+@dataclass(frozen=True)
+class KillAt:
+    """Names a point in a table of them, `module:TABLE`; the process that dies there writes its name to `note`."""
+
+    table: str
+    name: str
+    note: Path
+
+    def arm(self) -> None:
+        """From now on this process kills itself when it comes there, as a SIGKILL from outside would."""
+        point: Point = pkgutil.resolve_name(self.table)[self.name]
+        module, _, inner = point.owner.partition(":")
+        owner: Any = importlib.import_module(module)
+        for part in filter(None, inner.split(".")):
+            owner = getattr(owner, part)
+        real = getattr(owner, point.function)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            meant = point.meant(*arguments, **named)
+            if meant and not point.after:
+                if point.amid is not None:
+                    point.amid(*arguments, **named)
+                self._die()
+            found = real(*arguments, **named)
+            if meant:
+                self._die()
+            return found
+
+        setattr(owner, point.function, call)
+
+    def reached(self) -> str:
+        """The name of the point at which a process has died; empty if none has."""
+        return self.note.read_text() if self.note.exists() else ""
+
+    def _die(self) -> NoReturn:
+        self.note.write_text(self.name)
+        os.kill(os.getpid(), signal.SIGKILL)
+        while True:  # the kernel takes its time
+            time.sleep(1000)

@@ -1,0 +1,16 @@
+"""Imported by the fork server alone: what every process of a run would do once, done before any is forked."""
+
+import functools
+
+import mlflow.store.artifact.local_artifact_repo
+import mlflow.store.artifact.mlflow_artifacts_repo
+import mlflow.store.tracking.rest_store
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+from sqlalchemy.orm import configure_mappers
+
+from cppo_lab.tracking import environment, recorder
+
+# The packages that are installed, for requirements.txt: some hundred files are read for it.
+recorder.packages = functools.cache(environment.packages)  # type: ignore[attr-defined]
+recorder.packages()  # type: ignore[attr-defined]
+configure_mappers()
