@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.summary.form import FULL_ONLY, Figure, Result, read, result, ski
 from benchmarks.summary.page import Measured, number, page, tally
 from benchmarks.summary.plots import bars, curves, drawings
 from benchmarks.summary.running import Ran, first_sentence, run
+from tests.waiting import CEILING_SECONDS, until
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "benchmarks").glob("*.py"))
 MACHINE = {"Processor": "Abacus|9", "Threads": "2", "GPU": "none"}
@@ -185,7 +187,8 @@ ENDS = {
     '"figures": {"a": {"value": 3.0, "unit": "s", "at_most": 1.0}}}\')',
     "crash": 'raise SystemExit("the disk is full")',
     "silent": 'print("no result")',
-    "slow": 'import time\ntry:\n    time.sleep(100)\nfinally:\n    print("tidied", flush=True)',
+    "slow": "import time\ntry:\n    print('begun', flush=True)\n    time.sleep(1000)\n"
+    "finally:\n    print('tidied', flush=True)",
 }
 
 
@@ -205,6 +208,16 @@ def test_a_failing_one_does_not_stop_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(command, "LOGS", tmp_path / "logs")
+    wait = subprocess.Popen.wait
+
+    def passed(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
+        """The limit of time has passed for the slow one as soon as it has begun, for the others never."""
+        if timeout == 12.0 and "slow" in str(process.args):
+            until("it has begun", lambda: "begun" in (tmp_path / "logs" / "slow.log").read_text())
+            raise subprocess.TimeoutExpired("slow", timeout)
+        return wait(process)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", passed)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
     try:
         found = {one.name: one for one in command.all_of(scripts, quick=False, limit=12.0)}
@@ -245,8 +258,8 @@ def test_the_command_writes_the_page(
 def test_quick_is_passed_on(tmp_path: Path) -> None:
     script = tmp_path / "echo.py"
     script.write_text('"""Says."""\nimport sys\nraise SystemExit(str(sys.argv[1:]))\n')
-    assert run(script, True, 60, tmp_path / "log").failure.endswith("['--quick']")
-    assert run(script, False, 60, tmp_path / "log").failure.endswith("[]")
+    assert run(script, True, CEILING_SECONDS, tmp_path / "log").failure.endswith("['--quick']")
+    assert run(script, False, CEILING_SECONDS, tmp_path / "log").failure.endswith("[]")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
