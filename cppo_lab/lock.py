@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cppo_lab.errors import one_line
-from cppo_lab.plain_file import open_plain, read_plain
+from cppo_lab.plain_file import open_lock, open_plain, read_plain
 
 _MOST_LOCK = 1000  # bytes of a lock: a host and a process
 LOCK_TRIES = 50
@@ -25,10 +25,10 @@ class AlreadyRunning(RuntimeError):
 def held(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder. The kernel lets go of it when the process ends, however it ends.
 
-    It says who holds it. Raises AlreadyRunning if another process holds it.
+    It says who holds it. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as lock:
+    with open_lock(folder / "lock") as lock:
         for _ in range(LOCK_TRIES):  # counted: a machine that stalls makes none of them
             if _locked(lock):
                 break

@@ -1,13 +1,18 @@
-"""Files that anybody may have put there, opened only if they are plain files.
+"""Files in folders where others may have put something: opened, and replaced, only as plain files.
 
-A pipe would let its reader wait for ever, a device has no end. Imports the standard library alone.
+A pipe would let its reader wait for ever, a device has no end, and a link leads what is written to a file elsewhere.
+All that is written in a run's folder is written by this module. It needs the standard library alone.
 """
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
+
+from cppo_lab.errors import UserError
 
 # What the system says of a path that leads to no file: nothing there, a file for a folder, links in a ring, a socket.
 _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
@@ -46,3 +51,60 @@ def read_plain(path: Path, largest: int) -> bytes | None:
     with file:
         content = file.read(largest + 1)
     return content if len(content) <= largest else None
+
+
+def open_lock(path: Path) -> TextIO:
+    """The file at `path` to be locked, read and written, made if it is not there; its content stays.
+
+    Raises UserError if something else than a plain file is there, OSError if it cannot be opened.
+    """
+    return os.fdopen(_open_to_write(path, os.O_RDWR), "r+", encoding="utf-8")
+
+
+def open_append(path: Path) -> TextIO:
+    """The file at `path`, made if it is not there, to be written at its end. Raises as `open_lock` does."""
+    return os.fdopen(_open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
+
+
+def _open_to_write(path: Path, flags: int) -> int:
+    kind = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags | kind, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
+            raise _not_plain(path) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_plain(path)
+    return descriptor
+
+
+def _not_plain(path: Path) -> UserError:
+    return UserError(f"{path} is a link or no plain file, which none of our programs has made: remove it")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` at the end, as a whole; if writing fails, what was there stays.
+
+    The caller sees to it that nobody else replaces the same file meanwhile. It is written as `NAME.partial`, which a
+    kill leaves behind and the next call removes.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    partial.unlink(missing_ok=True)  # a link goes, and what it leads to stays
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Put `content` into `path`, as `replacing` does. Raises OSError if it cannot be written."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

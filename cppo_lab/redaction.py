@@ -1,6 +1,13 @@
 """Masking what gives access: passwords, tokens and keys in whatever is shown or kept."""
 
+import codecs
+import contextlib
+import io
 import re
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import TextIO
 
 # A password may have any character but these. A text may end before its `@`; what it ends in is a port if it is all
 # digits. Where a user's name stands alone, as in https://TOKEN@host, it may be a token.
@@ -47,3 +54,82 @@ def _masked_value(found: "re.Match[str]") -> str:
     """Quotes stay: the text may be JSON."""
     quote = found[2][0] if found[2][0] in "\"'" else ""
     return f"{found[1]}{quote}{MASK}{quote}"
+
+
+class RedactedLines:
+    """Text that comes in pieces of bytes, masked line by line: a piece may end in the middle of a password.
+
+    Ends of lines stay as they are; a line of more than `_LONGEST` signs is masked in parts.
+    """
+
+    _LONGEST = 1 << 16
+    _END = re.compile(r"[\n\r]")
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._open = ""  # the line that is not whole yet
+
+    def add(self, piece: bytes | str) -> str:
+        """The lines that are whole now."""
+        text = self._open + (piece if isinstance(piece, str) else self._decoder.decode(piece))
+        end = max(text.rfind("\n"), text.rfind("\r")) + 1
+        if not end and len(text) > self._LONGEST:
+            end = len(text)
+        self._open = text[end:]
+        return redacted(text[:end])
+
+    def rest(self) -> str:
+        """What is left at the end, without its own end of line."""
+        text, self._open = self._open + self._decoder.decode(b"", final=True), ""
+        return redacted(text)
+
+
+class _RedactingStream(io.TextIOBase):
+    """A text stream that hands on to another one, masked: whole lines, and at a flush what there is."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._lines = stream, RedactedLines()
+
+    def write(self, text: str) -> int:
+        if written := self._lines.add(text):
+            self._stream.write(written)
+        return len(text)
+
+    def flush(self) -> None:
+        # `print(..., end="", flush=True)` wants to be seen, and ends between words.
+        self._stream.write(self._lines.rest())
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def writable(self) -> bool:
+        return True
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+
+def mask_output() -> None:
+    """From now on, what Python prints in this process is masked as it is written. What C code writes is not."""
+    if not isinstance(sys.stdout, _RedactingStream):
+        sys.stdout, sys.stderr = _RedactingStream(sys.stdout), _RedactingStream(sys.stderr)
+
+
+@contextlib.contextmanager
+def masked_errors() -> Iterator[None]:
+    """An error whose text or traceback gives access to something is replaced by one with the same text, masked.
+
+    Launchers write what ends a job into files.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = traceback.format_exc()
+        if (masked := redacted(text)) == text:
+            raise
+        raise RuntimeError(f"{type(error).__name__}, with this masked:\n{masked}") from None

@@ -274,7 +274,7 @@ def _finished(record: Record | None) -> TypeGuard[Record]:
 def _remove_checkpoints(folder: Path) -> None:
     """The run is recorded: what it could be continued from is no longer needed."""
     path = folder / CHECKPOINT
-    for leftover in (path, path.with_suffix(".partial")):
+    for leftover in (path, path.with_name(f"{path.name}.partial"), path.with_suffix(".partial")):
         with contextlib.suppress(OSError):  # a file too many makes no failed run
             leftover.unlink(missing_ok=True)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

@@ -23,6 +23,7 @@ DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, where `ml
 _DATABASES = ("postgresql", "mysql", "mssql")
 _SQLITE_QUERY = re.compile(r"(timeout=\d+(\.\d+)?)?")
 _MADE_BY_MLFLOW = "experiments"  # the first table that it makes
+_IN_CREATION = "_alembic_tmp_"  # begins the names of tables that exist only while others are changed
 # A server that is away is tried again by us: seconds, not the minutes of MLflow's default. One that is slow gets time.
 _SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 _DATABASE_PATIENCE = {"PGCONNECT_TIMEOUT": "10"}  # seconds; libpq's own patience has no end
@@ -140,6 +141,11 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(_path(uri)) if uri.startswith("sqlite:") else None
 
 
+def store_key(uri: str) -> str:
+    """Names a store where anybody may read it. A hash of its password could be guessed at, so that is left out."""
+    return hashlib.sha256(redacted(uri).encode()).hexdigest()[:16]
+
+
 @contextlib.contextmanager
 def own_lock(uri: str, kind: str) -> Iterator[None]:
     """A lock of this user's on this machine, one for each store and `kind`.
@@ -147,7 +153,7 @@ def own_lock(uri: str, kind: str) -> Iterator[None]:
     It lies where everybody may write. A link that somebody has put there is not followed, and no file is emptied.
     Raises OSError if what is there is not ours.
     """
-    name = f"cppo-{os.getuid()}-{hashlib.sha256(uri.encode()).hexdigest()[:16]}.{kind}"
+    name = f"cppo-{os.getuid()}-{store_key(uri)}.{kind}"
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(Path(tempfile.gettempdir()) / name, flags, 0o600)
     try:
@@ -172,6 +178,11 @@ def require_mlflow_database(uri: str) -> None:
         return
     tables, version = _tables(path)
     remedy = f"set {VARIABLE} to another file"
+    if tables and (any(name.startswith(_IN_CREATION) for name in tables) or _unfinished(tables, version)):
+        raise UserError(
+            f"tracking database {path} is half made: the program that made or upgraded its tables was killed. If it "
+            f"never held runs, remove it and call this again; else put back a copy of it, or {remedy}"
+        )
     if tables and _MADE_BY_MLFLOW not in tables:
         raise UserError(
             f"tracking database {path} is not MLflow's: it has the tables {', '.join(sorted(tables)[:5])}: {remedy}"
@@ -185,6 +196,11 @@ def require_mlflow_database(uri: str) -> None:
             f"tracking database {path} has schema {version[:40]!r}, which this MLflow does not know: install the "
             f"MLflow that made it, or {remedy}"
         )
+
+
+def _unfinished(tables: set[str], version: str) -> bool:
+    """Whether MLflow has begun to make its tables, and not come to the first version of their schema."""
+    return not version and (_MADE_BY_MLFLOW in tables or tables == {"alembic_version"})
 
 
 def _tables(path: Path) -> tuple[set[str], str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
 from cppo_lab.errors import unknown
+from cppo_lab.redaction import mask_output, masked_errors
 from cppo_lab.spec import Count, ResourcesSpec, Spec
 
 
@@ -52,6 +53,13 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+
+
+def run_masked(job: Job) -> None:
+    """Run a job in a process of its own, whose output and result the launcher keeps in files: without secrets."""
+    mask_output()
+    with masked_errors():
+        job.run()
 
 
 @dataclass(frozen=True)

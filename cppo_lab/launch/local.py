@@ -9,7 +9,7 @@ from submitit import Job as Process
 from submitit import LocalExecutor
 
 from cppo_lab.interruption import unheard
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec, run_masked
 from cppo_lab.tracking.run_folder import is_cancelled
 
 POLL_SECONDS = 0.5
@@ -57,7 +57,7 @@ def _submit(job: Job) -> Process[None]:
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
-    return executor.submit(job.run)
+    return executor.submit(run_masked, job)
 
 
 def _end(processes: Sequence[Process[None]]) -> None:

@@ -1,6 +1,5 @@
 """What runs have printed: where each launcher keeps it, and following it as it grows."""
 
-import codecs
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TextIO
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs, sight
+from cppo_lab.redaction import RedactedLines
 from cppo_lab.sweep.find import LENGTH
 from cppo_lab.tracking.run_folder import TRACEBACK
 
@@ -92,9 +92,11 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
     for path in files:
         if len(files) > 1:
             out.write(f"==> {path} <==\n")
-        with path.open(encoding="utf-8", errors="replace") as file:
+        with path.open("rb") as file:
+            lines = RedactedLines()
             while piece := file.read(PIECE):
-                out.write(piece)
+                out.write(lines.add(piece))
+            out.write(lines.rest())
     out.flush()
 
 
@@ -107,6 +109,8 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
             out.write(text)
         out.flush()
         if not lives:
+            out.write("".join(place.lines.rest() for place in read.values()))
+            out.flush()
             return
         time.sleep(POLL_SECONDS)
         if time.monotonic() - looked >= LOOK_SECONDS:
@@ -114,11 +118,11 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
 
 
 class _Place:
-    """How far a file was read: bytes, and what these hold of a character that is not yet whole."""
+    """How far a file was read, in bytes, and the line that is being written."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.lines = RedactedLines()
 
 
 def _news(newest: Sequence[Printed], read: dict[Path, _Place]) -> Iterator[str]:
@@ -130,4 +134,4 @@ def _news(newest: Sequence[Printed], read: dict[Path, _Place]) -> Iterator[str]:
                 file.seek(place.bytes)
                 while piece := file.read(PIECE):
                     place.bytes += len(piece)
-                    yield place.decoder.decode(piece)
+                    yield place.lines.add(piece)

@@ -16,12 +16,14 @@ from urllib.request import urlopen
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.stored_runs import require_answer
+from cppo_lab.tracking.new_store import make_whole
 from cppo_lab.tracking.run_listing import experiment_runs, newest_runs
 from cppo_lab.tracking.views import page
 
@@ -33,6 +35,8 @@ DEFAULT_ROOT = (
     "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's own, for the artifacts of experiments that name no place
 )
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
+# Whatever the environment says: where a run ends, MLflow would print its address with the user's name and password.
+_NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,27 @@ def open_client(uri: str) -> MlflowClient:
     store.require_mlflow_database(uri)
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    os.environ.update(_NO_ADDRESS)
     try:
         require_answer(uri)
         with alone(uri), _plain_default_experiment():
+            if (database := store.sqlite_file(uri)) is not None and database.parent.is_dir():
+                make_whole(database, _make_tables)
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
+        store.require_mlflow_database(
+            uri
+        )  # a half-made one may show only after SQLite has mended its journal
         raise UserError(
             f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
         ) from None
     return client
+
+
+def _make_tables(path: Path) -> None:
+    """A SQLite file with MLflow's tables and its experiment 0, as its client makes them."""
+    SqlAlchemyStore(f"sqlite:///{path}", os.environ[DEFAULT_ROOT]).engine.dispose()
 
 
 @contextlib.contextmanager

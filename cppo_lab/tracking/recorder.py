@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.plain_file import replace_file
 from cppo_lab.redaction import redacted
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.environment import environment_tags, packages
@@ -126,7 +127,7 @@ class Recorder:
     def _keep(self, name: str, text: str) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text)
         self.spool.add(Artifact(name))
 
     def finish(self, outcome: schema.Outcome) -> None:
@@ -235,7 +236,7 @@ def _keep_output(folder: Path, spool: Spool, printed: Sequence[Printed]) -> None
     with contextlib.suppress(OSError):
         for name, content in captured_output(folder, printed):
             (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_bytes(content)
+            replace_file(folder / name, content)
             spool.add(Artifact(name))
 
 

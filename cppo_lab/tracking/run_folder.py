@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.plain_file import read_plain
+from cppo_lab.plain_file import read_plain, replace_file
 
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
@@ -33,14 +33,7 @@ _MOST = 1e15  # of a number: beyond any step, and any second
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace `status.json` in a run's folder. The caller holds the folder's lock."""
-    partial = folder / f"{STATUS}.partial"
-    try:
-        partial.write_text(json.dumps(values), encoding="utf-8")
-        partial.replace(folder / STATUS)
-    except OSError:  # a full disk
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    replace_file(folder / STATUS, json.dumps(values))
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -106,7 +99,7 @@ def seconds_trained(status: Mapping[str, Any]) -> float:
 def cancel(folder: Path) -> None:
     """Mark that the run is not to be started, or to be ended, by whoever has it now."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CANCELLED).write_text(f"{time.time()}\n", encoding="utf-8")
+    replace_file(folder / CANCELLED, f"{time.time()}\n")
 
 
 def is_cancelled(folder: Path, since: float = 0.0) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.plain_file import read_plain
+from cppo_lab.store import store_key
 from cppo_lab.tracking.spool import FOLDER, files, place_in, read_lines
 
 NAME = "shipped.json"
@@ -56,8 +57,8 @@ def _has_more(path: Path, offset: int) -> bool:
     return next(read_lines(path, place_in(path, offset)), None) is not None
 
 
-def _store_key(uri: str) -> str:
-    """Names a store on file without the password that its URI may hold."""
+def _earlier_key(uri: str) -> str:
+    """The store's name in files of version 0.1.0: a hash of its password too."""
     return hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 
@@ -72,7 +73,8 @@ def _all_states(folder: Path) -> dict[str, Any]:
 def load_shipped(folder: Path, uri: str) -> Shipped:
     """As remembered; nothing is sent yet where that is not what we wrote."""
     try:
-        values = _all_states(folder).get(_store_key(uri), {})
+        states = _all_states(folder)
+        values = states.get(store_key(uri)) or states.get(_earlier_key(uri), {})
         records = {
             str(token): ShippedRecord(
                 str(one["mlflow_id"]),
@@ -98,9 +100,10 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
         "offsets": state.offsets,
         "records": {token: vars(record) for token, record in state.records.items()},
     }
+    states = {key: value for key, value in _all_states(folder).items() if key != _earlier_key(uri)}
     own = folder / FOLDER / f"{NAME}.{secrets.token_hex(4)}"
     try:
-        own.write_text(json.dumps({**_all_states(folder), _store_key(uri): values}), encoding="utf-8")
+        own.write_text(json.dumps({**states, store_key(uri): values}), encoding="utf-8")
         own.replace(folder / FOLDER / NAME)
     except OSError:
         with contextlib.suppress(OSError):

@@ -19,6 +19,7 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
+from cppo_lab.plain_file import open_lock
 from cppo_lab.tracking.artifacts import Artifacts
 from cppo_lab.tracking.client import alone, ensure_experiment
 from cppo_lab.tracking.datasets import log_datasets
@@ -313,7 +314,7 @@ def _plain(record: str) -> str:
 @contextlib.contextmanager
 def _only_one(folder: Path) -> Iterator[None]:
     try:
-        file = (folder / FOLDER / "shipping.lock").open("a")
+        file = open_lock(folder / FOLDER / "shipping.lock")
     except OSError:  # a disk that takes no file at all: better sent twice than not
         yield
         return

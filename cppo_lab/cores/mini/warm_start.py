@@ -16,6 +16,7 @@ from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_whole
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
+from cppo_lab.plain_file import open_lock
 from cppo_lab.spec import MadeModel, Spec, TaskData, fingerprint
 
 OWN_SHARE = (
@@ -40,7 +41,7 @@ def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder:
     """Load the warm-started weights into `model`, training them first if no run has done so yet."""
     path = warm_start_file(made, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
+    with open_lock(path.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         weights = _known_weights(path, model)
         if weights is None:

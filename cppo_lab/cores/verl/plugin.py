@@ -10,12 +10,23 @@ The device stays verl's own choice unless CPPO_LAB_VERL_DEVICE=cpu asks for the 
 
 import os
 
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+import transformers.utils
 
-from cppo_lab.cores.verl import compat
-from cppo_lab.cores.verl.ray_local import DEVICE_VARIABLE
-from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT
-from cppo_lab.errors import unknown
+# A third of the time that verl takes to be imported, in each of a run's ten processes, is scikit-learn and SciPy:
+# transformers imports them, where they are installed, for one kind of assisted decoding that nothing here uses.
+_find_sklearn = transformers.utils.is_sklearn_available
+transformers.utils.is_sklearn_available = lambda: False
+try:
+    import transformers.generation.candidate_generator  # noqa: F401
+finally:
+    transformers.utils.is_sklearn_available = _find_sklearn
+
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry  # noqa: E402
+
+from cppo_lab.cores.verl import compat  # noqa: E402
+from cppo_lab.cores.verl.ray_local import DEVICE_VARIABLE  # noqa: E402
+from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT  # noqa: E402
+from cppo_lab.errors import unknown  # noqa: E402
 
 
 def _cpu_replica() -> type[RolloutReplica]:

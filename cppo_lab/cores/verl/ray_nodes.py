@@ -31,6 +31,7 @@ from cppo_lab.cores.verl.ray_local import (
     private_token,
 )
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import replace_file
 from cppo_lab.spec import LayoutSpec
 
 HEAD = "ray_head.json"  # in the meeting folder: where Ray's head answers
@@ -63,9 +64,7 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
     try:
         with _running(command, host) as keeper:
             _wait_for(address, keeper)
-            partial = allocation.meeting / f"{HEAD}.partial"
-            partial.write_text(json.dumps({"address": address}), encoding="utf-8")
-            partial.replace(allocation.meeting / HEAD)
+            replace_file(allocation.meeting / HEAD, json.dumps({"address": address}))
             ray_init = {"address": address, "_node_ip_address": host}
             _wait_for_all(ray_init, allocation, keeper)
             with left_in_order():

@@ -17,6 +17,7 @@ from typing import Any
 
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import open_append, open_lock, replace_file, replacing
 from cppo_lab.schema import Outcome
 
 Row = tuple[int, dict[str, float]]
@@ -31,7 +32,7 @@ def writing(folder: Path) -> Iterator[None]:
 
     Raises UserError if it does not end.
     """
-    with (folder / "verl_trainer.lock").open("w") as lock:
+    with open_lock(folder / "verl_trainer.lock") as lock:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
@@ -48,7 +49,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add the row of `step`; it is on disk when this returns."""
-    with (folder / STEPS).open("a", encoding="utf-8") as file:
+    with open_append(folder / STEPS) as file:
         file.write(json.dumps({"step": step, "metrics": dict(metrics)}) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -90,21 +91,17 @@ def cut_after(folder: Path, step: int | None) -> list[Row]:
     """Drop the rows behind `step` (all, if None), which will be trained again, and an outcome; return what is left."""
     (folder / OUTCOME).unlink(missing_ok=True)
     kept = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
-    partial = folder / f"{STEPS}.partial"
-    with partial.open("w", encoding="utf-8") as file:
+    with replacing(folder / STEPS) as file:
         for number, metrics in kept:
-            file.write(json.dumps({"step": number, "metrics": metrics}) + "\n")
+            file.write(json.dumps({"step": number, "metrics": metrics}).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(folder / STEPS)
     return kept
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
     """Say how training ended."""
-    partial = folder / f"{OUTCOME}.partial"
-    partial.write_text(json.dumps(vars(outcome)), encoding="utf-8")
-    partial.replace(folder / OUTCOME)
+    replace_file(folder / OUTCOME, json.dumps(vars(outcome)))
 
 
 def read_outcome(folder: Path) -> Outcome | None:

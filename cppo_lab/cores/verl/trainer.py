@@ -27,6 +27,7 @@ from cppo_lab.cores.verl.run_settings import top_k
 from cppo_lab.cores.verl.validation import score_name, validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.maths.advantages import group_advantages
+from cppo_lab.plain_file import replace_file
 from cppo_lab.schema import Outcome
 
 SHUFFLED = "cppo_no_prefix_budget_shuffled"
@@ -219,7 +220,7 @@ class LabTrainer(PPOTrainerSync):
             for name, table in tables.items():
                 path = self.folder / "diagnostics" / f"{name}.json"
                 path.parent.mkdir(exist_ok=True)
-                path.write_text(json.dumps(table), encoding="utf-8")
+                replace_file(path, json.dumps(table))
         steps.append_row(self.folder, step, row | validation)
         if not validation:
             return

@@ -12,7 +12,7 @@ from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab.interruption import Interrupted
-from cppo_lab.launch.base import Job
+from cppo_lab.launch.base import Job, run_masked
 from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.lock import AlreadyRunning
 from cppo_lab.run import Allocation
@@ -52,7 +52,7 @@ class SlurmTask:
         deadline = time.monotonic() + PREDECESSOR_SECONDS
         while True:
             try:
-                return job.run()
+                return run_masked(job)
             except AlreadyRunning:
                 if time.monotonic() > deadline:
                     raise

@@ -12,6 +12,7 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
+from cppo_lab.plain_file import open_lock, replace_file
 from cppo_lab.sweep.search.space import Tuning, describe, tidy
 from cppo_lab.sweep.search.storage import alone
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, SEARCH_RUN, SearchStudy
@@ -46,14 +47,12 @@ class SearchState:
 
     def publish(self) -> None:
         """Write the file anew, here and in MLflow. One worker at a time, each from what the study holds then."""
-        with (self.study.folder / "publish.lock").open("w") as lock:
+        with open_lock(self.study.folder / "publish.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             trials = self.study.trials()
             content = summarise(self.tuning, self.study.study, trials)
             path = self.study.folder / FILE
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
+            replace_file(path, json.dumps(content, indent=1) + "\n")
             note = _note(self.tuning, self.tuning.study, trials)
             update_search(self.client, self.mlflow_id, note, path, ended=is_over(self.tuning, trials))
 

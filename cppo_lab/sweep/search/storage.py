@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import store
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
+from cppo_lab.tracking.new_store import make_whole
 
 VARIABLE = (
     "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
@@ -113,5 +114,8 @@ def _open(url: str) -> BaseStorage:
     if url.endswith(".journal"):
         _require_journal(Path(url))
         return JournalStorage(JournalFileBackend(url))
-    options = {"connect_args": {"timeout": LOCK_WAIT_SECONDS}} if url.startswith("sqlite:") else {}
-    return RDBStorage(url, engine_kwargs=options)
+    path = store.sqlite_file(url)
+    if path is None:
+        return RDBStorage(url)
+    make_whole(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
+    return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_SECONDS}})

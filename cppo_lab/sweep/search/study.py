@@ -10,6 +10,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from cppo_lab.plain_file import open_lock
 from cppo_lab.sweep.declare import Scalar
 from cppo_lab.sweep.search.definition import require_equal
 from cppo_lab.sweep.search.proposals import make_pruner, make_sampler, suggest
@@ -122,7 +123,7 @@ class SearchStudy:
 
     def _held(self, number: int, stack: contextlib.ExitStack) -> bool:
         """Take the lock of a trial; False if another process has it."""
-        file = stack.enter_context(self.lock_file(number).open("w"))
+        file = stack.enter_context(open_lock(self.lock_file(number)))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

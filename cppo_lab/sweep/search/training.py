@@ -13,6 +13,8 @@ from pathlib import Path
 
 from cppo_lab.interruption import unheard
 from cppo_lab.lock import AlreadyRunning, is_held
+from cppo_lab.plain_file import open_append
+from cppo_lab.redaction import mask_output
 from cppo_lab.run import Attempt, describe, execute
 from cppo_lab.tracking.run_folder import is_cancelled
 from cppo_lab.tracking.search_record import Point
@@ -113,9 +115,10 @@ def _log(attempt: Attempt) -> Path:
 def _child(attempt: Attempt, sender: Connection) -> None:
     """In the child: train, and tell an error by one line. What it prints goes to a file of the run."""
     (attempt.folder / "attempts").mkdir(parents=True, exist_ok=True)
-    with _log(attempt).open("a") as log:
+    with open_append(_log(attempt)) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
+    mask_output()
     try:
         execute(attempt)
     except AlreadyRunning as error:

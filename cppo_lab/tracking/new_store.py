@@ -1,0 +1,29 @@
+"""Making a SQLite file with tables: whole, or not at all."""
+
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+_ENDING = ".new"
+
+
+def make_whole(path: Path, make: Callable[[Path], None]) -> None:
+    """Have `make` create the file at `path`, beside its place; it is renamed once it is whole and on disk.
+
+    Nothing happens if there is a file with content. Programs create their tables by some fifty statements: one that is
+    killed in between would leave a file that no later one can use. The caller sees to it that one process at a time is
+    here; what killed ones have left is removed.
+    """
+    if path.exists() and path.stat().st_size:
+        return
+    for left in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # SQLite's journal beside it as well
+        left.unlink(missing_ok=True)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ENDING}")
+    try:
+        make(beside)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

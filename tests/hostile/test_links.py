@@ -1,0 +1,101 @@
+"""Links and pipes that somebody else has put where a run writes: nothing that they lead to is touched."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cores.mini.checkpoint import save_whole
+from cppo_lab.errors import UserError
+from cppo_lab.lock import held
+from cppo_lab.plain_file import open_append, open_lock, replace_file
+from cppo_lab.run import Attempt, execute
+from cppo_lab.spec import RunSpec
+from cppo_lab.tracking.run_folder import cancel, write_status
+
+PRECIOUS = "mine"
+# What a run of the embedded core writes into its folder, and what it is written as before it is whole.
+WRITTEN = ("config.json", "config.yaml", "requirements.txt", "status.json", "cancelled", "checkpoint.pt")
+TARGETS = [*WRITTEN, *(f"{name}.partial" for name in WRITTEN), "checkpoint.partial", "spool/shipped.json"]
+
+
+def test_a_run_in_a_folder_of_links_overwrites_nothing(tmp_path: Path, tiny_spec: RunSpec) -> None:
+    folder, elsewhere = tmp_path / "runs" / tiny_spec.run_id, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in TARGETS:
+        target = elsewhere / name.replace("/", "-")
+        target.write_text(PRECIOUS)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(target)
+    execute(Attempt(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}"))
+    changed = [path.name for path in elsewhere.iterdir() if path.read_text() != PRECIOUS]
+    assert changed == []
+    for name in ("config.json", "status.json", "requirements.txt"):
+        assert not (folder / name).is_symlink() and (folder / name).stat().st_size > 10
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, tiny_spec: RunSpec) -> None:
+    folder, precious = tmp_path / "runs" / tiny_spec.run_id, tmp_path / "precious"
+    folder.mkdir(parents=True)
+    precious.write_text(PRECIOUS)
+    (folder / "lock").symlink_to(precious)
+    with pytest.raises(UserError, match=r"lock is a link or no plain file.*remove it"):
+        execute(Attempt(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}"))
+    assert precious.read_text() == PRECIOUS
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "replace_file": lambda path: replace_file(path, "new"),
+    "save_whole": lambda path: save_whole(path, {}),
+    "status": lambda path: write_status(path.parent, {"status": ""}),
+    "cancel": lambda path: cancel(path.parent),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_files_are_replaced_and_not_written_through(tmp_path: Path, writer: str) -> None:
+    name = {"status": "status.json", "cancel": "cancelled"}.get(writer, "file")
+    precious = tmp_path / "precious"
+    precious.write_text(PRECIOUS)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for place in (folder / name, folder / f"{name}.partial"):
+        place.symlink_to(precious)
+    WRITERS[writer](folder / name)
+    assert precious.read_text() == PRECIOUS
+    assert not (folder / name).is_symlink()
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.with_name("precious"))
+
+
+@pytest.mark.parametrize("put", [link, os.mkfifo, os.mkdir], ids=["link", "pipe", "folder"])
+@pytest.mark.parametrize("opened", [open_lock, open_append])
+def test_nothing_but_plain_files_is_opened_to_write(
+    tmp_path: Path, put: Callable[[Path], None], opened: Callable[[Path], object]
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text(PRECIOUS)
+    put(tmp_path / "file")
+    with pytest.raises((UserError, IsADirectoryError)):
+        opened(tmp_path / "file")
+    assert precious.read_text() == PRECIOUS
+
+
+def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+    with pytest.raises(TypeError, match="generator"):
+        save_whole(path, (one for one in ()))
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_locks_keep_their_file(tmp_path: Path) -> None:
+    with held(tmp_path):
+        first = (tmp_path / "lock").read_text()
+    with held(tmp_path):
+        assert (tmp_path / "lock").read_text() == first

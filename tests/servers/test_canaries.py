@@ -1,0 +1,105 @@
+"""A whole launch with passwords and keys in its environment: none of them is in anything that it writes or shows."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cppo_lab import store
+from cppo_lab.launch.local import launch_local
+from dev.servers.mlflow_server import MlflowServer
+from tests.conftest import TINY
+from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.servers.canaries import SECRETS, ArgumentsOfProcesses, found_in, with_canary
+
+SWEEP = """
+title: One run
+question: Does it keep secrets?
+models: [mini_base]
+variants:
+  cppo: {rule: cppo}
+axes:
+  seed: [0]
+"""
+
+
+@dataclass(frozen=True)
+class Careless(Noted):
+    """A job that prints its address, as libraries do, whole and in pieces, and fails with it."""
+
+    def run(self) -> None:
+        """Print and fail."""
+        address = os.environ[store.VARIABLE]
+        print("logging to", address)
+        print("HF_TOKEN=" + os.environ["HF_TOKEN"], "then", address[:20], end="")
+        print(address[20:] + "/")
+        print("a warning:", address, file=sys.stderr, flush=True)
+        sys.stdout.write("an end without a line's end: " + address)
+        raise OSError(f"cannot reach {address}")
+
+
+def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (SECRETS | {store.VARIABLE: with_canary("http://127.0.0.1:1")}).items():
+        monkeypatch.setenv(name, value)
+    job = Careless(tmp_path, "careless")
+    launch_local([job], slurm_spec(), lambda event: None)
+    assert found_in(tmp_path) == []
+    [out], [err] = (list(job.folder.glob(f"attempts/*_log.{kind}")) for kind in ("out", "err"))
+    printed = out.read_text()
+    assert "logging to http://admin:***@127.0.0.1:1\n" in printed
+    assert "HF_TOKEN=*** then http://admin:***@127.0.0.1:1/\n" in printed
+    assert "an end without a line's end: http://admin:***@127.0.0.1:1" in printed
+    assert "a warning: http://admin:***@127.0.0.1:1\n" in err.read_text()
+    assert "cannot reach http://admin:***@127.0.0.1:1" in err.read_text() + printed
+
+
+def cppo(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The command, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "cppo_lab.cli", *arguments],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_nothing_that_a_launch_writes_or_shows_has_a_secret(
+    server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, temporary = tmp_path / "work", tmp_path / "tmp"
+    for folder in (work, temporary):
+        folder.mkdir()
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    (work / "one.yaml").write_text(SWEEP)
+    uri = with_canary(server.uri)
+    settings = {store.VARIABLE: uri, "TMPDIR": str(temporary)}
+    with ArgumentsOfProcesses() as arguments:
+        launched = cppo("launch", "one.yaml", *TINY, "launcher=local", folder=work, **settings)
+    assert launched.returncode == 0, launched.stdout + launched.stderr
+    assert arguments.looks > 0 and arguments.found == set()
+    shown = [launched.stdout, launched.stderr]
+    run = next(path.parent for path in work.glob("runs/*/status.json"))
+    for command in (["status"], ["logs", run.name, "--all"], ["sync"], ["report", "one.yaml", *TINY]):
+        done = cppo(*command, folder=work, **settings)
+        assert done.returncode == 0, done.stderr
+        shown += [done.stdout, done.stderr]
+    (tmp_path / "shown.txt").write_text("\n".join(shown))
+    (tmp_path / "store.json").write_text(json.dumps(everything(server)))
+    assert found_in(tmp_path, server.folder) == []
+    assert list(work.glob("runs/*/attempts/*_log.out"))  # the search has seen what jobs print
+
+
+def everything(server: MlflowServer) -> list[object]:
+    """All that the server has of runs."""
+    client = MlflowClient(server.uri)
+    experiments = [one.experiment_id for one in client.search_experiments()]
+    return [run.to_dictionary() for run in client.search_runs(experiments)]
