@@ -1,0 +1,156 @@
+"""Checkpoints of an embedded run: all that decides its further numbers, and the metrics up to there.
+
+A file is replaced as a whole and is on disk before it counts: a kill or a power cut leaves the one before.
+"""
+
+import errno
+import itertools
+import os
+import struct
+import sys
+import zipfile
+import zlib
+from pathlib import Path
+from pickle import UnpicklingError  # noqa: TID251  what torch raises for a file of other things than tensors
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from cppo_lab.plain_file import replacing
+
+Row = tuple[int, dict[str, float]]  # a training step and its metrics
+
+
+# What zipfile and torch raise on a file that is damaged, or that somebody else made.
+_UNREADABLE = (
+    *(
+        RuntimeError,
+        ValueError,
+        LookupError,
+        EOFError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        ArithmeticError,
+    ),
+    *(MemoryError, struct.error, zipfile.BadZipFile, zlib.error),
+)
+FORMAT = 1  # raised when the contents change: an older file is then not used
+
+
+class Checkpoint(TypedDict):
+    """`history` holds every row that was logged up to the checkpoint, so that it needs no other file."""
+
+    format: int
+    run_id: str
+    maker: str  # torch and kind of device: another one would not give the same numbers
+    history: list[Row]
+    trainer: dict[str, Any]
+
+
+def make_checkpoint(run_id: str, maker: str, history: list[Row], trainer: dict[str, Any]) -> Checkpoint:
+    """A checkpoint in this version's format."""
+    return {"format": FORMAT, "run_id": run_id, "maker": maker, "history": history, "trainer": trainer}
+
+
+def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
+    """Write `checkpoint` to `path`. A disk that is full costs the checkpoint, not the run: it is said and goes on."""
+    try:
+        save_whole(path, checkpoint)
+    except OSError as error:
+        print(f"checkpoint {path} could not be written: {error}", file=sys.stderr, flush=True)
+
+
+def save_whole(path: Path, value: object) -> None:
+    """Replace `path` by `value` in torch's format: at every moment it is the old file or the new one, on disk."""
+    with replacing(path) as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
+    """The checkpoint of run `run_id` by `maker`; None if there is none. A file of no use is named and ignored.
+
+    Nothing but tensors, numbers and text is read: a file that a stranger left there runs no code.
+    """
+    if not path.exists():
+        return None
+    try:
+        found: Checkpoint = load_whole(path)
+        if not isinstance(found, dict) or (found.get("run_id"), found.get("format")) != (run_id, FORMAT):
+            raise ValueError(f"it is no checkpoint of run {run_id} in this version's format")
+        if found.get("maker") != maker:
+            raise ValueError(f"it was made by {found.get('maker')}, this is {maker}")
+        if found.keys() != Checkpoint.__annotations__.keys() or not _is_history(found["history"]):
+            raise ValueError("its metrics are not such as a run logs")
+    except ValueError as error:
+        refuse_checkpoint(path, error)
+        return None
+    return found
+
+
+def refuse_checkpoint(path: Path, why: ValueError) -> None:
+    """Say that a checkpoint is not used."""
+    print(f"checkpoint {path} is not used, training starts anew: {why}", file=sys.stderr, flush=True)
+
+
+def load_whole(path: Path) -> Any:
+    """What `save_whole` wrote, held against the checksums in the file: torch reads over a flipped bit.
+
+    Nothing but tensors, numbers and text is read, and no more than the file has bytes. Raises ValueError if it is
+    damaged, or no such file.
+    """
+    if not path.is_file() or not zipfile.is_zipfile(path):
+        raise ValueError("it is damaged")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
+            if packed or sum(one.file_size for one in members) > path.stat().st_size:
+                raise ValueError("it is packed, which ours are not")
+            if (broken := archive.testzip()) is not None:
+                raise ValueError(f"it is damaged: {broken!r} does not agree with its checksum")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError:
+        raise ValueError("it holds more than tensors, numbers and text, or is damaged") from None
+    except OSError as error:  # a place before the file's beginning, says its list
+        if error.errno != errno.EINVAL:
+            raise
+        raise ValueError("it is damaged") from None
+    except _UNREADABLE as error:
+        raise ValueError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
+
+
+def _is_history(rows: object) -> bool:
+    """Whether these are rows of rising steps, at least one."""
+    if not isinstance(rows, list) or not rows:
+        return False
+    if not all(isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], int) for row in rows):
+        return False
+    named = all(
+        isinstance(row[1], dict)
+        and all(isinstance(name, str) and isinstance(value, float | int) for name, value in row[1].items())
+        for row in rows
+    )
+    return named and all(one[0] < other[0] for one, other in itertools.pairwise(rows))
+
+
+def same_form(value: object, like: object) -> bool:
+    """Whether `value` has the types, keys and lengths of `like`, and its tensors the same shapes and kinds."""
+    if isinstance(like, Tensor):
+        return isinstance(value, Tensor) and (value.shape, value.dtype) == (like.shape, like.dtype)
+    if isinstance(like, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == like.keys()
+            and all(same_form(value[key], like[key]) for key in like)
+        )
+    if isinstance(like, list | tuple):
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(like)
+            and all(same_form(one, other) for one, other in zip(value, like, strict=True))
+        )
+    return type(value) is type(like)
