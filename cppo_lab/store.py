@@ -179,10 +179,7 @@ def require_mlflow_database(uri: str) -> None:
     tables, version = _tables(path)
     remedy = f"set {VARIABLE} to another file"
     if tables and (any(name.startswith(_IN_CREATION) for name in tables) or _unfinished(tables, version)):
-        raise UserError(
-            f"tracking database {path} is half made: the program that made or upgraded its tables was killed. If it "
-            f"never held runs, remove it and call this again; else put back a copy of it, or {remedy}"
-        )
+        raise half_made(path)
     if tables and _MADE_BY_MLFLOW not in tables:
         raise UserError(
             f"tracking database {path} is not MLflow's: it has the tables {', '.join(sorted(tables)[:5])}: {remedy}"
@@ -196,6 +193,14 @@ def require_mlflow_database(uri: str) -> None:
             f"tracking database {path} has schema {version[:40]!r}, which this MLflow does not know: install the "
             f"MLflow that made it, or {remedy}"
         )
+
+
+def half_made(path: Path) -> UserError:
+    """What is said of a store some of whose tables are missing, or half changed."""
+    return UserError(
+        f"tracking database {path} is half made: the program that made or upgraded its tables was killed. If it never "
+        f"held runs, remove it and call this again; else put back a copy of it, or set {VARIABLE} to another file"
+    )
 
 
 def _unfinished(tables: set[str], version: str) -> bool:

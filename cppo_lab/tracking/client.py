@@ -76,9 +76,10 @@ def open_client(uri: str) -> MlflowClient:
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
-        store.require_mlflow_database(
-            uri
-        )  # a half-made one may show only after SQLite has mended its journal
+        # A half-made store may show itself only now: SQLite has mended its journal, MLflow met its own half-done work.
+        store.require_mlflow_database(uri)
+        if (database := store.sqlite_file(uri)) is not None and "already exists" in str(error):
+            raise store.half_made(database) from None
         raise UserError(
             f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
         ) from None
