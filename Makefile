@@ -10,17 +10,19 @@ check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13)
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test lint bench lock locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop clean help
+.PHONY: quickstart study test test-all test-rest soak lint bench lock locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop clean help
 
 help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
-	@echo "make test        install with the development tools and run all tests"
+	@echo "make test        install with the development tools and run the tests of every room (8 minutes; docs/tests.md)"
+	@echo "make test-all    all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (25 minutes)"
+	@echo "make soak        what finds rare things: fuzzing at volume, kills at random, simulations, chaos, benchmarks (hours)"
 	@echo "make lint        ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
 	@echo "make locked      install as for make test, each downloaded file checked against its SHA-256 (docs/dependencies.md)"
 	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
-	@echo "make mutations   put deliberate faults into the maths and see the tests catch each (about 4 minutes)"
+	@echo "make mutations   put deliberate faults into the code, room by room, and see the tests catch each (docs/mutations.md)"
 	@echo "make chaos       train a sweep while everything is killed, and compare (docs/chaos.md; 12 to 25 minutes; chaos-short: 4)"
 	@echo "make slurm-dev   start a real Slurm on this machine, to try things (docs/slurm_dev.md); slurm-dev-stop ends it"
 	@echo "make clean       remove the virtual environment and the reports; runs and mlflow.db stay"
@@ -38,8 +40,23 @@ study: $(VENV)/.installed
 	@echo
 	@echo "The page:   file://$(CURDIR)/reports/build/study/index.html"
 
+# Tiers of tests: tests/tiers.py says what is in each, and docs/tests.md what it costs.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+test-all: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier all
+
+test-rest: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier rest
+
+soak: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier soak
+	OMP_NUM_THREADS=1 CPPO_FUZZ=1000 $(BIN)/python -m pytest -n $(WORKERS) tests/fuzz -k "not shipping"
+	OMP_NUM_THREADS=1 CPPO_STUDIES=2000 $(BIN)/python -m pytest -n $(WORKERS) tests/analysis/statistics
+	$(BIN)/python tests/mutations.py
+	$(BIN)/python -m dev.chaos
+	$(BIN)/python -m benchmarks.summary
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
