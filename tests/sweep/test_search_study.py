@@ -1,7 +1,6 @@
 """Studies: who works on which trial, what is drawn, and what a study may go on with."""
 
 import contextlib
-import multiprocessing
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from cppo_lab.sweep.search.declare import Scalar
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import OWNER, SearchStudy, find_trials
+from tests.servers.forked import context
 from tests.sweep.made_search import made_tuning, search_values
 
 KINDS = {"sqlite": "sqlite:///optuna.db", "journal": "studies.journal"}
@@ -145,9 +145,8 @@ def _open_anew(place: str, tuning: Tuning, url: str) -> None:
 
 
 def test_processes_that_start_together_on_a_new_storage_do_not_collide(workspace: Path) -> None:
-    context = multiprocessing.get_context("spawn")
     arguments = (str(workspace), made_tuning(), storage_url())
-    processes = [context.Process(target=_open_anew, args=arguments) for _ in range(3)]
+    processes = [context().Process(target=_open_anew, args=arguments) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:

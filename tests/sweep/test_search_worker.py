@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,11 @@ from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import Pruned, TrainingFailed
 from cppo_lab.tracking.client import attempts, open_client
 from cppo_lab.tracking.search_record import Point
+from cppo_lab.tracking.spool import read_rows
+from tests.servers.forked import Gate
 from tests.sweep.made_search import search_values, write_search
+from tests.sweep.terminals import ForkedRuns
+from tests.waiting import until
 
 TUNE = ["tune", "./tune.yaml", "launcher=inline"]
 FOLDER = Path("runs/searches/tune-mini_base")
@@ -274,28 +277,37 @@ def test_a_worker_killed_before_it_noted_its_record_leaves_no_second_one(
     assert trials()[0].user_attrs["mlflow_id"] == record.info.run_id
 
 
-def test_a_trial_whose_run_is_cancelled_fails_at_once(workspace: Path) -> None:
+@pytest.fixture
+def gate(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Where runs wait, which are forked; as long as no step is named, they go to their end."""
+    found = Gate(workspace / "gate")
+    monkeypatch.setattr(training, "multiprocessing", ForkedRuns(found))
+    return found
+
+
+def test_a_trial_whose_run_is_cancelled_fails_at_once(workspace: Path, gate: Gate) -> None:
     write_search(search_values(trials=1))
-    long = [*TUNE, "training.t_stop=8000", "training.collapse_share=0"]
+    gate.let(2)
+    cancelled: list[int] = []
 
     def cancel() -> None:
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline:
-            for path in Path("runs").glob("*/status.json"):
-                if (json.loads(path.read_text()).get("step") or 0) > 0:
-                    assert main(["cancel", "--run", path.parent.name]) == 0
-                    return
-            time.sleep(0.1)
+        [folder] = until("the run waits behind its second step", waiting)
+        cancelled.append(main(["cancel", "--run", folder.name]))
+
+    def waiting() -> list[Path]:
+        folders = [path.parent for path in Path("runs").glob("*/lock")]
+        return [folder for folder in folders if (rows := read_rows(folder)) and rows[-1].step == 2]
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
-    assert main(long) == 0
+    assert main(TUNE) == 0
     canceller.join()
+    assert cancelled == [0]
     [trial] = trials()
     assert (trial.state, trial.user_attrs["reason"]) == (TrialState.FAIL, "its run was cancelled")
 
 
-def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path) -> None:
+def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path, gate: Gate) -> None:
     write_search(search_values(trials=1))
     assert main(TUNE) == 0
     assert main([*TUNE, "--study", "other"]) == 0  # draws the same point
@@ -321,7 +333,7 @@ def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path) -> 
 
 
 def test_an_error_in_training_fails_the_trial_with_its_reason(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str], gate: Gate
 ) -> None:
     Path("runs").mkdir()
     Path("runs/warm_starts").write_text("")  # a file where a folder must be
@@ -338,26 +350,25 @@ def test_an_error_in_training_fails_the_trial_with_its_reason(
 
 
 def test_a_pruned_run_ends_in_order_and_can_be_continued(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, gate: Gate
 ) -> None:
     values = search_values(trials=1, pruner={"name": "median"})
     write_search(values)
-    long = [*TUNE, "training.t_stop=400", "training.collapse_share=0"]
-    monkeypatch.setattr(
-        "optuna.trial.Trial.should_prune", lambda self: self.study.trials[self.number].last_step > 3
-    )
-    assert main(long) == 0
+    long = [*TUNE, "training.t_stop=8", "training.collapse_share=0"]
+    gate.let(5)  # where it waits until it is pruned
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "optuna.trial.Trial.should_prune", lambda self: self.study.trials[self.number].last_step > 3
+        )
+        assert main(long) == 0
     [trial] = trials()
-    assert trial.state is TrialState.PRUNED
-    assert trial.last_step is not None
-    assert 4 <= trial.last_step < 400
+    assert (trial.state, trial.last_step) == (TrialState.PRUNED, 4)
     _, [record], [run] = recorded()
-    reason = f"pruned by the search at step {trial.last_step}"
+    reason = "pruned by the search at step 4"
     assert (run.info.status != "FINISHED", run.data.tags[schema.TAG_REASON]) == (True, reason)
     assert record.data.tags[schema.TAG_REASON] == reason
     assert (workspace / "runs" / run.data.tags[schema.TAG_RUN_ID] / CHECKPOINT).exists()
-    monkeypatch.undo()
-    monkeypatch.chdir(workspace)
+    gate.open()
     assert main([*long, "--study", "again"]) == 0
     assert trials("again")[0].state is TrialState.COMPLETE
     assert [run.info.status for run in recorded()[2]] == ["FINISHED"]

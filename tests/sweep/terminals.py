@@ -1,0 +1,115 @@
+"""`cppo tune` as several people call it: in processes that can be interrupted and killed, whose runs wait at gates."""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from cppo_lab.cli import main
+from cppo_lab.lock import holder
+from cppo_lab.sweep.search import training, worker
+from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.search_record import Point
+from tests.servers.forked import Environment, Forked, Gate, KillAt, context
+
+LOG = Path("terminals.log")  # what all of them print
+
+
+class ForkedRuns:
+    """In place of `multiprocessing`: a search's training runs are forked instead of being new interpreters.
+
+    As with those, no lock of the search goes along. They wait at a gate, if there is one.
+    """
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self._gate = gate
+
+    def get_context(self, kind: str) -> "ForkedRuns":
+        """This, in place of multiprocessing's context for new interpreters."""
+        assert kind == "spawn"
+        return self
+
+    def Pipe(self, duplex: bool) -> tuple[Connection, Connection]:
+        """As multiprocessing has it."""
+        return context().Pipe(duplex)
+
+    def Process(self, target: Callable[..., object], args: tuple[object, ...]) -> BaseProcess:
+        """As multiprocessing has it."""
+        return context().Process(target=_train, args=(Environment(), self._gate, target, args))
+
+
+def _train(
+    _: Environment, gate: Gate | None, target: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    if gate is not None:
+        log = Recorder.log
+
+        def gated(recorder: Recorder, step: int, values: Mapping[str, float]) -> None:
+            gate.wait(step)
+            log(recorder, step, values)
+
+        Recorder.log = gated  # type: ignore[method-assign]
+    target(*arguments)
+
+
+def made_up(run: training.Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
+    """In place of training: a run whose score rises with the position weight, step by step."""
+    spec = run.attempt.spec
+    assert spec.rule.w_min is not None
+    points = []
+    for step in range(0, spec.training.t_stop + 1, spec.validation.every):
+        points.append(Point(step, spec.rule.w_min * (1 + step) / 10, 1_700_000_000_000 + step))
+        see(points)
+    return points
+
+
+def _tune(words: Sequence[str], gate: Gate | None, kill: KillAt | None, trains: bool) -> None:
+    training.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
+    if not trains:
+        worker.train = made_up
+    if kill is not None:
+        kill.arm()
+    sys.exit(main(["tune", "./tune.yaml", *words]))
+
+
+class Terminals:
+    """Where people type `cppo tune`, in the working folder."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._started: list[Forked] = []
+
+    def tune(
+        self, *words: str, gate: Gate | None = None, kill: KillAt | None = None, trains: bool = True
+    ) -> Forked:
+        """A worker. Its runs wait at `gate`; at the point `kill` it dies; unless it `trains`, curves are made up."""
+        started = Forked(_tune, words, gate, kill, trains, log=LOG, environment=self._environment)
+        self._started.append(started)
+        return started
+
+    def close(self) -> None:
+        """End everything: in order, so that jobs of the local launcher go too, then by force; then their runs."""
+        for one in self._started:
+            one.send(signal.SIGTERM)
+        for one in self._started:
+            with contextlib.suppress(AssertionError):
+                one.end()
+            one.close()
+        for lock in Path("runs").glob("*/lock"):
+            if (held := holder(lock.parent)) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(held[1], signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def searching(environment: Mapping[str, str] | None = None) -> Iterator[Terminals]:
+    """What is still going at the end is ended."""
+    opened = Terminals(environment or {})
+    try:
+        yield opened
+    finally:
+        opened.close()
