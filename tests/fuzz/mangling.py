@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from cppo_lab.errors import UserError
+from tests.waiting import CEILING_SECONDS
 
 VARIABLE = "CPPO_FUZZ"  # examples of each test; without it some dozens, always the same
-SECONDS = 120  # within which one example has an answer
+SECONDS = int(CEILING_SECONDS)  # within which one example has an answer
 _WANTED = int(os.environ.get(VARIABLE, "0"))
 
 # What JSON and YAML can hold where a number, a name or a list is meant.

@@ -171,7 +171,7 @@ WRONG = [
 ]
 
 
-@fuzz(60)
+@fuzz(15)
 @given(data=st.data())
 def test_states_of_other_trainers(
     spec: MiniRun, shared: Path, state: dict[str, Any], data: st.DataObject

@@ -126,7 +126,7 @@ def test_grammar(text: list[str]) -> None:
 
 
 @pytest.mark.parametrize("sweep", ["quickstart"])
-@fuzz(60)
+@fuzz(40)
 @given(overrides=OVERRIDES)
 @example(overrides=["seed=range(0,1,0)"])
 @example(overrides=["seed=sort(1,a)"])

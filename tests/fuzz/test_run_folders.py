@@ -104,7 +104,7 @@ def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return code, out
 
 
-@fuzz(60)
+@fuzz(40)
 @given(todo=SABOTAGE)
 @example(todo=[("status.json", "fifo", b"")])
 @example(todo=[("config.json", "fifo", b""), ("status.json", "remove", b"")])
@@ -134,7 +134,7 @@ def test_looking(
     assert snapshot(runs) == before
 
 
-@fuzz(60)
+@fuzz(40)
 @given(values=altered(STATUS))
 @example(values={**STATUS, "status": ["done"]})
 @example(values={**STATUS, "seconds": 10**400})

@@ -39,7 +39,7 @@ def load(path: Path) -> None:
     assert declared.source == str(path)
 
 
-@fuzz(180)
+@fuzz(100)
 @given(text=damaged(*TEXTS))
 @example(text=b"a: " + b"[" * 500)
 @example(text=b"a: &a [*a]")
