@@ -3,6 +3,8 @@
 They need no divergence; one that is passed only enters the statistics.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,8 +36,8 @@ def grpo(
     non_negative("clip_high", clip_high)
     if not 0 <= clip_low <= 1:
         raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"dual_clip={dual_clip!r} must be above 1: pass None to switch it off")
+    if dual_clip is not None and not 1 < dual_clip < math.inf:
+        raise ValueError(f"dual_clip={dual_clip!r} must be above 1 and finite: pass None to switch it off")
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     ratio = batch.log_ratio.detach().exp()
     above = (batch.advantages > 0) & (ratio > 1 + clip_high)

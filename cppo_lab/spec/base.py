@@ -4,12 +4,19 @@ import hashlib
 import json
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+
+def _one_zero(value: float) -> float:
+    """-0.0 is equal to 0.0 and would be written differently: one run would have two ids."""
+    return value + 0.0
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_one_zero)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Probability = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[Finite, Field(ge=0)]
+Probability = Annotated[Finite, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]  # no loop over a count of anything takes longer than that
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 # Names become parts of file names and of metric names.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]

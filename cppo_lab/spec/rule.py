@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cppo_lab.spec.base import Count, NonNegative, Positive, Probability, Spec
+from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Spec
 
 VERL = "verl_"  # begins the names of verl's own losses
 
@@ -15,7 +15,7 @@ class RuleSpec(Spec):
     name: str
     clip_low: Probability | None = None
     clip_high: NonNegative | None = None
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[Finite, Field(gt=1)] | None = None
     delta: Positive | None = None
     delta_b: Positive | None = None
     delta_b_mode: Literal["fixed", "adaptive"] | None = None
@@ -27,7 +27,7 @@ class RuleSpec(Spec):
     log_clip_high: NonNegative | None = None
     tau_positive: Positive | None = None
     tau_negative: Positive | None = None
-    options: dict[str, float] | None = None  # of verl's own losses, under verl's names
+    options: dict[str, Finite] | None = None  # of verl's own losses, under verl's names
 
     @property
     def verl_loss(self) -> str | None:

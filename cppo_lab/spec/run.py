@@ -4,11 +4,12 @@ A RunSpec holds everything that decides the numbers of a run, and nothing else: 
 and who tracks it live in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed.
 """
 
+import math
 from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from cppo_lab.spec.base import Count, NonNegative, Positive, Probability, Seed, Spec, fingerprint
+from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Seed, Spec, fingerprint
 from cppo_lab.spec.made import MadeModel, TaskData
 from cppo_lab.spec.published import HubModel, MathData
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
@@ -33,11 +34,17 @@ class AdvantageSpec(Spec):
     drop_zero_variance: bool
 
 
+def _divisors(number: int) -> list[int]:
+    """The divisors of a number, in order."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
+
+
 class BatchSpec(Spec):
     """One rollout batch: `prompts` x `responses`, cut into minibatches of `minibatch_prompts` (one update each)."""
 
     prompts: Count
-    responses: Annotated[int, Field(ge=2)]
+    responses: Annotated[Count, Field(ge=2)]
     minibatch_prompts: Count
 
     @model_validator(mode="after")
@@ -45,7 +52,7 @@ class BatchSpec(Spec):
         if self.prompts % self.minibatch_prompts:
             raise ValueError(
                 f"minibatch_prompts={self.minibatch_prompts} must divide prompts={self.prompts} "
-                f"(valid: {[n for n in range(1, self.prompts + 1) if self.prompts % n == 0]})"
+                f"(valid: {_divisors(self.prompts)})"
             )
         return self
 
@@ -64,7 +71,7 @@ class SamplingSpec(Spec):
 
     temperature: Positive
     top_p: Annotated[float, Field(gt=0, le=1)]
-    max_response_length: Annotated[int, Field(ge=2)]
+    max_response_length: Annotated[Count, Field(ge=2)]
     staleness: Annotated[int, Field(ge=0, le=100)]
     precision: Literal["float32", "bfloat16"]
 
@@ -82,8 +89,8 @@ class OptimSpec(Spec):
     """AdamW, constant learning rate, gradient clipping by global norm."""
 
     learning_rate: Positive
-    beta1: Annotated[float, Field(ge=0, lt=1)]
-    beta2: Annotated[float, Field(ge=0, lt=1)]
+    beta1: Annotated[Finite, Field(ge=0, lt=1)]
+    beta2: Annotated[Finite, Field(ge=0, lt=1)]
     weight_decay: NonNegative
     clip_grad_norm: Positive
 

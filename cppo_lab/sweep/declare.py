@@ -86,8 +86,10 @@ def _one(value: Any) -> Any:
 
 
 def _variant_name(value: str) -> str:
-    if not value.strip() or value != value.strip() or "," in value or "\n" in value:
+    if not value.strip() or value != value.strip() or "," in value:
         raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
+    if not value.isprintable():  # ends of lines, and signs that turn the direction of what follows
+        raise ValueError(f"must have printable signs alone: {value!a}")
     return value
 
 

@@ -1,0 +1,62 @@
+"""Values that are allowed by their type and would cost hours, give one run two ids, or mislead a reader."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from cppo_lab.errors import UserError
+from cppo_lab.maths.surrogates import grpo
+from cppo_lab.spec.rule import RuleSpec
+from cppo_lab.spec.run import BatchSpec, _divisors
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import Sweep
+from tests.conftest import TINY
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 360])
+def test_divisors(number: int) -> None:
+    assert _divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+
+
+@pytest.mark.parametrize("number", [10**9, 999_999_937, 2**29])
+def test_a_large_count_lists_its_divisors_at_once(number: int) -> None:
+    """By trial up to its root: the loop up to the number itself took minutes."""
+    with pytest.raises(ValidationError, match="minibatch_prompts=7 must divide"):
+        BatchSpec(prompts=number, responses=2, minibatch_prompts=7)
+
+
+@pytest.mark.parametrize("key", ["batch.prompts", "batch.responses", "validation.samples", "training.t_stop"])
+def test_a_count_has_a_bound(key: str) -> None:
+    with pytest.raises(UserError, match=rf"{key}.*2000000001|2000000001.*{key}"):
+        compose([*TINY, f"{key}=2000000001"])
+
+
+@pytest.mark.parametrize(
+    "key", ["optim.weight_decay", "optim.beta1", "optim.beta2", "training.collapse_share"]
+)
+def test_zero_has_one_sign(key: str) -> None:
+    ids = {compose([*TINY, f"{key}={zero}"]).run.run_id for zero in ("0", "0.0", "-0.0")}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1.0])
+def test_a_dual_clip_has_a_value(value: float) -> None:
+    with pytest.raises(ValidationError):
+        RuleSpec(name="grpo", dual_clip=value)
+    batch: Any = [torch.zeros(1, 2)] * 3
+    with pytest.raises(ValueError, match="dual_clip"):
+        grpo(*batch, torch.ones(1, 2, dtype=torch.bool), clip_low=0.2, clip_high=0.2, dual_clip=value)
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\u200f", "\n", "\x1b"])
+def test_the_name_of_a_variant_is_printable(sign: str) -> None:
+    with pytest.raises(ValidationError, match="printable signs"):
+        Sweep.model_validate(
+            {
+                "name": "x", "title": "t", "question": "q?", "models": ["mini_base"],
+                "variants": {f"a{sign}b": {"rule": "cppo"}}, "axes": {"seed": [0]},
+            }
+        )  # fmt: skip
