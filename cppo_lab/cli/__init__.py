@@ -10,7 +10,7 @@ from cppo_lab.errors import UserError, message
 
 EXTRAS = {  # of pyproject.toml, by the packages that they bring
     "train": ("torch", "numpy", "submitit"),
-    "report": ("pandas", "matplotlib", "jinja2"),
+    "report": ("pandas", "matplotlib", "jinja2", "scipy"),
     "search": ("optuna",),
     "data": ("pyarrow", "huggingface_hub", "math_verify"),
     "verl": ("verl", "ray", "tensordict", "transformers", "transfer_queue"),

@@ -264,7 +264,7 @@ def test_seeds_scatter_as_they_were_made_to(uri: str) -> None:
 
 
 def test_a_value_that_its_runs_do_not_have_is_found(uri: str) -> None:
-    content = made_search()
+    content = made_search(trials=6)
     log_search(uri, content)
     lower = json.loads(json.dumps(content))
     lower["trials"][3]["values"][0] -= 0.01

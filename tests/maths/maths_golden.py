@@ -1,13 +1,12 @@
-"""The golden vectors, our value of each of their arrays in both precisions, and the comparison of many at once."""
+"""The golden vectors, and our value of each of their arrays in both precisions."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
-import pytest
 import torch
 
 from cppo_lab.vectors.archive import load
-from cppo_lab.vectors.check import DTYPES, TOLERANCE, UNCOMPUTABLE
+from cppo_lab.vectors.check import DTYPES, TOLERANCE
 from cppo_lab.vectors.parts import value
 from cppo_lab.vectors.recompute import Recomputation
 
@@ -21,7 +20,6 @@ __all__ = [
     "TOLERANCE",
     "VECTORS",
     "by_case",
-    "compare_all",
     "golden",
     "keys",
     "ours",
@@ -62,20 +60,3 @@ def by_case(found: Iterable[str]) -> dict[str, list[str]]:
     for key in found:
         groups.setdefault(key.split("/")[0], []).append(key)
     return groups
-
-
-def compare_all(found: Iterable[str], compare: Callable[[str, torch.dtype], None]) -> None:
-    """Apply `compare` to every key in both precisions; fail once, with a line for each comparison that failed.
-
-    A comparison fails by an assertion, whose message is the line, or where our value cannot be computed.
-    """
-    done, lines = 0, []
-    for key in found:
-        for dtype in DTYPES:
-            done += 1
-            try:
-                compare(key, dtype)
-            except (AssertionError, *UNCOMPUTABLE) as error:
-                lines.append(f"{key} ({dtype}): {type(error).__name__}: {' '.join(str(error).split())}")
-    if lines:
-        pytest.fail("\n".join([f"{len(lines)} of {done} comparisons failed", *lines]), pytrace=False)

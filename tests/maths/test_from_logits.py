@@ -1,6 +1,7 @@
 """Log-probability and divergence from logits against the plain functions on full log-probabilities."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
+from tests.maths.maths_cases import check_all
 
 ROWS, VOCABULARY, K = 13, 37, 6
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -17,6 +19,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-6}
 GRADIENT_TOLERANCE = TOLERANCE | {torch.bfloat16: 4e-3}
 CHUNKS = (None, 1, 5, ROWS, 1000)
+TEMPERATURES = (1.0, 0.6)
 
 
 class Case(NamedTuple):
@@ -51,12 +54,15 @@ def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tens
     return (wide / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("convention", divergences.CONVENTIONS)
 @pytest.mark.parametrize("measure", divergences.MEASURES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equals_the_plain_functions(
+def test_equals_the_plain_functions(dtype: torch.dtype, measure: str, convention: str) -> None:
+    cases = product([dtype], [measure], [convention], TEMPERATURES, CHUNKS)
+    check_all(equals_the_plain_functions, cases)
+
+
+def equals_the_plain_functions(
     dtype: torch.dtype, measure: str, convention: str, temperature: float, chunk: int | None
 ) -> None:
     c = case(dtype, temperature=temperature)
@@ -83,10 +89,12 @@ def test_equals_the_plain_functions(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradient_is_that_of_the_plain_version(
+def test_gradient_is_that_of_the_plain_version(dtype: torch.dtype, overwrite: bool) -> None:
+    check_all(gradient_is_that_of_the_plain_version, product([dtype], TEMPERATURES, CHUNKS, [overwrite]))
+
+
+def gradient_is_that_of_the_plain_version(
     dtype: torch.dtype, temperature: float, chunk: int | None, overwrite: bool
 ) -> None:
     c = case(dtype)
@@ -182,7 +190,7 @@ class LargeAllocations(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_only_the_gradient_is_as_large_as_the_logits(dtype: torch.dtype, temperature: float) -> None:
     c = case(dtype, rows=64)

@@ -1,12 +1,15 @@
 """No golden array goes unnoticed: each is an input or compared by a test, and a test reports all that differ."""
 
+from itertools import product
+
 import pytest
 import torch
 
 import tests.maths.test_maths_golden_parts as parts
 import tests.maths.test_maths_golden_rules as rules
 from cppo_lab.vectors.parts import is_input
-from tests.maths.maths_golden import DTYPES, KEYS, VECTORS, compare_all
+from tests.maths.maths_cases import check_all
+from tests.maths.maths_golden import DTYPES, KEYS, VECTORS
 
 GROUPED = [rules.MASKS, rules.TOKENS, rules.LOSSES, *parts.PARTS.values()]
 COMPARED = {
@@ -24,7 +27,7 @@ def test_nothing_is_both_an_input_and_compared() -> None:
     assert {key for key in given & COMPARED if not key.startswith("theory/")} == set()
 
 
-def test_a_failure_lists_every_key_that_differs_and_by_how_much() -> None:
+def test_a_failure_lists_every_case_that_differs_and_by_how_much() -> None:
     asked = []
 
     def compare(key: str, dtype: torch.dtype) -> None:
@@ -35,11 +38,12 @@ def test_a_failure_lists_every_key_that_differs_and_by_how_much() -> None:
         torch.testing.assert_close(actual, torch.zeros(2, dtype=dtype), rtol=0, atol=1e-3)
 
     with pytest.raises(pytest.fail.Exception) as caught:
-        compare_all("abc", compare)
-    assert asked == [(key, dtype) for key in "abc" for dtype in DTYPES]
+        check_all(compare, product("abc", DTYPES))
+    assert asked == list(product("abc", DTYPES))
     first, *lines = str(caught.value).splitlines()
-    assert first == "3 of 6 comparisons failed"
-    starts = ["b (torch.float64): AssertionError: ", "b (torch.float32): AssertionError: "]
-    for line, start in zip(lines, starts, strict=False):
-        assert line.startswith(start) and "difference: 0.25 at index (1,)" in line
-    assert lines[2:] == ["c (torch.float32): LookupError: no array 'd'"]
+    assert first == "3 of 6 cases failed"
+    for line, dtype in zip(lines[:2], DTYPES, strict=True):
+        assert line.startswith(f"b, {dtype}: AssertionError: ") and "difference: 0.25 at index (1,)" in line
+    assert lines[2:] == ["c, torch.float32: LookupError: no array 'd'"]
+    with pytest.raises(AssertionError, match="no case"):
+        check_all(compare, [])

@@ -3,11 +3,14 @@
 One test for each golden case and part; a failure lists every array that differs.
 """
 
+from itertools import product
+
 import pytest
 import torch
 
 from cppo_lab.maths import divergence as divergences
-from tests.maths.maths_golden import DTYPES, KEYS, VECTORS, by_case, compare_all, golden, keys, ours
+from tests.maths.maths_cases import check_all
+from tests.maths.maths_golden import DTYPES, KEYS, VECTORS, by_case, golden, keys, ours
 
 # part -> tolerance in float64 and in float32: tighter than `check-vectors`, which takes any seed
 STRICT = {
@@ -37,7 +40,7 @@ def test_part(part: str, case: str) -> None:
         expected = golden(key, actual.dtype)
         torch.testing.assert_close(actual, expected, rtol=relative, atol=tolerance)
 
-    compare_all(PARTS[part][case], compare)
+    check_all(compare, product(PARTS[part][case], DTYPES))
 
 
 def test_topk_takes_the_stored_layout_of_k_plus_one_ids_as_it_is() -> None:

@@ -3,11 +3,14 @@
 One test for each golden case and part; a failure lists every array that differs.
 """
 
+from itertools import product
+
 import pytest
 import torch
 
 from cppo_lab.vectors.methods import SOFT
-from tests.maths.maths_golden import OURS, TOLERANCE, VECTORS, by_case, compare_all, golden, keys, ours
+from tests.maths.maths_cases import check_all
+from tests.maths.maths_golden import DTYPES, OURS, TOLERANCE, VECTORS, by_case, golden, keys, ours
 
 MASKS = by_case(keys("mask"))
 TOKENS = by_case(keys("val", "grad"))
@@ -24,7 +27,7 @@ def test_mask(case: str) -> None:
         else:
             assert torch.equal(keep, expected), f"differs at {(keep != expected).nonzero().tolist()}"
 
-    compare_all(MASKS[case], compare)
+    check_all(compare, product(MASKS[case], DTYPES))
 
 
 @pytest.mark.parametrize("case", TOKENS)
@@ -36,7 +39,7 @@ def test_objective_and_its_gradient(case: str) -> None:
         assert bool((actual[~VECTORS.valid(case)] == 0).all())
         torch.testing.assert_close(actual, golden(key, dtype), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
-    compare_all(TOKENS[case], compare)
+    check_all(compare, product(TOKENS[case], DTYPES))
 
 
 @pytest.mark.parametrize("case", LOSSES)
@@ -44,4 +47,4 @@ def test_loss_and_its_gradient(case: str) -> None:
     def compare(key: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours(key, dtype), golden(key, dtype), rtol=0, atol=TOLERANCE[dtype])
 
-    compare_all(LOSSES[case], compare)
+    check_all(compare, product(LOSSES[case], DTYPES))

@@ -1,5 +1,7 @@
 """What replaced slower passes: the quantile without a full sort, and one finiteness check for all tensors."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -7,13 +9,17 @@ from cppo_lab.maths.budget import masked_quantile
 from cppo_lab.maths.checks import row_counts
 from cppo_lab.maths.output import tokens
 from tests.maths.maths_batches import random_batch
+from tests.maths.maths_cases import check_all
 
+WIDTHS = (1, 2, 9, 10, 11, 101)
 LARGEST = torch.finfo(torch.float32).max
 
 
-@pytest.mark.parametrize("q", [0.0, 0.1, 0.5, 0.9, 0.99, 1.0])
-@pytest.mark.parametrize("width", [1, 2, 9, 10, 11, 101])
-def test_the_quantile_is_that_of_each_rows_own_values(q: float, width: int) -> None:
+def test_the_quantile_is_that_of_each_rows_own_values() -> None:
+    check_all(quantile_is_that_of_each_rows_own_values, product([0.0, 0.1, 0.5, 0.9, 0.99, 1.0], WIDTHS))
+
+
+def quantile_is_that_of_each_rows_own_values(q: float, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     values = torch.randn(width + 1, width, generator=generator, dtype=torch.float64).round(decimals=1)  # ties
     valid = torch.arange(width) < torch.arange(width + 1)[:, None]  # every length from 0 to the width

@@ -7,6 +7,7 @@ off, which is 7e-6 at the last token. That much is the input's rounding, not the
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -42,8 +43,9 @@ def critical_divergence(rate: float, weights: Tensor, generator: torch.Generator
     return divergence
 
 
+@cache
 def long_batch(rate: float, w_min: float, seed: int = 0) -> TokenBatch:
-    """ROWS responses of LENGTH tokens, float64; the second half critical for that rate and weight."""
+    """ROWS responses of LENGTH tokens, float64; the second half critical for that rate and weight. To read only."""
     generator = torch.Generator().manual_seed(seed)
     shape = (ROWS, LENGTH)
     valid = torch.ones(shape, dtype=torch.bool)

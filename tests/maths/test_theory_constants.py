@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cppo_lab.maths import bounds
 from cppo_lab.maths.weights import position_weights
+from tests.maths.maths_cases import check_all
 from tests.maths.maths_golden import ARRAYS, MANIFEST
 
 ROWS = [
@@ -35,8 +36,11 @@ def constants(row: dict) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(f"{value:g}" for value in row.values())[:30])
-def test_golden_row(row: dict) -> None:
+def test_golden_rows() -> None:
+    check_all(golden_row, [(row,) for row in ROWS])
+
+
+def golden_row(row: dict) -> None:
     expected = {name: row[name] for name in constants(row)}
     assert len(row) == len(expected) + 5  # the five arguments
     assert constants(row) == pytest.approx(expected, rel=1e-12, abs=1e-15)
