@@ -1,25 +1,24 @@
 """What an attempt does to its own process."""
 
 import contextlib
-import io
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.interruption import Interrupted, hear_signals, interruption_behind
 from cppo_lab.run import Attempt, _prepare_process, describe
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
 from cppo_lab.tracking import client, recorder, shipper
+from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.run_folder import read_status
 from cppo_lab.tracking.shipped import load_shipped, save_shipped, unsent
 from tests.waiting import until
@@ -76,25 +75,32 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
     """torch.save, cut off, raises a RuntimeError of its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be in the background of a script
 
-    class CutOff(io.FileIO):
-        cut = False
+    class CutOff:
+        """A checkpoint's file, in the middle of whose writing the signal comes."""
+
+        def __init__(self, file: Any) -> None:
+            self._file, self._cut = file, False
 
         def write(self, data: Any) -> int:
-            if not self.cut:
-                self.cut = True
+            if not self._cut:
+                self._cut = True
                 signal.raise_signal(number)
-            return super().write(data)
+            return int(self._file.write(data))
 
-    opened = Path.open
+        def flush(self) -> None:
+            self._file.flush()
 
-    def open_checkpoint(path: Path, *arguments: Any, **more: Any) -> Any:
-        if path.stem != Path(CHECKPOINT).stem:
-            return opened(path, *arguments, **more)
-        return io.BufferedWriter(CutOff(path, "w"), buffer_size=64)
+    save, cut = torch.save, list[CutOff]()
 
-    monkeypatch.setattr(Path, "open", open_checkpoint)
+    def save_cut_off(value: Any, file: Any) -> None:
+        if isinstance(value, dict) and "run_id" in value:  # else the weights of a warm start
+            cut.append(file := CutOff(file))
+        save(value, file)
+
+    monkeypatch.setattr(torch, "save", save_cut_off)
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Interrupted):
         Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
+    assert len(cut) == 1
     status = read_status(workspace / "runs" / tiny_spec.run_id)
     assert status["status"] == schema.PARTIAL
     assert str(status["reason"]).startswith(f"interrupted: terminated by {number.name}")
@@ -142,6 +148,13 @@ def test_a_signal_while_the_end_is_recorded_does_not_change_it(
         Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
 
 
+def trained(spec: RunSpec, sink: Recorder, resources: object) -> Outcome:
+    """In place of a core, where what is tested comes behind training."""
+    for step in range(5):
+        sink.log(step, {"train/reward": step / 4})
+    return Outcome(schema.DONE, 4)
+
+
 def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
     tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,12 +165,17 @@ def test_a_finished_run_whose_store_takes_nothing_is_not_trained_again(
 
     monkeypatch.setattr(shipper, "PATIENCE_SECONDS", 0.1)
     monkeypatch.setattr(shipper, "ship", full)
+    monkeypatch.setattr("cppo_lab.run.load_core", lambda _: trained)
     attempt = Attempt(tiny_spec, workspace / "runs", tracking_uri())
     attempt.run()
     first = read_status(attempt.folder)
     attempt.run()
     assert read_status(attempt.folder) == first and first["status"] == schema.DONE
     # Else it would ship at last once `full` is gone, and say so to the tests that follow.
+    until_no_shipper_is_left()
+
+
+def until_no_shipper_is_left() -> None:
     until("no shipper is left", lambda: "shipper" not in [one.name for one in threading.enumerate()])
 
 
@@ -166,6 +184,7 @@ def test_a_store_that_lost_a_result_gets_it_again_and_nothing_is_trained(
 ) -> None:
     """A new store stands at the old one's address: the folder says that all has been sent."""
     old, new = f"sqlite:///{workspace}/old.db", f"sqlite:///{workspace}/new.db"
+    monkeypatch.setattr("cppo_lab.run.load_core", lambda _: trained)
     Attempt(tiny_spec, workspace / "runs", old).run()
     attempt = Attempt(tiny_spec, workspace / "runs", new)
     save_shipped(attempt.folder, new, load_shipped(attempt.folder, old))
@@ -181,9 +200,17 @@ def test_a_signal_in_the_last_words_only_hurries_them(
     tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run has ended and its store is away: a launcher's SIGTERM must not make an interruption of it."""
+    tries: list[bool] = []
+
+    def away(_: shipper.Shipper, last: bool = False) -> bool:
+        tries.append(last)
+        return False
+
     monkeypatch.setattr(shipper, "HURRY_SECONDS", 0.0)
+    monkeypatch.setattr(shipper, "EVERY_SECONDS", 1e6)
     monkeypatch.setattr(client, "known_attempts", lambda *_: None)
-    monkeypatch.setattr(shipper.Shipper, "_try", lambda *_, **__: False)
+    monkeypatch.setattr(shipper.Shipper, "_try", away)
+    monkeypatch.setattr("cppo_lab.run.load_core", lambda _: trained)
     leave = shipper.Shipper.__exit__
 
     def leave_told(self: shipper.Shipper, *arguments: Any) -> None:
@@ -191,9 +218,9 @@ def test_a_signal_in_the_last_words_only_hurries_them(
         leave(self, *arguments)
 
     monkeypatch.setattr(shipper.Shipper, "__exit__", leave_told)
-    began = time.monotonic()
     Attempt(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
-    assert time.monotonic() - began < shipper.PATIENCE_SECONDS
+    until_no_shipper_is_left()
+    assert tries == [True]  # the run waits for no second one
     assert "`cppo sync` sends it" in capsys.readouterr().err
     assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == schema.DONE
     with pytest.raises(Interrupted):  # the next run of this process

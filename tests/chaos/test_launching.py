@@ -1,13 +1,13 @@
 """The launchers of a chaos run, and what starts Python in its jobs."""
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.tracking import shipper
 from dev.chaos import eager
 from dev.chaos.__main__ import main
 from dev.chaos.launching import begun
@@ -27,20 +27,24 @@ def test_a_submission_has_begun_until_its_answer_is_on_record(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("task", "seconds"), [("4", "0.5"), ("5", "30.0")])
-def test_half_of_the_jobs_have_a_process_that_ships_at_once(tmp_path: Path, task: str, seconds: str) -> None:
+def test_half_of_the_jobs_have_a_process_that_ships_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    task: str,
+    seconds: str,
+) -> None:
     (tmp_path / "shown.py").write_text(SHOW)
-    done = subprocess.run(
-        [sys.executable, eager.__file__, "-u", "-m", "shown", "a", "b"],
-        env={
-            **os.environ,
-            "SLURM_ARRAY_TASK_ID": task,
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
-        },
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"{seconds} a b\n"
+    script = Path(eager.__file__)
+    monkeypatch.setattr(shipper, "ASIDE_AFTER_SECONDS", shipper.ASIDE_AFTER_SECONDS)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+    monkeypatch.setattr(sys, "argv", [str(script), "-u", "-m", "shown", "a", "b"])
+    monkeypatch.setattr(
+        sys, "path", [str(script.parent), str(tmp_path), *sys.path]
+    )  # as Python has it for a script
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out == f"{seconds} a b\n"
+    assert str(script.parent) not in sys.path
 
 
 def test_a_wrong_number_of_runs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,14 @@ from cppo_lab.tracking.output import Printed, captured_output, own_output
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret"
+NOW = 1_700_000_000.0  # seconds since the epoch
 
 
 def write(folder: Path, name: str, text: str | bytes, age: float = 0.0) -> Path:
     path = folder / "attempts" / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
-    os.utime(path, (time.time() - age,) * 2)
+    os.utime(path, (NOW - age,) * 2)
     return path
 
 

@@ -20,6 +20,7 @@ from cppo_lab.tracking.markdown import code, escaped
 from cppo_lab.tracking.sweep_note import MOST, NotedRun, SweepText, sweep_note, verdict_of, with_verdict
 from cppo_lab.tracking.views import OVERVIEW, TAG_PREFIX, save_views
 from tests.plausible import train
+from tests.waiting import CEILING_SECONDS
 
 TEXT = SweepText("s", "A title", "A question?", ("Table 1",))
 
@@ -117,7 +118,7 @@ def test_launchers_at_once_come_to_one_parent(uri: str, monkeypatch: pytest.Monk
     def slow(*arguments: object) -> list:  # type: ignore[type-arg]
         found = real(*arguments)  # type: ignore[arg-type]
         if not found:
-            together.wait(20)
+            together.wait(CEILING_SECONDS)
         return found
 
     monkeypatch.setattr(parents, "_parents", slow)

@@ -57,8 +57,7 @@ def test_nobody_waits_for_a_store_that_is_away(
     with Shipper(folder, tracking_uri(), recorder):
         recorder.begin(None)
         log(recorder, 0, 1, 2)
-        while store.asked < 3:
-            pass
+        until("the store is asked", lambda: store.asked >= 3)
         recorder.finish(FINISHED)
     assert read_status(folder)["status"] == schema.DONE
     said = capsys.readouterr().err
@@ -82,8 +81,7 @@ def test_it_comes_back(
     recorder = Recorder(tiny_spec, {}, folder)
     with Shipper(folder, tracking_uri(), recorder):
         log(recorder, 0, 1)
-        while store.asked < 2:
-            pass
+        until("the store is asked", lambda: store.asked >= 2)
         store.away = False
         recorder.finish(FINISHED)
     assert "is back after" in capsys.readouterr().err

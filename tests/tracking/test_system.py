@@ -1,12 +1,12 @@
 """The load of machine and process: against what the kernel says, with GPUs that come and go."""
 
 import inspect
-import multiprocessing
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from cppo_lab import schema
 from cppo_lab.tracking import nvidia
 from cppo_lab.tracking.system import PREFIX, Reading, SystemSampler
 from tests.tracking.test_nvidia import StandIn
+from tests.waiting import CEILING_SECONDS, until
 
 MEBI = 2**20
 
@@ -48,31 +49,22 @@ def test_against_the_kernel(tmp_path: Path) -> None:
     assert values["process_memory_megabytes"] >= 0.9 * resident
 
 
-def _hold(megabytes: int, ready: "multiprocessing.synchronize.Event") -> None:
-    block = bytearray(os.urandom(1024)) * (megabytes * 1024)
-    ready.set()
-    while True:
-        block[0] ^= 1
+# A process that has 200 MB, says so, and computes without end.
+HOLDS = "import os; block = bytearray(os.urandom(1024)) * (200 * 1024); print(flush=True)\nwhile True: block[0] ^= 1"
 
 
 def test_workers_count(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
     before = Reading(tmp_path, None).sample()["process_memory_megabytes"]
-    worker = context.Process(target=_hold, args=(200, ready))
-    worker.start()
-    try:
-        reading = Reading(tmp_path, None)
-        assert ready.wait(600)
-        time.sleep(0.5)
-        values = reading.sample()
-        assert values["process_memory_megabytes"] - before >= 200
-        assert (
-            values["process_cpu_percentage"] > 1
-        )  # the worker computes without end, beside whatever else is here
-    finally:
-        worker.kill()
-        worker.join()
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+            reading = Reading(tmp_path, None)
+            assert reading.sample()["process_memory_megabytes"] - before >= 200
+            # Beside whatever else is here; a sample is of the time since the last one.
+            until("its load is seen", lambda: reading.sample()["process_cpu_percentage"] > 1)
+        finally:
+            worker.kill()
     assert reading.sample()["process_memory_megabytes"] - before < 150  # and one that is gone does not
 
 
@@ -100,40 +92,41 @@ def test_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
 
-    def drained(sampler: SystemSampler) -> dict[str, float]:
-        deadline = time.monotonic() + 20
-        while not (values := sampler.drain()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        return values
-
     with SystemSampler(folder, every=0.05) as sampler:
-        values = drained(sampler)
+        values = until("a sample", sampler.drain)
         assert values["system/gpu_1_utilization_percentage"] == 71
         assert 0 <= values["system/cpu_utilization_percentage"] <= 100
         library.gone = {0, 1}
         shutil.rmtree(folder)
-        deadline = time.monotonic() + 20
-        while "system/disk_available_megabytes" in (values := drained(sampler)):  # of samples before it
-            assert time.monotonic() < deadline
+
+        def without_disk() -> dict[str, float] | None:
+            found = sampler.drain()  # of samples before it, too
+            return None if "system/disk_available_megabytes" in found else found
+
+        values = until("samples have no disk", without_disk)
         assert "system/gpu_1_utilization_percentage" not in values
         assert "system/cpu_utilization_percentage" in values
         assert library.open == 1
-    deadline = time.monotonic() + 20
-    while "system-sampler" in {thread.name for thread in threading.enumerate()}:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until("the thread has ended", lambda: "system-sampler" not in {one.name for one in threading.enumerate()})
     assert library.open == 0
     sampler.drain()
-    time.sleep(0.2)
     assert sampler.drain() == {}
 
 
-def test_a_stopped_sampler_does_not_wait(tmp_path: Path) -> None:
-    sampler = SystemSampler(tmp_path, every=30)
+def test_a_stopped_sampler_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    class Begun(Reading):
+        def __init__(self, folder: Path, library: object) -> None:
+            super().__init__(folder, library)
+            begun.set()
+
+    monkeypatch.setattr("cppo_lab.tracking.system.Reading", Begun)
+    sampler = SystemSampler(tmp_path, every=10 * CEILING_SECONDS)
     SystemSampler(tmp_path).stop()  # never started
     sampler.start()
-    time.sleep(0.1)
-    began = time.monotonic()
-    sampler.stop()
-    assert time.monotonic() - began < 5
+    assert begun.wait(CEILING_SECONDS)
+    stopping = threading.Thread(target=sampler.stop, daemon=True)
+    stopping.start()
+    until("it has stopped", lambda: not stopping.is_alive())
+    assert sampler._thread is not None and not sampler._thread.is_alive()
