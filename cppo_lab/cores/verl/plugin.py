@@ -17,7 +17,7 @@ import transformers.utils
 _find_sklearn = transformers.utils.is_sklearn_available
 transformers.utils.is_sklearn_available = lambda: False
 try:
-    import transformers.generation.candidate_generator  # noqa: F401
+    import transformers.generation.candidate_generator
 finally:
     transformers.utils.is_sklearn_available = _find_sklearn
 

@@ -1,9 +1,21 @@
-"""A random Qwen3 small enough for a unit test, with a tokenizer of its own; nothing is downloaded."""
+"""A random Qwen3 small enough for a unit test; one Ray, with a trainer, for all that is tested in one."""
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
 
 # The tests here import verl at their top; without the extra there is nothing to collect.
 collect_ignore_glob = [] if find_spec("verl") else ["test_*.py"]
@@ -19,7 +31,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a saved model with 2 layers, width 32 and one token per word of `WORDS`."""
+    """Folder of a saved model with 2 layers, width 32 and one token per word of `WORDS`; nothing is downloaded."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -52,3 +64,80 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     Qwen3ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+CLIENT = """
+import sys
+import ray
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+print("let in", ray.cluster_resources()["CPU"])
+"""
+
+
+class OnRay:
+    """The job of `on_ray`: what it has found, part by part."""
+
+    def __init__(self, folder: Path, shared: Path) -> None:
+        self.folder, self.shared = folder, shared
+        self._log = folder / "log"
+        command = [sys.executable, "-m", "tests.cores.verl.on_ray", str(folder), str(shared)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def found(self, part: str) -> Any:
+        """What a part has found; fails with the part's error, or with the end of the log."""
+        path = self.folder / f"{part}.json"
+        until(f"{part} of on_ray", lambda: path.exists() or self._process.poll() is not None)
+        assert path.exists(), self._log.read_text()[-5000:]
+        found = json.loads(path.read_text())
+        assert not (isinstance(found, dict) and "failed" in found), (
+            f"{found['failed']}\n{self._log.read_text()[-3000:]}"
+        )
+        return found
+
+    @cached_property
+    def clients(self) -> "list[subprocess.CompletedProcess[str]]":
+        """Who asks Ray to be let in: with the token, without one, and with another one."""
+        up = self.found("up")
+        whole = os.environ | up["environment"]
+        stranger = {name: value for name, value in whole.items() if not name.startswith("RAY_AUTH")}
+        wrong = self.folder / "wrong"
+        wrong.write_text("0" * 64)
+        environments = (
+            whole,
+            stranger | {"RAY_AUTH_MODE": "disabled"},
+            stranger | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(wrong)},
+        )
+
+        def ask(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+            command = [sys.executable, "-c", CLIENT, up["address"]]
+            return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+        # At once: Ray's client tries again for 20 seconds before it gives up.
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(ask, environments))
+
+    def wait(self) -> None:
+        """Until the job has ended; the last of its parts cancels it."""
+        self._process.wait()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
+    """Started once for all tests that ask for it; it goes through its parts by itself."""
+    shared = tmp_path_factory.mktemp("verl") / "runs"
+    shared.mkdir()
+    job = OnRay(tmp_path_factory.mktemp("on_ray"), shared)
+    try:
+        job.clients  # while Ray is up  # noqa: B018
+        yield job
+    finally:
+        job.end()

@@ -16,6 +16,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, VerlRun
 from cppo_lab.sweep.compose import Composed, compose
 from tests.cores.test_mini import ListSink
+from tests.waiting import CEILING_SECONDS
 
 pytestmark = pytest.mark.verl
 
@@ -118,7 +119,7 @@ def test_rows_are_handed_over_as_they_are_written(tmp_path: Path, monkeypatch: p
     sink = Sink()
     with core._following(tmp_path, sink):
         steps.append_row(tmp_path, 1, {"train/reward": 0.1})
-        assert arrived.wait(10)
+        assert arrived.wait(CEILING_SECONDS)
         steps.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2]
 

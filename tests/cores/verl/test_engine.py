@@ -183,6 +183,15 @@ def work(rank: int, ranks: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+def groups(_: int, folder: str) -> None:
+    """A process that loads verl once, and forks the groups of one rank and of two: neither torch nor gloo has begun."""
+    from tests.cores.verl import cpu_engine
+
+    cpu_engine.platform_cpu.register_engine()
+    for ranks in (1, 2):
+        mp.start_processes(work, (ranks, folder), nprocs=ranks, start_method="fork")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded], dict[str, dict[str, Any]]]:
     """The embedded core's run of each aggregation, and verl's of each case."""
@@ -192,8 +201,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded],
         (folder / aggregation).mkdir()
         minis[aggregation] = record(aggregation, folder / aggregation)
     torch.save({name: mini.batches for name, mini in minis.items()}, folder / "batches.pt")
-    for ranks in (1, 2):
-        mp.spawn(work, (ranks, str(folder)), nprocs=ranks)
+    mp.spawn(groups, (str(folder),))
     return minis, {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in CASES}
 
 

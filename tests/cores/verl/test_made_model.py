@@ -18,6 +18,7 @@ from cppo_lab.data.layout import read_rows
 from cppo_lab.errors import UserError
 from cppo_lab.spec import TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
+from tests.waiting import CEILING_SECONDS
 
 pytestmark = pytest.mark.verl
 TINY = ["core=verl", "model=tiny_qwen3", "model.warm_start.steps=30"]
@@ -163,7 +164,7 @@ def test_two_processes_make_it_once(tmp_path: Path) -> None:
     processes = [context.Process(target=_make, args=(spec, folder, tmp_path, times)) for _ in range(2)]
     for process in processes:
         process.start()
-    assert times.get(timeout=600) == times.get(timeout=600)
+    assert times.get(timeout=CEILING_SECONDS) == times.get(timeout=CEILING_SECONDS)
     for process in processes:
         process.join()
         assert process.exitcode == 0

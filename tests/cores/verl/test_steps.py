@@ -1,11 +1,11 @@
 """The trainer's record: what a kill at any moment leaves of it can be read, followed and continued."""
 
+import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,59 +113,50 @@ def test_outcomes(tmp_path: Path) -> None:
     assert steps.read_outcome(tmp_path) == Outcome(schema.COLLAPSED, 2, "score fell: äöü")
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from cppo_lab.cores.verl import steps
-folder = Path(sys.argv[1])
-with steps.writing(folder):
-    step = steps.resume_step(folder)
-    kept = steps.cut_after(folder, step)
-    assert [n for n, _ in kept] == list(range(len(kept))), kept
-    number = 0 if step is None else step + 1
-    print(number, flush=True)
-    while True:
-        if number % 5 == 0:
-            (steps.checkpoint_folder(folder, number) / "actor").mkdir(parents=True, exist_ok=True)
-        steps.append_row(folder, number, {"train/reward": number / 7, "x" * 3000: 1.0})
-        number += 1
-"""
+# Where each process dies, in turn (see `writer`), with the last row and the step to continue from that it leaves. The
+# first synchronising of every process is that of the record it has cut; a checkpoint comes with every fifth row.
+DEATHS = [
+    ("written:8", 6, 5),  # a row that is written, not yet brought to the disk
+    ("half:1", 6, 5),  # a cut record, half written
+    ("synced:1", 6, 5),
+    ("replace:1", 6, 5),
+    ("replaced:1", 5, 5),
+    ("row:1", 5, 5),
+    ("checkpoint:1", 9, 5),  # a checkpoint without its row
+    ("half:7", 10, 10),  # a row half written
+    ("half:1", 10, 10),  # with the torn row still there
+    ("synced:3", 12, 10),
+    ("half:2", 10, 10),
+    ("checkpoint:2", 19, 15),
+]
 
 
-def test_kills_between_writes_lose_no_step(tmp_path: Path) -> None:
-    """A process that writes as fast as it can is killed over and over; each one continues where it can."""
-    begins = []
-    for attempt in range(8):
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        assert process.stdout is not None
-        begins.append(int(process.stdout.readline()))
-        # The first leaves a checkpoint, and the fifth one more; the others are killed as it comes.
-        wanted = begins[-1] + {0: 0, 4: 5}.get(attempt, -1)
-        while len(read(tmp_path)) <= wanted:
-            assert process.poll() is None
-            time.sleep(0.001)
-        time.sleep(0.02 + 0.013 * attempt)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        numbers = read(tmp_path)
-        assert numbers == list(range(len(numbers)))
-        found = dict(row for _, row in steps.rows(tmp_path))
-        assert all(found[n]["train/reward"] == n / 7 for n in numbers)
-        # Never behind the last row, and at most a checkpoint's distance from it.
-        step = steps.resume_step(tmp_path)
-        assert step is not None
-        assert 0 <= numbers[-1] - step < 5
-    assert begins == sorted(begins)
-    assert begins[-1] > begins[1]
+def written(folder: Path, *points: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.cores.verl.writer", str(folder), *points]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_kills_between_and_within_writes_lose_no_step(tmp_path: Path) -> None:
+    """A process after the other is killed, and each one continues where it can."""
+    lives = written(tmp_path, *(point for point, _, _ in DEATHS))
+    assert len(lives) == len(DEATHS)
+    begin = 0
+    for life, (point, last, resume) in zip(lives, DEATHS, strict=True):
+        assert life["killed"], point
+        assert life["begin"] == begin
+        assert life["kept"] in (None, list(range(begin)))
+        assert life["rows"] == [[n, n / 7] for n in range(last + 1)], point
+        assert life["resume"] == resume
+        begin = resume + 1
+    assert (
+        len({life["kept"] is None for life in lives}) == 2
+    )  # some died while they cut the record, some later
 
 
 def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(steps, "PATIENCE_SECONDS", 0.0)
     with steps.writing(tmp_path):
         second = steps.writing(tmp_path)
         with pytest.raises(UserError, match="an earlier attempt still writes to"):
@@ -175,19 +166,23 @@ def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_writer_that_dies_makes_way(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from cppo_lab.cores.verl import steps\n"
+        "with steps.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)],
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
-    assert process.stdout is not None
-    process.stdout.readline()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "PATIENCE_SECONDS", 0.0)
-        with pytest.raises(UserError), steps.writing(tmp_path):
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(steps, "PATIENCE_SECONDS", 0.0)
+            with pytest.raises(UserError), steps.writing(tmp_path):
+                pass
+        process.kill()
+        with steps.writing(tmp_path):  # the kernel has let go of its lock, or does so in an instant
             pass
-    process.kill()
-    with steps.writing(tmp_path):  # the kernel has let go of its lock, or does so in an instant
-        pass
-    process.wait()
-    process.stdout.close()

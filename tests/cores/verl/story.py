@@ -1,0 +1,109 @@
+"""A run of verl's own trainer through `cppo launch` that is killed on its way and launched again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from cppo_lab import schema
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
+HOLD = Path(__file__).parent / "hold"  # stops the trainer behind a step
+STEPS, EVERY, SAMPLES = 6, 2, 4
+KILLED_AFTER = 3  # a step with a checkpoint before it, and none of its own
+RULE = "cppo"
+SWEEP = f"""
+title: One rule
+question: Does a run train, die and go on?
+models: [tiny_qwen3]
+variants: {{{RULE}: {{rule: {RULE}}}}}
+axes:
+  seed: [0]
+"""
+OVERRIDES = [
+    "core=verl",
+    f"training.t_stop={STEPS}",
+    f"validation.every={EVERY}",
+    f"validation.samples={SAMPLES}",
+]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What happened to the run."""
+
+    folder: Path
+    killed: list[int]  # the steps that were recorded when the run was killed
+    first: Run  # as MLflow had it after the first launch
+    run: Run
+    output: str
+
+    @property
+    def own_folder(self) -> Path:
+        return self.folder / "runs" / str(self.run.data.tags[schema.TAG_RUN_ID])
+
+    def history(self, metric: str) -> list[tuple[int, float]]:
+        points = client(self.folder).get_metric_history(self.run.info.run_id, metric)
+        return [(point.step, point.value) for point in points]
+
+
+def client(folder: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+
+
+def launch(folder: Path, log: Path, **more: str) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "cppo_lab.cli", "launch", "one.yaml", *OVERRIDES, "launcher.workers=1"]
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
+    with log.open("wb") as output:
+        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+
+
+def recorded(run: Path) -> list[int]:
+    """Steps of the trainer's record."""
+    lines = (run / "verl_steps.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+
+def only_run(folder: Path) -> Run:
+    experiment = client(folder).get_experiment_by_name(schema.experiment_name("verl"))
+    assert experiment is not None
+    found = client(folder).search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'")
+    assert len(found) == 1  # whatever happened
+    return found[0]
+
+
+def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int]:
+    """SIGKILL for the run when its trainer has recorded KILLED_AFTER; returns what it had recorded."""
+
+    def held() -> list[Path]:
+        assert process.poll() is None, (folder / "first.log").read_text()[-5000:]
+        return list((folder / "runs").glob("*/held"))
+
+    [mark] = until(f"step {KILLED_AFTER} is recorded", held)
+    os.kill(json.loads((mark.parent / "status.json").read_text())["pid"], signal.SIGKILL)
+    return recorded(mark.parent)
+
+
+def tell(folder: Path) -> Story:
+    """Launch the run, kill it, and launch it again to its end."""
+    (folder / "one.yaml").write_text(SWEEP)
+    hold = {"HOLD_AFTER_STEP": str(KILLED_AFTER), "PYTHONPATH": os.pathsep.join([str(HOLD), str(ROOT)])}
+    process = launch(folder, folder / "first.log", **hold)
+    try:
+        killed = kill_when_held(folder, process)
+        assert process.wait() == 1, (folder / "first.log").read_text()[-5000:]
+        first = only_run(folder)
+        process = launch(folder, folder / "second.log")
+        process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    return Story(folder, killed, first, only_run(folder), (folder / "second.log").read_text())
