@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import time
@@ -19,8 +20,9 @@ from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-# s from SIGTERM to SIGKILL for whatever does not end by itself.
-PATIENCE = 60.0
+# s that a daemon has to come up, to answer, or to end by itself. It bounds what a fault costs; on a machine that is
+# not at fault, however busy, nothing takes as long.
+PATIENCE = 600.0
 # States of nodes that take jobs, or have as many as they can.
 READY = ("idle", "mixed", "allocated")
 
@@ -91,7 +93,7 @@ class Cluster:
         """This process's environment, with what Slurm's commands need."""
         return {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
 
-    def run(self, *command: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
         """Runs a command against this cluster, waits for it at most so long, and returns what it did."""
         try:
             return subprocess.run(
@@ -120,16 +122,17 @@ class Cluster:
         lines = (done.stderr or done.stdout or f"status {done.returncode}").strip().splitlines()
         return lines[-1] if done.returncode else ""
 
-    def wait(self, what: str, seconds: float, problem: Callable[[], str]) -> None:
-        """Waits until `problem()` is empty, looking ten times a second.
+    def wait(self, what: str, problem: Callable[[], str]) -> None:
+        """Waits until `problem()` is empty, and looks often at first.
 
         What it raises is a reason to wait as well: a daemon is not known by its environment at the moment of its exec.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
         while reason := _complaint(problem):
-            if time.monotonic() > deadline:
-                raise ClusterError(f"{what} not ready after {seconds:g} s: {reason} (logs in {self.log})")
-            time.sleep(0.1)
+            waited = time.monotonic() - began
+            if waited > PATIENCE:
+                raise ClusterError(f"{what} not ready after {PATIENCE:g} s: {reason} (logs in {self.log})")
+            time.sleep(min(0.02 + waited / 20, 0.5))
 
     def node_states(self) -> dict[str, str]:
         """Node -> state in Slurm's words: `idle`, `allocated`, `mixed`, `down`, ...; with `*` it does not answer."""
@@ -143,7 +146,7 @@ class Cluster:
             states = self.node_states()
             return ", ".join(f"{node} is {states[node]}" for node in nodes if states[node] not in READY)
 
-        self.wait("nodes", 180, unready)
+        self.wait("nodes", unready)
 
     # -- daemons
 
@@ -151,12 +154,14 @@ class Cluster:
         """Starts a daemon, in the foreground, with only what it needs of the environment."""
         needed = {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf)}
         marks = {daemons.CLUSTER: str(self.folder), daemons.DAEMON: name}
+        if session := os.environ.get(daemons.SESSION):
+            marks[daemons.SESSION] = session
         daemons.start(command, {**needed, **marks, **env}, self.log / f"{name}.out")
 
     def start_controller(self) -> None:
         """Starts slurmctld and waits until it answers."""
         self.spawn("slurmctld", self.inside(["slurmctld", "-D"]))
-        self.wait("slurmctld", 120, lambda: self.problem("scontrol", "show", "config"))
+        self.wait("slurmctld", lambda: self.problem("scontrol", "show", "config"))
 
     def end(self, *names: str, patience: float = PATIENCE) -> None:
         """Ends daemons (or `jobs-<node>`) by name or pattern; those that don't run are passed over."""
@@ -171,6 +176,21 @@ class Cluster:
             ]
 
         daemons.end(find, patience)
+
+    def end_jobs(self) -> None:
+        """Cancels all jobs and waits until they are gone. Those that ignore SIGTERM do not get KillWait to do so."""
+
+        def left() -> str:
+            for name, group in daemons.of_cluster(self.folder).items():
+                for process in group:
+                    # Not Slurm's own: it reports to the controller that the job has ended.
+                    if name.startswith("jobs-") and process.command() not in ("", "slurmstepd"):
+                        process.send(signal.SIGKILL)
+            return self.call("squeue", "--noheader")
+
+        if self.call("squeue", "--noheader"):
+            self.call("scancel", f"--user={os.getuid()}")
+            self.wait("an empty queue", left)
 
     def restart_controller(self) -> None:
         """Stops slurmctld and starts it again. Jobs go on meanwhile, and it takes them up from its state folder."""
@@ -200,7 +220,7 @@ class Cluster:
             began = datetime.now().replace(microsecond=0).isoformat()
             self.start_node(node)
             # Until it has registered, slurmctld may still take the dead one for alive.
-            self.wait(node, 60, lambda: "" if self._started(node) >= began else "it has not registered")
+            self.wait(node, lambda: "" if self._started(node) >= began else "it has not registered")
         self.wait_for_nodes([node])
 
     def _started(self, node: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 PROC = Path("/proc")
 CLUSTER = "CPPO_SLURM_CLUSTER"  # the state folder
 DAEMON = "CPPO_SLURM_DAEMON"  # munged, slurmctld, slurmd-n1, ...
+SESSION = "CPPO_TEST_SESSION"  # of the tests that started it, which end what carries it (tests/reaper.py)
 
 
 @dataclass(frozen=True)

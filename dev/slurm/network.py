@@ -1,9 +1,10 @@
 """Where the cluster's daemons may listen: on loopback, in the machine's network or in a network of their own."""
 
+import contextlib
 import os
 import socket
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dev.slurm.errors import ClusterError
@@ -46,22 +47,31 @@ def name_and_address(private: bool) -> tuple[str, str]:
     return host.split(".")[0], address
 
 
-def free_ports(address: str, count: int, folder: Path) -> int:
-    """The first of `count` ports in a row that are free at `address`. Each folder starts looking somewhere else."""
+@contextlib.contextmanager
+def reserved_ports(address: str, count: int, folder: Path) -> Iterator[int]:
+    """The first of `count` ports in a row that are free at `address`. Each folder starts looking somewhere else.
+
+    Until the end of the context nobody else who looks for ports here is given one of them, but Slurm's daemons may
+    listen there: they allow their addresses to be used twice (SO_REUSEADDR).
+    """
     first = FIRST_PORT + zlib.crc32(os.fsencode(folder)) % 10_000
     while first + count < LAST_PORT:
-        taken = [port for port in range(first, first + count) if not _free(address, port)]
-        if not taken:
-            return first
-        first = taken[-1] + 1
+        with contextlib.ExitStack() as sockets:
+            for port in range(first, first + count):
+                if not _reserve(sockets.enter_context(socket.socket()), address, port):
+                    first = port + 1
+                    break
+            else:
+                yield first
+                return
     raise ClusterError(f"no {count} free ports in a row below {LAST_PORT} at {address}")
 
 
-def _free(address: str, port: int) -> bool:
-    with socket.socket() as attempt:
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((address, port))
-        except OSError:
-            return False
+def _reserve(holder: socket.socket, address: str, port: int) -> bool:
+    """Binds a socket that does not listen. Whether nobody else had the port, another reservation included."""
+    try:
+        holder.bind((address, port))
+    except OSError:
+        return False
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on: the daemon may share it
     return True

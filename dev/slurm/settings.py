@@ -16,7 +16,7 @@ PARTITIONS = {
     "debug": "Default=YES PriorityTier=1 PreemptMode=OFF",
     "high": "PriorityTier=10 PreemptMode=OFF",
     "low": "PriorityTier=1 PreemptMode=REQUEUE GraceTime=0",
-    "low_grace": "PriorityTier=1 PreemptMode=REQUEUE GraceTime=15",
+    "low_grace": "PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}",
 }
 
 
@@ -25,7 +25,8 @@ class Settings:
     """A cluster's size and kind.
 
     `extra` replaces or adds lines of slurm.conf, by Slurm's own names. `memory` is in MB per node; it is what Slurm
-    believes, and may exceed what the machine has, as may CPUs.
+    believes, and may exceed what the machine has, as may CPUs. `grace` is the seconds that a job in `low_grace` has
+    between Slurm's warning and the end of its machine.
     """
 
     nodes: int = 4
@@ -34,6 +35,7 @@ class Settings:
     memory: int = 16000
     accounting: bool = True
     private_network: bool = False
+    grace: int = 15
     extra: dict[str, str] = field(default_factory=dict)
 
     def node_names(self) -> list[str]:
@@ -141,7 +143,7 @@ def slurm_conf(settings: Settings, place: Place) -> str:
         + (f" Gres=gpu:{settings.gpus}" if settings.gpus else "")
     )
     lines += [
-        f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {kind}"
+        f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {kind.format(grace=settings.grace)}"
         for name, kind in PARTITIONS.items()
     ]
     return "\n".join(lines) + "\n"

@@ -66,22 +66,23 @@ def _check(cluster: Cluster, settings: Settings) -> None:
 
 def _start(cluster: Cluster, settings: Settings) -> None:
     host, address = network.name_and_address(settings.private_network)
-    place = Place(
-        folder=cluster.folder,
-        host=host,
-        address=address,
-        port=network.free_ports(address, settings.ports(), cluster.folder),
-        # A new cluster's jobs are not to be taken for an earlier one's, so their numbers go up with the time.
-        first_job=int(time.time()) // 10 % 50_000_000 + 1,
-    )
-    _write(cluster.folder, settings, place)
-    _start_munge(cluster, settings)
-    if settings.accounting:
-        _start_accounting(cluster, place)
-    cluster.start_controller()
-    for node in settings.node_names():
-        cluster.start_node(node)
-    cluster.wait_for_nodes(settings.node_names())
+    with network.reserved_ports(address, settings.ports(), cluster.folder) as port:
+        place = Place(
+            folder=cluster.folder,
+            host=host,
+            address=address,
+            port=port,
+            # A new cluster's jobs are not to be taken for an earlier one's, so their numbers go up with the time.
+            first_job=int(time.time()) // 10 % 50_000_000 + 1,
+        )
+        _write(cluster.folder, settings, place)
+        _start_munge(cluster, settings)
+        if settings.accounting:
+            _start_accounting(cluster, place)
+        cluster.start_controller()
+        for node in settings.node_names():
+            cluster.start_node(node)
+        cluster.wait_for_nodes(settings.node_names())
 
 
 def _write(folder: Path, settings: Settings, place: Place) -> None:
@@ -122,7 +123,7 @@ def _start_munge(cluster: Cluster, settings: Settings) -> None:
     command = ["munged", "--foreground", *(f"--{option}={path}" for option, path in options.items())]
     # munged comes first and leaves last, so a private network lives as long as it does.
     cluster.spawn("munged", network.create_private(command) if settings.private_network else command)
-    cluster.wait("munged", 60, lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
+    cluster.wait("munged", lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
 
 
 def _start_accounting(cluster: Cluster, place: Place) -> None:
@@ -135,8 +136,8 @@ def _start_accounting(cluster: Cluster, place: Place) -> None:
     cluster.spawn("mariadbd", ["mariadbd", *common, "--skip-networking", f"--socket={socket}",
                                f"--pid-file={folder}/pid", "--innodb-buffer-pool-size=64M",
                                "--innodb-lock-wait-timeout=900"])  # fmt: skip
-    cluster.wait("mariadbd", 60, lambda: "" if socket.exists() else "no socket")
+    cluster.wait("mariadbd", lambda: "" if socket.exists() else "no socket")
     # `localhost` means the socket to MariaDB's library, and this variable which one.
     cluster.spawn("slurmdbd", cluster.inside(["slurmdbd", "-D"]), MYSQL_UNIX_PORT=str(socket))
-    cluster.wait("slurmdbd", 180, lambda: cluster.problem("sacctmgr", "-n", "list", "cluster"))
+    cluster.wait("slurmdbd", lambda: cluster.problem("sacctmgr", "-n", "list", "cluster"))
     cluster.call("sacctmgr", "-i", "add", "cluster", "cppo")

@@ -1,69 +1,92 @@
-"""A real Slurm for the tests in this folder: one cluster for the session, started on demand.
+"""A real Slurm for the tests: one cluster for the session, started on demand.
 
 Without Slurm the tests are skipped, but where CI or CPPO_REQUIRE_SLURM is set that is a failure.
 """
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from dev.slurm import starting
-from dev.slurm.cluster import PATH, Cluster, default_folder
-from dev.slurm.daemons import look_up
+from dev.slurm.cluster import PATH, Cluster
 from dev.slurm.settings import Settings
 from tests.requirement import SLURM
+from tests.slurm.sessions import alive, remove, session_folder
 from tests.waiting import until
 
+__all__ = ["as_slurm", "remove", "session_folder"]
 
-def session_folder(what: str = "") -> Path:
-    """A folder for a cluster of this test session."""
-    return default_folder(f"tests-{os.getpid()}{what}")
-
-
-def remove(cluster: Cluster) -> None:
-    """Stops a cluster and removes what is left of it."""
-    cluster.stop()
-    shutil.rmtree(cluster.folder, ignore_errors=True)
+# docs/slurm_dev.md says what each costs. Nothing here ends because a busy machine has not answered in time: what a
+# test wants ended, it ends.
+PATIENT = {
+    "KillWait": "3600",
+    "SlurmdTimeout": "3600",
+    "SlurmctldTimeout": "3600",
+    "MessageTimeout": "60",
+    "TCPTimeout": "60",
+    "MinJobAge": "3600",
+}
+# A job that may begin does so within a second.
+PROMPT = {
+    "SchedulerParameters": "sched_min_interval=100000,bf_interval=1,batch_sched_delay=0,sched_interval=1"
+}
+CLUSTER = Settings(grace=3600, extra={**PATIENT, **PROMPT})
 
 
 @pytest.fixture(scope="session")
-def slurm_installed() -> None:
+def slurm_installed() -> Iterator[None]:
     """Skips or fails the test where Slurm can't run, and clears away what killed sessions have left running."""
     SLURM.demand()
-    for folder in session_folder().parent.glob("tests-*"):
-        session = folder.name.split("-")[1]
-        if session.isdigit() and look_up(int(session)) is None:
-            remove(Cluster(folder))
+    with alive(session_folder().parent):
+        yield
 
 
 @pytest.fixture(scope="session")
 def slurm_cluster(slurm_installed: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The cluster of this session: four nodes of two CPUs and eight GPUs each, with accounting."""
     cluster = Cluster(session_folder())
-    starting.start(cluster, Settings())
+    starting.start(cluster, CLUSTER)
     yield cluster
     cluster.stop()
     if not request.session.testsfailed:
         shutil.rmtree(cluster.folder, ignore_errors=True)  # else its logs stay
 
 
+@contextlib.contextmanager
+def as_slurm(cluster: Cluster, programs: Sequence[str] = ()) -> Iterator[pytest.MonkeyPatch]:
+    """The environment in which a cluster is this process's Slurm. Afterwards the cluster has no jobs, and all nodes.
+
+    `programs` are folders whose programs stand in for Slurm's.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.conf))
+        patch.setenv("PATH", os.pathsep.join([*programs, PATH]))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield patch
+    cluster.end_jobs()
+    until("all nodes are idle", lambda: set(cluster.node_states().values()) == {"idle"})
+
+
 @pytest.fixture
-def slurm(slurm_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def slurm(slurm_cluster: Cluster) -> Iterator[Cluster]:
     """The session's cluster as this test's Slurm: its commands find it. Afterwards it has no jobs."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm_cluster.conf))
-    monkeypatch.setenv("PATH", PATH)
-    yield slurm_cluster
-    slurm_cluster.call("scancel", "--user=root")
-    until("no job is left", lambda: not slurm_cluster.call("squeue", "-h"), 120)
-    until("all nodes are idle", lambda: set(slurm_cluster.node_states().values()) == {"idle"}, 300)
+    with as_slurm(slurm_cluster):
+        yield slurm_cluster
+
+
+@pytest.fixture(scope="module")
+def slurm_of_module(slurm_cluster: Cluster) -> Iterator[Cluster]:
+    """The session's cluster as the Slurm of all tests of a module, whose jobs may outlive a test."""
+    with as_slurm(slurm_cluster):
+        yield slurm_cluster
 
 
 @pytest.fixture
-def small_cluster(slurm_installed: None) -> Iterator[Cluster]:
-    """A folder for a second, short-lived cluster beside the session's."""
-    cluster = Cluster(session_folder("-2"))
+def second_cluster(slurm_installed: None) -> Iterator[Cluster]:
+    """A folder for another, short-lived cluster beside the session's."""
+    cluster = Cluster(session_folder("-3"))
     yield cluster
     remove(cluster)

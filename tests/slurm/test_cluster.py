@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from dev.slurm import daemons, starting
 from dev.slurm.cluster import Cluster
 from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
-from tests.waiting import until
+from tests.slurm.sessions import remove, session_folder
+from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-SMALL = Settings(nodes=2, accounting=False)
+# The shortest time that Slurm grants a job between SIGTERM and SIGKILL is 5 s.
+SMALL = Settings(nodes=2, accounting=False, extra={"KillWait": "5", "MaxArraySize": "77"})
 OURS = f".{os.getpid()}"  # a fraction of a second that tells our sleeping processes from other people's
 # Ignores SIGTERM and leaves two processes behind it, one of which is in another session and has lost its environment.
 STUBBORN = f"trap '' TERM; sleep 901{OURS} & setsid sleep 902{OURS} & env -i setsid sleep 903{OURS} & sleep 904{OURS}"
@@ -43,78 +46,106 @@ def gone(folder: Path) -> bool:
 def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line on a cluster's folder."""
     line = [sys.executable, "-m", "dev.slurm", "--folder", str(cluster.folder), *words]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(
+        line, cwd=ROOT, capture_output=True, text=True, timeout=CEILING_SECONDS, check=False
+    )
 
 
-def test_starts_and_stops_twice(small_cluster: Cluster) -> None:
-    for _ in range(2):
-        assert starting.start(small_cluster, SMALL)
-        assert small_cluster.running() == ["munged", "slurmctld", "slurmd-n1", "slurmd-n2"]
-        assert not starting.start(small_cluster, SMALL)
+@pytest.fixture(scope="module")
+def small_folder(slurm_installed: None) -> Iterator[Cluster]:
+    """A cluster of these tests' own, which may be started and stopped, beside the session's."""
+    cluster = Cluster(session_folder("-2"))
+    yield cluster
+    remove(cluster)
+
+
+@pytest.fixture
+def small(small_folder: Cluster) -> Cluster:
+    """It runs, has no jobs, and takes some."""
+    starting.start(small_folder, SMALL)
+    small_folder.end_jobs()
+    small_folder.wait_for_nodes(["n1", "n2"])
+    return small_folder
+
+
+def test_starts_and_stops_twice(small: Cluster) -> None:
+    for stopped in (False, True):
+        assert starting.start(small, SMALL) is stopped
+        assert small.running() == ["munged", "slurmctld", "slurmd-n1", "slurmd-n2"]
+        assert not starting.start(small, SMALL)
         with pytest.raises(ClusterError, match="another kind runs"):
-            starting.start(small_cluster, Settings(nodes=1, accounting=False))
-        assert small_cluster.node_states() == {"n1": "idle", "n2": "idle"}
-        assert small_cluster.stop()
-        assert alive(small_cluster) == []
-        assert not small_cluster.stop()
-        assert sorted(path.name for path in small_cluster.folder.iterdir()) == ["lock", "log"]
+            starting.start(small, Settings(nodes=1, accounting=False))
+        assert small.node_states() == {"n1": "idle", "n2": "idle"}
+        assert small.stop()
+        assert alive(small) == []
+        assert not small.stop()
+        assert sorted(path.name for path in small.folder.iterdir()) == ["lock", "log"]
 
 
-def test_stop_ends_stubborn_jobs(small_cluster: Cluster) -> None:
-    starting.start(small_cluster, SMALL)
-    small_cluster.call("sbatch", "--output=/dev/null", f"--wrap={STUBBORN}")
+def test_stop_ends_stubborn_jobs(small: Cluster) -> None:
+    small.call("sbatch", "--output=/dev/null", f"--wrap={STUBBORN}")
     until("the job runs", lambda: len(sleeping()) == 4)
-    small_cluster.stop()
-    assert (alive(small_cluster), sleeping()) == ([], set())
+    small.stop()
+    assert (alive(small), sleeping()) == ([], set())
+
+
+def test_slurm_kills_a_job_that_ignores_its_end(small: Cluster, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    loop = f"trap 'touch {begun}.asked' TERM; touch {begun}; while :; do sleep 0.2; done"
+    job = small.call("sbatch", "--parsable", "--output=/dev/null", f"--wrap={loop}").strip()
+    until("the job runs", begun.exists)
+    small.call("scancel", job)
+    until("it has left", lambda: not small.call("squeue", "-h", "-j", job, "-t", "R,CG"))
+    assert (tmp_path / "begun.asked").exists()
+    assert [name for name in alive(small) if name.startswith("jobs-")] == []
 
 
 @pytest.mark.parametrize("left", ["folder", "daemons", "some daemons", "daemons without folder"])
-def test_starts_over_whatever_is_left(small_cluster: Cluster, left: str) -> None:
-    starting.start(small_cluster, SMALL)
-    first = small_cluster.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900")
-    until("the job runs", lambda: any(name.startswith("jobs-") for name in alive(small_cluster)))
+def test_starts_over_whatever_is_left(small: Cluster, left: str) -> None:
+    first = small.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900")
+    until("the job runs", lambda: any(name.startswith("jobs-") for name in alive(small)))
     if left == "folder":  # as after a reboot
-        small_cluster.end("*", patience=0)
-        assert alive(small_cluster) == []
+        small.end("*", patience=0)
+        assert alive(small) == []
     if left == "some daemons":
-        small_cluster.end("slurmctld", "slurmd-n2", patience=0)
+        small.end("slurmctld", "slurmd-n2", patience=0)
     if left == "daemons without folder":
-        until("the folder is gone", lambda: gone(small_cluster.folder))
-    again = starting.start(small_cluster, SMALL)
+        until("the folder is gone", lambda: gone(small.folder))
+    again = starting.start(small, SMALL)
     assert again is (left != "daemons")
-    jobs = small_cluster.call("squeue", "-h", "-o", "%A").split()
+    jobs = small.call("squeue", "-h", "-o", "%A").split()
     assert jobs == ([] if again else [first.strip()])
-    assert set(small_cluster.node_states()) == {"n1", "n2"}
+    assert set(small.node_states()) == {"n1", "n2"}
 
 
-def test_without_accounting(small_cluster: Cluster, tmp_path: Path) -> None:
-    starting.start(small_cluster, SMALL)
-    assert "accounting storage is disabled" in small_cluster.run("sacct").stderr
-    small_cluster.call("sbatch", "--wait", f"--output={tmp_path}/out", "--wrap=echo done")
+def test_without_accounting(small: Cluster, tmp_path: Path) -> None:
+    assert "accounting storage is disabled" in small.run("sacct").stderr
+    submit = ["sbatch", "--wait", "--parsable", f"--output={tmp_path}/out", "--wrap=echo done"]
+    job = small.call(*submit).strip()
     assert (tmp_path / "out").read_text() == "done\n"
-    until("it has left", lambda: small_cluster.call("squeue", "-h", "-t", "all", "-o", "%T") == "COMPLETED\n")
+    shown = ["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]
+    until("it has left", lambda: small.call(*shown) == "COMPLETED\n")
 
 
-def test_own_lines_of_slurm_conf(small_cluster: Cluster) -> None:
-    starting.start(small_cluster, Settings(nodes=1, accounting=False, extra={"MinJobAge": "7"}))
-    assert "MinJobAge               = 7 sec" in small_cluster.call("scontrol", "show", "config")
+def test_own_lines_of_slurm_conf(small: Cluster) -> None:
+    assert "MaxArraySize            = 77\n" in small.call("scontrol", "show", "config")
 
 
-def test_private_network(small_cluster: Cluster) -> None:
-    started = command(small_cluster, "start", "--nodes", "2", "--no-accounting", "--private-network")
+def test_private_network(second_cluster: Cluster) -> None:
+    started = command(second_cluster, "start", "--nodes", "2", "--no-accounting", "--private-network")
     assert (started.returncode, started.stderr) == (0, "")
-    assert f"--folder {small_cluster.folder} run -- COMMAND" in started.stdout
+    assert f"--folder {second_cluster.folder} run -- COMMAND" in started.stdout
     ran = command(
-        small_cluster, "run", "--", "sh", "-c", "srun -N2 printenv SLURMD_NODENAME; tail -n +3 /proc/net/dev"
+        second_cluster, "run", "--", "sh", "-c", "srun -N2 printenv SLURMD_NODENAME; tail -n +3 /proc/net/dev"
     )
     *nodes, device = ran.stdout.splitlines()
     assert sorted(nodes) == ["n1", "n2"]
     assert device.strip().startswith("lo:")
-    assert command(small_cluster, "stop").stdout == "stopped\n"
+    assert command(second_cluster, "stop").stdout == "stopped\n"
 
 
 def test_listens_on_loopback_only(slurm: Cluster) -> None:
-    job = subprocess.Popen(["srun", "--quiet", "-N2", "sleep", "30"], env=slurm.env())
+    job = subprocess.Popen(["srun", "--quiet", "-N2", "sleep", "1000"], env=slurm.env())
     try:
         until("the job runs", lambda: "jobs-n2" in alive(slurm))
         lines = subprocess.run(
@@ -141,7 +172,7 @@ def test_a_step_on_two_nodes(slurm: Cluster) -> None:
 
 def test_two_jobs_on_a_node_see_different_gpus(slurm: Cluster, tmp_path: Path) -> None:
     for gpus in (3, 5):
-        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 60"
+        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 1000"
         slurm.call("sbatch", "-w", "n1", f"--gres=gpu:{gpus}", f"--output={tmp_path}/{gpus}", wrap)
     until(
         "both ran",
@@ -153,7 +184,7 @@ def test_two_jobs_on_a_node_see_different_gpus(slurm: Cluster, tmp_path: Path) -
 
 
 def test_a_failed_node_loses_its_job_to_another(slurm: Cluster, tmp_path: Path) -> None:
-    wrap = "--wrap=echo $SLURMD_NODENAME; sleep 30"
+    wrap = "--wrap=echo $SLURMD_NODENAME; sleep 1000"
     job = slurm.call(
         "sbatch", "--parsable", "--requeue", f"--output={tmp_path}/out", "--open-mode=append", wrap
     ).strip()
@@ -161,7 +192,7 @@ def test_a_failed_node_loses_its_job_to_another(slurm: Cluster, tmp_path: Path) 
     slurm.fail_node("n1")
     try:
         assert slurm.node_states()["n1"].startswith("down")
-        until("it runs again", lambda: len((tmp_path / "out").read_text().split()) == 2, 240)
+        until("it runs again", lambda: len((tmp_path / "out").read_text().split()) == 2)
         assert (tmp_path / "out").read_text() == "n1\nn2\n"
         assert "Restarts=1" in slurm.call("scontrol", "show", "job", job)
     finally:
@@ -180,5 +211,5 @@ def test_a_restarted_controller_knows_its_jobs(slurm: Cluster, tmp_path: Path) -
     states = dict(line.split() for line in slurm.call("squeue", "-h", "-o", "%A %T").splitlines())
     assert states == {running: "RUNNING", waiting: "PENDING"}
     (tmp_path / "go").touch()
-    until("both are done", lambda: (tmp_path / "waiting").exists(), 240)
+    until("both are done", lambda: (tmp_path / "waiting").exists())
     assert (tmp_path / "running").read_text() == "through\n"

@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,19 +45,29 @@ def test_without_patience_nobody_sees_another_one_die(tmp_path: Path) -> None:
     assert not [process for process in processes if process.alive()]
 
 
-def test_patience_is_for_what_ends_by_itself() -> None:
+def test_patience_is_for_what_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import signal, time; signal.signal(15, lambda *_: exit(7)); print(1, flush=True); time.sleep(99)"
+        "import signal, time; signal.signal(15, lambda *_: exit(7)); print(1, flush=True); time.sleep(1000)"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
     found = look_up(child.pid)
     assert isinstance(found, Process)
-    began = time.monotonic()
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        """It has ended when this clock goes on."""
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        clock[0] += seconds
+
+    # `alive` would take the exit status before this test does.
+    monkeypatch.setattr(daemons.os, "waitpid", lambda *_: (0, 0))
+    monkeypatch.setattr(daemons, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0]))
     daemons.end(lambda: [found], patience=20)
-    assert time.monotonic() - began < 15
-    assert child.wait() in (0, 7)  # `alive` may have waited for it
+    monkeypatch.undo()
+    assert child.wait() == 7
+    assert clock[0] < 1
 
 
 @pytest.mark.parametrize("patience", [0, 0.2])

@@ -1,5 +1,6 @@
 """What the development cluster does on machines that are not fit for it; needs no Slurm."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -105,13 +106,37 @@ def test_a_host_name_that_can_be_reached_is_refused(monkeypatch: pytest.MonkeyPa
     assert network.name_and_address(private=False) == ("box", "127.0.1.1")
 
 
+def reserved(folder: Path) -> "contextlib.AbstractContextManager[int]":
+    return network.reserved_ports("127.0.0.1", 4, folder)
+
+
+def listens(port: int) -> socket.socket:
+    """What listens as Slurm's daemons do."""
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    taken.bind(("127.0.0.1", port))
+    taken.listen()
+    return taken
+
+
 def test_ports_in_use_are_passed_over(tmp_path: Path) -> None:
-    first = network.free_ports("127.0.0.1", 4, tmp_path)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first + 2))
-        taken.listen()
-        assert network.free_ports("127.0.0.1", 4, tmp_path) > first + 2
-    assert network.free_ports("127.0.0.1", 4, tmp_path) == first
+    with reserved(tmp_path) as first:
+        pass
+    with listens(first + 2), reserved(tmp_path) as port:
+        assert port > first + 2
+    with reserved(tmp_path) as port:
+        assert port == first
+
+
+def test_ports_are_given_to_one_cluster_at_a_time(tmp_path: Path) -> None:
+    """Two that start at once, from when the first has looked until its daemons listen, and afterwards."""
+    with reserved(tmp_path) as first:
+        with reserved(tmp_path) as other:
+            assert other >= first + 4
+        daemon = listens(first)
+        socket.create_connection(("127.0.0.1", first)).close()
+    with daemon, reserved(tmp_path) as other:
+        assert other > first
 
 
 def test_own_lines_replace_the_defaults() -> None:

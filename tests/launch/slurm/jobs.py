@@ -1,16 +1,17 @@
 """Jobs that are cheaper than training, and write down what happens to them."""
 
-import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.spec import ResourcesSpec
+from tests.waiting import until
 
 
 def slurm_spec(**changes: object) -> SlurmSpec:
@@ -37,11 +38,11 @@ def takes(**values: object) -> ResourcesSpec:
 
 @dataclass(frozen=True)
 class Noted:
-    """A job that notes its begin and end in `runs/log`, and takes so many seconds between them."""
+    """A job that notes its begin and end in `runs/log`; in between it waits for the file `gate` in `runs`, if any."""
 
     runs: Path
     name: str
-    seconds: float = 0.0
+    gate: str = ""
     resources: ResourcesSpec | None = None
     fresh_process: bool = False
     nodes: int = 1
@@ -53,9 +54,10 @@ class Noted:
         return self.runs / self.name
 
     def run(self) -> None:
-        """Take the time."""
+        """Wait at the gate."""
         self.note("begin")
-        time.sleep(self.seconds)
+        if self.gate:
+            until("the gate is open", (self.runs / self.gate).exists)
         self.note("end")
 
     def give_up(self, why: str) -> None:
@@ -64,9 +66,8 @@ class Noted:
 
     def note(self, what: str) -> None:
         """One line, whole, whoever else writes."""
-        job = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
         with (self.runs / "log").open("a") as log:
-            log.write(f"{self.name} {job} {time.time()} {what}\n")
+            log.write(f"{self.name}|{what}\n")
 
 
 @dataclass(frozen=True)
@@ -100,14 +101,14 @@ class Long(Noted):
 def notes(runs: Path, name: str | None = None) -> list[tuple[str, str]]:
     """What jobs have noted, in order: the job's name, and what."""
     log = runs / "log"
-    lines = [line.split(" ", 3) for line in log.read_text().splitlines()] if log.exists() else []
-    return [(line[0], line[3]) for line in lines if name in (None, line[0])]
+    lines = [line.partition("|") for line in log.read_text().splitlines()] if log.exists() else []
+    return [(who, what) for who, _, what in lines if name in (None, who)]
 
 
-def times(runs: Path, what: str) -> dict[str, float]:
-    """When each job noted `what` for the last time."""
-    lines = [line.split(" ", 3) for line in (runs / "log").read_text().splitlines()]
-    return {line[0]: float(line[2]) for line in lines if line[3] == what}
+def most_at_once(runs: Path) -> int:
+    """How many jobs were between their begin and their end at the same time, at most."""
+    changes = [{"begin": 1, "end": -1}[what] for _, what in notes(runs)]
+    return max(accumulate(changes))
 
 
 def begun(runs: Path) -> Counter[str]:

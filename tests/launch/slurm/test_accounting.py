@@ -12,7 +12,7 @@ from cppo_lab.launch.slurm.reconcile import LEFT, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.launch.slurm.conftest import ROOT
-from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.launch.slurm.jobs import Long, Noted, begun, slurm_spec
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -23,15 +23,24 @@ def nothing() -> Sequence[QueuedJob]:
     return []
 
 
-def ends(cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+def ends(
+    cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch, accounts: bool
+) -> dict[str, str | None]:
     """Why two jobs are gone, one that has ended and one that was cancelled, when the queue has forgotten both."""
-    jobs = [Noted(runs, "ends"), Noted(runs, "cancelled", 600)]
+    jobs = [Noted(runs, "ends"), Long(runs, "cancelled", lives=9)]
     launch_slurm(jobs, slurm_spec(), lambda event: None)
-    until("one has ended", lambda: set(in_queue(runs)) == {"cancelled"}, 600)
+    until("one has ended", lambda: set(in_queue(runs)) == {"cancelled"} and begun(runs)["cancelled"])
+    with Ledger(runs) as ledger:
+        numbers = ",".join(ledger.tasks_of(job.name)[0].job for job in jobs)
     cluster.call("scancel", in_queue(runs)["cancelled"].job)
-    until("both are gone", lambda: not in_queue(runs), 600)
-    if cluster.settings().accounting:  # which lags behind the queue
-        until("it is on record", lambda: "CANCELLED" in cluster.call("sacct", "-n", "-X", "-o", "State"))
+    until("both are gone", lambda: not in_queue(runs))
+    if accounts:  # which lag behind the queue
+
+        def states() -> set[str]:
+            said = cluster.call("sacct", "-n", "-X", "-P", "-o", "State", "-j", numbers)
+            return {line.split()[0] for line in said.splitlines()}
+
+        until("it is on record", lambda: states() == {"COMPLETED", "CANCELLED"})
 
     def refreshed() -> dict[str, str | None]:
         with Ledger(runs) as ledger:
@@ -45,8 +54,11 @@ def ends(cluster: Cluster, runs: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
 
 def test_with_accounting(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert ends(slurm, tmp_path, monkeypatch) == {"ends": "COMPLETED", "cancelled": "CANCELLED"}
+    assert ends(slurm, tmp_path, monkeypatch, accounts=True) == {
+        "ends": "COMPLETED",
+        "cancelled": "CANCELLED",
+    }
 
 
 def test_without_accounting(bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ends(bare_slurm, tmp_path, monkeypatch) == {"ends": LEFT, "cancelled": LEFT}
+    assert ends(bare_slurm, tmp_path, monkeypatch, accounts=False) == {"ends": LEFT, "cancelled": LEFT}

@@ -3,118 +3,147 @@
 The jobs are submitted held and let go at the end, so that none can end meanwhile and be taken for one never begun.
 """
 
-import contextlib
-import multiprocessing
 import os
-import random
 import signal
 import sqlite3
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from submitit import SlurmExecutor
+from submitit.core.utils import DelayedSubmission, JobPaths
 
-from cppo_lab.launch.slurm import reconcile
-from cppo_lab.launch.slurm.ledger import NAME, Ledger
+from cppo_lab.launch.slurm import reconcile, submit
+from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
-from tests.launch.slurm.jobs import Noted, begun, ended, slurm_spec
+from tests.launch.slurm.jobs import Noted
+from tests.launch.slurm.launchers import (
+    HELD,
+    kill,
+    launcher,
+    release_and_wait,
+    slow_sbatch,
+    wait_for_orphans,
+    wait_in_shell,
+)
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-HELD = slurm_spec(sbatch={"hold": True})
-KILLS = 20
+
+Die = Callable[[], None]
+Hook = Callable[[Die], None]
 
 
 @pytest.fixture(autouse=True)
-def _settle_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An sbatch that nothing slows down is through in a tenth of a second."""
-    monkeypatch.setattr(reconcile, "SETTLING_SECONDS", 0.5)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sbatch is on its way that a test does not know of."""
+    monkeypatch.setattr(reconcile, "SETTLING_SECONDS", 0.0)
 
 
-def launcher(jobs: Sequence[Noted], before: Callable[[], None] = lambda: None) -> BaseProcess:
-    """A launcher in a process of its own, and a process group of its own."""
+def before(owner: object, name: str) -> Hook:
+    """Instead of calling a function."""
 
-    def launch() -> None:
-        os.setpgid(0, 0)
-        before()
-        launch_slurm(jobs, HELD, lambda event: None)
-
-    process = multiprocessing.get_context("fork").Process(target=launch)
-    process.start()
-    return process
-
-
-def kill(process: BaseProcess, group: bool = False) -> None:
-    """SIGKILL to a launcher, or to its sbatch as well."""
-    assert process.pid is not None
-    with contextlib.suppress(ProcessLookupError):
-        (os.killpg if group else os.kill)(process.pid, signal.SIGKILL)
-    process.join()
-
-
-def release_and_wait(slurm: Cluster, runs: Path, jobs: Sequence[Noted]) -> None:
-    """Let the jobs run, and see that each of them does so once and that nothing else was in the queue."""
-    shown = slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split()
-    assert len(shown) == len(jobs)
-    slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
-    until("all have ended", lambda: ended(runs, jobs), 600)
-    until("the queue is empty", lambda: not in_queue(runs), 600)
-    assert begun(runs) == Counter(job.name for job in jobs)
-
-
-def claims(runs: Path) -> int:
-    """How many submissions have been begun."""
-    with sqlite3.connect(runs / NAME) as database:
-        return int(database.execute("SELECT COUNT(*) FROM submission").fetchone()[0])
-
-
-def submits(runs: Path, known: int) -> bool:
-    """Whether more submissions than the known ones have been begun."""
-    return claims(runs) > known
-
-
-def test_a_launcher_is_killed_twenty_times(bare_slurm: Cluster, tmp_path: Path) -> None:
-    chance = random.Random(7)
-    jobs = [Noted(tmp_path, f"job{number}") for number in range(24)]
-    began = time.monotonic()
-    launcher(jobs[:2]).join()
-    usual = time.monotonic() - began
-    for number in range(KILLS):
-        # Another job each time, and at times two, so that there is always something to submit.
-        known = claims(tmp_path)
-        process = launcher(jobs[: 3 + number + number // 10])
-        if number % 4 < 2:  # around sbatch
-            until("it submits", partial(submits, tmp_path, known))
-            time.sleep(chance.uniform(0, usual / 2))
-        else:
-            time.sleep(chance.uniform(0, 1.5 * usual))
-        kill(process, group=number % 2 == 1)
-    time.sleep(5)  # an sbatch may have outlived its launcher
-    launch_slurm(jobs, HELD, lambda event: None)
-    release_and_wait(bare_slurm, tmp_path, jobs)
-
-
-def slow_sbatch(folder: Path, before: str = ":", after: str = ":") -> Callable[[], None]:
-    """Puts an sbatch into a launcher's way that does something before and after the real one."""
-    folder.mkdir()
-    script = folder / "sbatch"
-    script.write_text(
-        '#!/bin/bash\nhere=$(dirname "$0")\nexport PATH=${PATH#"$here":}\n'
-        '[ "$1" = --test-only ] && exec sbatch "$@"\n'
-        f'touch "$here/asked"; {before}; sbatch "$@"; touch "$here/answered"; {after}\n'
-    )
-    script.chmod(0o755)
-
-    def install() -> None:
-        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+    def install(die: Die) -> None:
+        setattr(owner, name, lambda *_, **__: die())
 
     return install
+
+
+def behind(owner: object, name: str, *arguments: object) -> Hook:
+    """Behind the first call of a function, or the first with these among its arguments."""
+
+    def install(die: Die) -> None:
+        real = getattr(owner, name)
+
+        def call(*given: Any, **named: Any) -> None:
+            real(*given, **named)
+            if set(arguments) <= {argument for argument in given if isinstance(argument, str)}:
+                die()
+
+        setattr(owner, name, call)
+
+    return install
+
+
+def at_statement(statement: str, behind: str) -> Hook:
+    """Where the ledger's database is about to begin a statement, behind another one."""
+
+    def install(die: Die) -> None:
+        connect, seen = sqlite3.connect, [False]
+
+        def begins(text: str) -> None:
+            seen[0] = seen[0] or text.startswith(behind)
+            if seen[0] and text.startswith(statement):
+                die()
+
+        def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+            connection = connect(*arguments, **options)
+            connection.set_trace_callback(begins)
+            return connection
+
+        sqlite3.connect = traced  # type: ignore[assignment]
+
+    return install
+
+
+REPORTED = "its job is reported"
+# Where a launcher is killed -> how it gets there, in the order of a launch. Those from sbatch's end are below.
+POINTS: dict[str, Hook] = {
+    "it has no lock yet": before(submit, "submitting"),
+    "it has the lock": before(submit, "Ledger"),
+    "it has looked at the queue": behind(submit, "refresh"),
+    "it has rehearsed": behind(submit, "_rehearse"),
+    "it claims": before(Ledger, "claim"),
+    "half a claim is written": at_statement("INSERT INTO task", "INSERT INTO submission"),
+    "the claim is to be committed": at_statement("COMMIT", "INSERT INTO submission"),
+    "the claim is made": behind(Ledger, "claim"),
+    "one function is written": behind(DelayedSubmission, "dump"),
+    "all functions are written": before(SlurmExecutor, "_submit_command"),
+    "sbatch's answer is read": behind(SlurmExecutor, "_submit_command"),
+    "one function is in its place": behind(JobPaths, "move_temporary_file", "submitted_pickle"),
+    "all is in its place": before(Ledger, "submitted"),
+    "the answer is to be committed": at_statement("COMMIT", "UPDATE submission"),
+    "the answer is on record": behind(Ledger, "submitted"),
+}
+# What sbatch's stand-in does -> what it does before and after the real one; `$who` is the launcher or its group.
+AT_SBATCH = {"sbatch is asked": ("kill -9 $who", ":"), "sbatch has answered": (":", "kill -9 $who")}
+COMPLETE = {
+    "all is in its place",
+    "the answer is to be committed",
+    "the answer is on record",
+    REPORTED,
+}  # their jobs stay
+
+
+def test_a_launcher_is_killed_at_every_point(bare_slurm: Cluster, tmp_path: Path) -> None:
+    """Each time with jobs to submit, alone and with its sbatch."""
+    runs = tmp_path / "runs"
+    jobs = [Noted(runs, "job0"), Noted(runs, "job1")]
+    for point in [*POINTS, *AT_SBATCH, REPORTED]:
+        for group in (False, True):
+
+            def die(group: bool = group) -> None:
+                os.killpg(0, signal.SIGKILL) if group else os.kill(os.getpid(), signal.SIGKILL)
+
+            if point in AT_SBATCH:
+                who = f"who={'0' if group else '$PPID'}; "
+                asked, answered = AT_SBATCH[point]
+                folder = tmp_path / f"{point} {group}".replace(" ", "-")
+                process = launcher(jobs, slow_sbatch(folder, who + asked, who + answered))
+            elif point == REPORTED:
+                process = launcher(jobs, report=lambda event, die=die: die())  # type: ignore[misc]
+            else:
+                process = launcher(jobs, lambda point=point, die=die: POINTS[point](die))  # type: ignore[misc]
+            process.join()
+            wait_for_orphans(process)
+            assert process.exitcode == -signal.SIGKILL, point
+            if point in COMPLETE:
+                jobs += [Noted(runs, f"job{len(jobs) + number}") for number in range(2)]
+    launch_slurm(jobs, HELD, lambda event: None)
+    release_and_wait(bare_slurm, runs, jobs)
 
 
 def test_kills_around_the_answer_of_sbatch(
@@ -124,15 +153,14 @@ def test_kills_around_the_answer_of_sbatch(
     jobs = [Noted(runs, f"job{number}") for number in range(8)]
 
     # sbatch is still on its way when the next launcher has looked, and arrives when its jobs are in the queue.
-    told = 'for _ in {1..6000}; do [ -e "$here/go" ] && break; sleep 0.1; done'
-    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=told))
+    process = launcher(jobs[:2], slow_sbatch(tmp_path / "late", before=wait_in_shell(tmp_path / "go")))
     try:
         until("sbatch is asked", (tmp_path / "late" / "asked").exists)
         kill(process)
         launch_slurm(jobs[:2], HELD, lambda event: None)
         first = {name: job.job for name, job in in_queue(runs).items()}
     finally:
-        (tmp_path / "late" / "go").touch()
+        (tmp_path / "go").touch()
     until("the first sbatch arrives", (tmp_path / "late" / "answered").exists)
     assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4
 

@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,8 +47,8 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         Ledger(tmp_path)
 
 
-def _claim_each_once(runs: Path) -> None:
-    for number in range(40):
+def _claim_each_once(runs: Path, count: int = 40) -> None:
+    for number in range(count):
         with submitting(runs), Ledger(runs) as ledger:
             if not ledger.tasks_of(f"run{number}"):
                 ledger.submitted(ledger.claim([f"run{number}"]), os.getpid())
@@ -60,22 +60,45 @@ def test_launchers_at_once_claim_each_run_once(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(600)
+        process.join()
     assert [process.exitcode for process in processes] == [0] * 4
     with Ledger(tmp_path) as ledger:
         assert sorted(task.name for task in ledger.open_tasks()) == sorted(f"run{n}" for n in range(40))
 
 
-def test_a_launcher_killed_at_any_moment_leaves_a_whole_record(tmp_path: Path) -> None:
+def _claim_and_die(runs: Path, statement: int) -> None:
+    """Claims two runs, and is killed where its database is about to begin the statement of this number."""
+    left = [statement]
+
+    def begins(_: str) -> None:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    connect = sqlite3.connect
+
+    def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        connection.set_trace_callback(begins)
+        return connection
+
+    sqlite3.connect = traced  # type: ignore[assignment]
+    _claim_each_once(runs, 2)
+
+
+def test_a_launcher_killed_at_any_statement_leaves_a_whole_record(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    for wait in range(10):
-        process = context.Process(target=_claim_each_once, args=(tmp_path,))
+    ends, statement = [], 0
+    while 0 not in ends:
+        statement += 1
+        runs = tmp_path / str(statement)
+        process = context.Process(target=_claim_and_die, args=(runs, statement))
         process.start()
-        time.sleep(0.004 * wait)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
         process.join()
-        assert sqlite3.connect(tmp_path / NAME).execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    _claim_each_once(tmp_path)
-    with Ledger(tmp_path) as ledger:
-        assert len({task.name for task in ledger.open_tasks()}) == len(ledger.open_tasks()) == 40
+        ends.append(process.exitcode)
+        assert sqlite3.connect(runs / NAME).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        _claim_each_once(runs, 3)
+        with Ledger(runs) as ledger:
+            assert sorted(task.name for task in ledger.open_tasks()) == ["run0", "run1", "run2"]
+    # Two claims and two answers take four transactions of three statements and more.
+    assert ends[:-1] == [-signal.SIGKILL] * (statement - 1) and statement > 12

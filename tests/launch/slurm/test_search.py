@@ -1,56 +1,69 @@
 """A search whose workers are Slurm jobs: the command follows them, whoever ends, and their trials are the search's."""
 
+import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from optuna.trial import TrialState
 
+from cppo_lab.cli import main
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.reconcile import in_queue
+from cppo_lab.sweep.search import tune
 from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.sweep.search.study import find_trials
 from dev.slurm.cluster import Cluster
 from tests.sweep.made_search import made_tuning, search_values
-from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-PATIENCE = 600  # s
 
 
-def test_a_search_is_followed_until_its_workers_have_ended(bare_slurm: Cluster, workspace: Path) -> None:
+def test_a_search_is_followed_until_its_workers_have_ended(
+    bare_slurm: Cluster,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tuning = made_tuning(search_values(trials=3))
     searches = workspace / "runs" / "searches"
-    command = [sys.executable, "-m", "cppo_lab.cli", "tune", "./tune.yaml"]
-    command += ["launcher=slurm", "launcher.workers=2", "+launcher.sbatch.hold=true"]
+    command = ["tune", "./tune.yaml", "launcher=slurm", "launcher.workers=2", "+launcher.sbatch.hold=true"]
+    wait = tune.time.sleep
 
-    def tune() -> "subprocess.Popen[str]":
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+    def when_it_follows(do: Callable[[], None]) -> None:
+        """Once the command has said what the workers do, and is about to wait: `do` it. Later it looks often."""
+        first = [do]
 
-    first = tune()
-    until("two workers are submitted", lambda: len(in_queue(searches)) == 2, PATIENCE)
-    assert first.stdout is not None
-    assert any("Slurm: " in line for line in first.stdout)  # it follows them
-    first.send_signal(signal.SIGINT)
-    said, _ = first.communicate(timeout=PATIENCE)
-    assert "the workers stay with Slurm; the same command watches them again" in said
-    assert len(in_queue(searches)) == 2
+        def sleep(seconds: float) -> None:
+            if first:
+                first.pop()()
+            wait(min(seconds, 0.2))
 
-    second = tune()
-    assert second.stdout is not None
-    assert any("Slurm: " in line for line in second.stdout)
-    bare_slurm.call("scontrol", "release", ",".join(job.job for job in in_queue(searches).values()))
-    said, _ = second.communicate(timeout=PATIENCE)
-    assert second.returncode == 0, said
+        monkeypatch.setattr(tune, "time", SimpleNamespace(sleep=sleep))
+
+    def ctrl_c() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when_it_follows(ctrl_c)
+    assert main(command) == 128 + signal.SIGINT
+    said = capsys.readouterr()
+    queued = in_queue(searches)
+    assert len(queued) == 2
+    assert "Slurm: " in said.err  # it follows them
+    assert "the workers stay with Slurm; the same command watches them again" in said.err
+
+    def release() -> None:
+        jobs = in_queue(searches)
+        assert jobs.keys() == queued.keys()
+        bare_slurm.call("scontrol", "release", ",".join(job.job for job in jobs.values()))
+
+    when_it_follows(release)
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "Slurm: " in said.err
     assert [trial.state for trial in find_trials(tuning, storage_url())] == [TrialState.COMPLETE] * 3
-    assert "best trial" in said
+    assert "best trial" in said.out
     with Ledger(searches) as ledger:
         assert len(ledger.tasks_of("tune-mini_base-worker-0")) == 1
