@@ -16,12 +16,12 @@ def _local(override: str, says: str) -> Case:
 
 
 CASES = [
-    _local("launcher.workers=0", "launcher: workers=0: must be in [1, inf)"),
-    _local("launcher.workers=-1", "launcher: workers=-1: must be in [1, inf)"),
-    _local("launcher.workers=two", "launcher: workers='two': must be a whole number in [1, inf)"),
-    _local("launcher.workers=1.5", "launcher: workers=1.5: must be a whole number in [1, inf)"),
-    _local("launcher.threads=0", "launcher: threads=0: must be in [1, inf)"),
-    _local("launcher.threads=null", "launcher: threads=None: must be a whole number in [1, inf)"),
+    _local("launcher.workers=0", "launcher: workers=0: must be in [1, 1000000000]"),
+    _local("launcher.workers=-1", "launcher: workers=-1: must be in [1, 1000000000]"),
+    _local("launcher.workers=two", "launcher: workers='two': must be a whole number in [1, 1000000000]"),
+    _local("launcher.workers=1.5", "launcher: workers=1.5: must be a whole number in [1, 1000000000]"),
+    _local("launcher.threads=0", "launcher: threads=0: must be in [1, 1000000000]"),
+    _local("launcher.threads=null", "launcher: threads=None: must be a whole number in [1, 1000000000]"),
     _local("launcher.name=ssh", "launcher: name='ssh': must be 'inline', 'local' or 'slurm'"),
     _local(
         "launcher={name: local}",
@@ -77,7 +77,7 @@ CASES = [
     _slurm("resources.constraint='a b'", "resources: constraint='a b': must match ^[A-Za-z0-9"),
     _slurm("resources.memory_gb=nan", "resources: memory_gb=nan: must be a finite number in (0, inf)"),
     _slurm("resources.memory_gb=0", "resources: memory_gb=0: must be in (0, inf)"),
-    _slurm("resources.cpus=-1", "resources: cpus=-1: must be in [1, inf)"),
+    _slurm("resources.cpus=-1", "resources: cpus=-1: must be in [1, 1000000000]"),
     _slurm("resources.hours=20000", "resources: hours=20000: must be in (0, 10000]"),
     _slurm("resources.hours=inf", "resources: hours=inf: must be in (0, 10000]"),
     _slurm(

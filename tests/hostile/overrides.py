@@ -11,6 +11,10 @@ def _verl(override: str, says: str, *others: str) -> Case:
     return Case(["plan", "quickstart", "core=verl", override, *others], says)
 
 
+def _launch(override: str, says: str) -> Case:
+    return Case(["launch", "quickstart", override], says)
+
+
 QUOTE = "a value with spaces or special characters needs quotes: key="
 NAME = "must match ^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 RESOLVER = "${NAME:...} is not resolved: write the value itself"
@@ -131,6 +135,8 @@ GROUPS = [
     _plan(
         "variant=cppo;touch x", "unknown variant of sweep quickstart 'cppo;touch x': valid: cppo, dppo, grpo"
     ),
+    _launch("variant=ccpo", "unknown variant of sweep quickstart 'ccpo': did you mean 'cppo'?"),
+    _launch("rule.name=cpo", "unknown rule 'cpo': did you mean 'cppo'?"),
     _plan("batch=8", "configuration: batch=8: must be a mapping: KEY: VALUE"),
     _plan("batch=null", "configuration: batch=None: must be a mapping: KEY: VALUE"),
     _plan(
@@ -143,6 +149,7 @@ KEYS = [
     _plan("++nosuch.key=1", "configuration: unknown key 'nosuch': valid: advantage"),
     _plan("+rule.new=1", "configuration: unknown key 'rule.new': did you mean 'rule.name'?"),
     _plan("optim.lr=1", "unknown key 'optim.lr': …valid: optim.beta1"),
+    _launch("rule.wmin=0.5", "unknown key 'rule.wmin': did you mean 'rule.w_min'?"),
     _plan("rule.gate=inverse", "unknown key 'rule.gate': did you mean 'rule.name'?"),
     _plan("rule.options.x=1", "unknown key 'rule.options.x': valid: advantage"),
     _plan("trust_region.nothing=1", "no run of this sweep depends on 'trust_region.nothing'; remove it"),
@@ -166,12 +173,15 @@ VALUES = [
     _plan(
         "seed=99999999999999999999", "configuration: seed=99999999999999999999: must be in [0, 2147483648)"
     ),
-    _plan("batch.prompts=-8", "configuration: batch.prompts=-8: must be in [1, inf)"),
-    _plan("batch.prompts=8.0", "configuration: batch.prompts=8.0: must be a whole number in [1, inf)"),
-    _plan("batch.prompts=eight", "configuration: batch.prompts='eight': must be a whole number in [1, inf)"),
-    _plan("batch.prompts=[8]", "configuration: batch.prompts=[8]: must be a whole number in [1, inf)"),
+    _plan("batch.prompts=-8", "configuration: batch.prompts=-8: must be in [1, 1000000000]"),
+    _plan("batch.prompts=8.0", "configuration: batch.prompts=8.0: must be a whole number in [1, 1000000000]"),
+    _plan(
+        "batch.prompts=eight",
+        "configuration: batch.prompts='eight': must be a whole number in [1, 1000000000]",
+    ),
+    _plan("batch.prompts=[8]", "configuration: batch.prompts=[8]: must be a whole number in [1, 1000000000]"),
     _plan("batch.minibatch_prompts=7", "batch: minibatch_prompts=7 must divide prompts=32 (valid: [1, 2"),
-    _plan("batch.responses=1", "configuration: batch.responses=1: must be in [2, inf)"),
+    _plan("batch.responses=1", "configuration: batch.responses=1: must be in [2, 1000000000]"),
     _plan(
         "optim.learning_rate=nan",
         "configuration: optim.learning_rate=nan: must be a finite number in (0, inf)",
@@ -182,7 +192,7 @@ VALUES = [
     ),
     _plan("optim.beta1=1", "configuration: optim.beta1=1: must be in [0, 1)"),
     _plan("optim.weight_decay=-0.1", "configuration: optim.weight_decay=-0.1: must be in [0, inf)"),
-    _plan("training.t_stop=-5", "configuration: training.t_stop=-5: must be in [1, inf)"),
+    _plan("training.t_stop=-5", "configuration: training.t_stop=-5: must be in [1, 1000000000]"),
     _plan(
         "training.t_stop=13",
         "training.t_stop=13 must lie on the validation grid: make it a multiple of validation.every=5",
@@ -195,7 +205,7 @@ VALUES = [
     ),
     _plan("rollout.max_response_length=5", "raise max_response_length to 25 or more, or lower operations"),
     _plan("rollout.top_p=0", "configuration: rollout.top_p=0: must be in (0, 1]"),
-    _plan("validation.every=0", "configuration: validation.every=0: must be in [1, inf)"),
+    _plan("validation.every=0", "configuration: validation.every=0: must be in [1, 1000000000]"),
     _plan("advantage.normalize_std=1", "configuration: advantage.normalize_std=1: must be true or false"),
     _plan("model.architecture.heads=3", "heads=3 must be a multiple of kv_heads=2"),
     _plan("model.architecture.head_dim=3", "head_dim=3 must be even"),
@@ -209,6 +219,10 @@ VALUES = [
     _plan(
         "divergence.measure=l2", "configuration: divergence.measure='l2': must be 'tv', 'kl', 'k2' or 'k3'"
     ),
+    _launch("rule.w_min=0", "rule.w_min=0: must be in (0, 1]"),
+    _launch("rule.w_min=1.01", "rule.w_min=1.01: must be in (0, 1]"),
+    _launch("rule.delta=0", "rule.delta=0: must be in (0, inf)"),
+    _launch("rule.delta=-1", "rule.delta=-1: must be in (0, inf)"),
     _plan("rule.delta=nan", "configuration: rule.delta=nan: must be a finite number in (0, inf)"),
     _plan(
         "rule.delta_b_mode=sometimes",
@@ -223,7 +237,7 @@ VALUES = [
 
 VERL = [
     _verl("rollout.staleness=1", "rollout.staleness=1: …set rollout.staleness=0, or core=mini"),
-    _verl("layout.nodes=0", "layout: nodes=0: must be in [1, inf)"),
+    _verl("layout.nodes=0", "layout: nodes=0: must be in [1, 1000000000]"),
     _verl("layout.strategy=ddp", "layout: strategy='ddp': must be 'fsdp2' or 'megatron'"),
     _verl("layout.device=tpu", "layout: device='tpu': must be 'cuda' or 'cpu'"),
     _verl(

@@ -119,9 +119,10 @@ KEYS_AND_TYPES = [
         "axes: {training.t_stop: [7]}\n",
         ": axes.training.t_stop=7 must lie on the validation grid: make it a multiple",
     ),
-    sweep("axes: {batch.prompts: [0]}\n", ": axes.batch.prompts=0: must be in [1, inf)"),
+    sweep("axes: {batch.prompts: [0]}\n", ": axes.batch.prompts=0: must be in [1, 1000000000]"),
     sweep(
-        "axes: {batch.prompts: [1e3]}\n", ": axes.batch.prompts=1000.0: must be a whole number in [1, inf)"
+        "axes: {batch.prompts: [1e3]}\n",
+        ": axes.batch.prompts=1000.0: must be a whole number in [1, 1000000000]",
     ),
     sweep(
         "axes: {optim.learning_rate: [1e-3x]}\n",
@@ -167,7 +168,7 @@ CONDITIONS = [
     sweep("resources: [{account: $(touch x)}]\n", f": resources.0.account='$(touch x)': {WORD}"),
     sweep("resources: [{qos: '`touch x`'}]\n", f": resources.0.qos='`touch x`': {WORD}"),
     sweep('resources: [{constraint: "a\'b"}]\n', ': resources.0.constraint="a\'b": must match ^[A-Za-z0-9'),
-    sweep("resources: [{cpus: 2.5}]\n", ": resources.0.cpus=2.5: must be a whole number in [1, inf)"),
+    sweep("resources: [{cpus: 2.5}]\n", ": resources.0.cpus=2.5: must be a whole number in [1, 1000000000]"),
     sweep("resources: [{memory_gb: -1}]\n", ": resources.0.memory_gb=-1: must be in (0, inf)"),
     sweep("resources: [{layout: moon}]\n", ": resources.0.layout='moon': unknown layout 'moon': valid: cpu"),
     sweep(

@@ -81,7 +81,7 @@ MINI = {
     ),
     "wrong_type": (
         variant("rule: cppo, training.t_stop: abc"),
-        ": variants.a.training.t_stop='abc': must be a whole number in [1, inf)",
+        ": variants.a.training.t_stop='abc': must be a whole number in [1, 1000000000]",
     ),
     "text_is_no_number": (
         variant("rule: cppo, rule.delta: '0.1'"),

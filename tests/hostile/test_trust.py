@@ -1,0 +1,53 @@
+"""A folder of runs that everybody may write to is refused: its jobs would run whatever somebody puts there."""
+
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.cli import main
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.places import ANYBODY, require_folder
+from tests.conftest import TINY
+
+
+@pytest.mark.parametrize(
+    ("parent", "runs", "refused"),
+    [
+        (0o755, 0o755, ""),
+        (0o775, 0o2775, ""),  # shared with a group
+        (0o1777, 0o755, ""),  # below /tmp
+        (0o1777, None, ""),
+        (0o755, 0o777, "runs"),
+        (0o755, 0o1777, "runs"),
+        (0o777, None, "parent"),
+    ],
+)
+def test_who_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: int, runs: int | None, refused: str
+) -> None:
+    monkeypatch.delenv(ANYBODY, raising=False)
+    folder = tmp_path / "parent" / "runs"
+    folder.parent.mkdir()
+    if runs is not None:
+        folder.mkdir()
+        folder.chmod(runs)
+    folder.parent.chmod(parent)
+    if not refused:
+        require_folder(folder)
+        return
+    with pytest.raises(UserError, match=rf"{refused} is writable for every user.*chmod o-w"):
+        require_folder(folder)
+    monkeypatch.setenv(ANYBODY, "1")
+    require_folder(folder)
+
+
+@pytest.mark.parametrize("command", [["launch", "quickstart", *TINY], ["tune", "tune_cppo"]])
+def test_a_launch_is_refused_before_anything_is_written(
+    command: list[str], workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workspace / "runs").mkdir()
+    (workspace / "runs").chmod(0o777)
+    assert main(command) == 2
+    assert "is writable for every user" in capsys.readouterr().err
+    assert [path.name for path in workspace.iterdir()] == ["runs"]
+    assert list((workspace / "runs").iterdir()) == []
