@@ -67,6 +67,11 @@ SHOP = {VARIABLE: "sqlite:///shop.db"}
 CASES = [
     _refused("./mlruns"),
     _refused("databricks"),
+    _refused("mlflow.db"),
+    _refused("sqllite:///x.db"),
+    _refused("sqlite://"),
+    _refused("sqlite:///"),
+    _refused("sqlite+pysqlite:///x.db"),
     _refused("file:///tmp/x"),
     _refused("ftp://h/x"),
     _refused("s3://bucket/x"),
@@ -133,11 +138,15 @@ CASES = [
         ["report", *RUN], "mlflow.db does not exist: run `cppo launch SWEEP` or `cppo reference import` first"
     ),
     Case(["ui"], "mlflow.db does not exist: run `cppo launch SWEEP` or `cppo reference import` first"),
-    Case(
-        ["plan", *RUN],
-        f"shop.db cannot be used: …not a database…{ANOTHER}",
-        {"shop.db": "no database, but long enough to be looked at " * 100},
-        SHOP,
+    Case(["report", "main", "--from", "paper"], "mlflow.db does not exist: run `cppo launch SWEEP` or `cppo"),
+    *(
+        Case(
+            [command, *RUN],
+            f"shop.db cannot be {'read' if command == 'report' else 'used'}",
+            {"shop.db": "no database, but long enough to be looked at " * 100},
+            SHOP,
+        )
+        for command in ("plan", "launch", "report")
     ),
     *(
         Case(command, "shop.db is not MLflow's: it has the tables customers: set", {}, SHOP, _customers)
