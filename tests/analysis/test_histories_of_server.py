@@ -3,7 +3,6 @@ what comes out, a run that has ended costs one file, and an unchanged one nothin
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipping import ship
-from dev.servers.mlflow_server import MlflowServer
+from tests.servers.conftest import server, sqlite_tables
 
+__all__ = ["server", "sqlite_tables"]  # fixtures, of the one server that a session has
 STEPS = 12
 TAGS = {schema.sweep_tag("demo"): "cppo"}
 
@@ -45,20 +45,10 @@ def expected(steps: int) -> list[tuple[str, int, str]]:
     ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("server")
-    running = MlflowServer(folder, f"sqlite:///{folder}/mlflow.db")
-    try:
-        yield running.start().uri
-    finally:
-        running.stop()
-
-
 @pytest.fixture(params=["sqlite", "server"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path, empty_store: Path) -> str:
     if request.param == "server":
-        return str(request.getfixturevalue("server"))
+        return str(request.getfixturevalue("server").uri)
     (tmp_path / "mlflow.db").write_bytes(empty_store.read_bytes())
     return f"sqlite:///{tmp_path}/mlflow.db"
 

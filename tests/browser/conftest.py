@@ -16,15 +16,25 @@ from cppo_lab.store import tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
+from dev.servers.group import free_port
 from tests.plausible import train
 from tests.requirement import BROWSER, CHROMIUM
+from tests.waiting import CEILING_SECONDS
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 # MLflow opens its assistant over a third of the page at the first visit.
 _SEEN = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
-WAIT_MS = 180_000  # for an element: the page asks the server for each chart, and the machine may be busy
+# `cppo ui`, with the tests' patience, on a port that no other session of them is given.
+UI = """
+import sys
+from cppo_lab.cli import main
+from cppo_lab.tracking import page_server
+page_server.START_SECONDS = float(sys.argv[1])
+sys.exit(main(["ui", "--port", sys.argv[2]]))
+"""
+WAIT_MS = 1000 * CEILING_SECONDS  # for whatever a page has to show
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +55,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def links(store: str) -> Iterator[list[str]]:
     """The addresses that `cppo ui` prints, while it serves them."""
     with subprocess.Popen(
-        [sys.executable, "-m", "cppo_lab.cli", "ui"],
+        [sys.executable, "-c", UI, str(CEILING_SECONDS), str(free_port())],
         env=os.environ | {"MLFLOW_TRACKING_URI": store},
         stdout=subprocess.PIPE,
         text=True,
@@ -62,23 +72,31 @@ def links(store: str) -> Iterator[list[str]]:
             yield found
         finally:
             served.send_signal(signal.SIGINT)
-            assert served.wait(120) == 0
+            assert served.wait(CEILING_SECONDS) == 0
 
 
-@pytest.fixture(scope="module")
-def browser_page(links: list[str]) -> "Iterator[Page]":
-    """One page of a headless Chromium, for all tests: it starts once."""
+@pytest.fixture(scope="session")
+def browser() -> "Iterator[Browser]":
+    """A headless Chromium."""
+    BROWSER.demand()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
+        opened = playwright.chromium.launch(
             executable_path=str(CHROMIUM), args=["--no-sandbox"], timeout=WAIT_MS
         )
-        page = browser.new_page(viewport={"width": 1600, "height": 1000})
-        page.add_init_script(_SEEN)
-        page.set_default_timeout(WAIT_MS)
-        yield page
-        browser.close()
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def browser_page(links: list[str], browser: "Browser") -> "Iterator[Page]":
+    """One page, for all tests of a file."""
+    page = browser.new_page(viewport={"width": 1600, "height": 1000})
+    page.add_init_script(_SEEN)
+    page.set_default_timeout(WAIT_MS)
+    yield page
+    page.close()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,11 +57,13 @@ def context(*more: str) -> ForkServerContext:
 
 
 def stop() -> None:
-    """Ends the fork server, if there is one, at the end of a session."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    """Ends the fork server, if there is one, and what multiprocessing keeps beside it, at the end of a session."""
+    server, tracker = forkserver._forkserver, resource_tracker._resource_tracker  # type: ignore[attr-defined]
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
+        os.kill(tracker._pid, signal.SIGKILL)
+        tracker._stop()
 
 
 class Environment:

@@ -1,41 +1,25 @@
-"""A search whose study and whose records are both in PostgreSQL, with two workers on real runs."""
+"""A search whose study and whose records are both in PostgreSQL, with workers on real runs."""
 
 import os
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
-from cppo_lab import schema
+from cppo_lab import schema, store
 from cppo_lab.cli import main
 from cppo_lab.store import absolute_uri
 from cppo_lab.sweep.search.storage import storage_url
 from cppo_lab.tracking.client import open_client
 from dev.servers.postgres import Postgres
 from tests.sweep.made_search import search_values, write_search
+from tests.sweep.terminals import searching
 
-TRIALS = 6
+TRIALS = 4
 STUDY = "tune-mini_base"
-
-
-def tune(url: str, uri: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`cppo tune` in a process of its own; what it prints in one text."""
-    command = [sys.executable, "-m", "cppo_lab.cli", "tune", "./tune.yaml", "--storage", url, *arguments]
-    return subprocess.run(
-        command,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        env=os.environ | {"MLFLOW_TRACKING_URI": uri},
-    )
 
 
 def files_with(secret: str, folder: Path) -> list[str]:
@@ -45,22 +29,22 @@ def files_with(secret: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_two_workers_search_in_postgres(
+def test_workers_search_in_postgres(
     workspace: Path, postgres: Postgres, new_database: Callable[[], str]
 ) -> None:
+    """One of the local launcher, which finds the passwords in its environment; then two at once."""
     url, uri = postgres.make_database("studies"), new_database()
     write_search(search_values(trials=TRIALS))
-    done: list[subprocess.CompletedProcess[str]] = []
-    launchers = (["launcher=inline"], ["launcher=local", "launcher.workers=1"])
-    workers = [
-        threading.Thread(target=lambda kind=kind: done.append(tune(url, uri, *kind))) for kind in launchers
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    said = "\n".join(one.stdout for one in done)
-    found = optuna.load_study(study_name=STUDY, storage=storage_url(url)).get_trials()
+    with searching({store.VARIABLE: uri}) as search:
+        words = ["--storage", url]
+        assert search.tune("--trials", "1", "launcher=local", "launcher.workers=1", *words).end() == 0
+        assert [trial.state for trial in trials(url)] == [TrialState.COMPLETE]
+        workers = [search.tune("launcher=inline", *words) for _ in range(2)]
+        for worker in workers:  # one of them may leave while the other still trains
+            worker.end()
+        assert search.tune(*words).end() == 0  # nothing is left to do
+    said = Path("terminals.log").read_text()
+    found = trials(url)
     assert [trial.number for trial in found] == list(range(TRIALS)), said
     assert {trial.state for trial in found} == {TrialState.COMPLETE}, said
     assert len({str(trial.params) for trial in found}) == TRIALS
@@ -85,9 +69,9 @@ def test_two_workers_search_in_postgres(
     texts = [*(str(run.to_dictionary()) for run in runs), *(str(trial.user_attrs) for trial in found)]
     assert not [text for text in texts if postgres.password in text]
 
-    again = tune(url, uri)  # nothing is left to do
-    assert again.returncode == 0, again.stdout
-    assert len(optuna.load_study(study_name=STUDY, storage=storage_url(url)).get_trials()) == TRIALS
+
+def trials(url: str) -> list[FrozenTrial]:
+    return optuna.load_study(study_name=STUDY, storage=storage_url(url)).get_trials()
 
 
 @pytest.mark.parametrize("wrong", ["password", "database", "port"])

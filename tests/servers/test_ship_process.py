@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -75,7 +76,8 @@ def test_its_store_hangs(
     proxy: FaultyProxy, server: MlflowServer, trainer: Make, spec: RunSpec, workspace: Path
 ) -> None:
     """A signal does not wait for it: the run is over while the request still hangs."""
-    going = in_mid_run(trainer(proxy.uri, aside_after=0.0, hurry=0.0), server.uri)
+    # In its last two seconds it ends the process, which would wait as long as tests do.
+    going = in_mid_run(trainer(proxy.uri, aside_after=0.0, hurry=2.0), server.uri)
     process = process_of(going)
     hang = Fault(hold=True)
     proxy.answer(hang)
@@ -91,26 +93,35 @@ def test_its_store_hangs(
     assert_never_waited(going)
 
 
-def test_what_mlflow_prints_is_no_answer(
-    server: MlflowServer,
+# What a library prints while it ships.
+PRINTS = """
+from cppo_lab.tracking import ship_process
+ship = ship_process.ship
+ship_process.ship = lambda *arguments: print("View run", flush=True) or ship(*arguments)
+ship_process.main()
+"""
+
+
+def test_what_libraries_print_is_no_answer(
+    sqlite_tables: Path,
     spec: RunSpec,
     workspace: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It prints where to look at a run that has ended."""
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # the process is killed, with what it has not written
+    uri = copy_of(sqlite_tables, workspace)
+    monkeypatch.setattr("cppo_lab.tracking.ship_process._COMMAND", [sys.executable, "-c", PRINTS])
     recorder = Recorder(spec, {}, workspace / "runs" / spec.run_id)
     recorder.log(0, {"train/reward": 0.5})
     recorder.finish(Outcome(DONE, 0))
-    process = ShipProcess(recorder.folder, server.uri)
+    process = ShipProcess(recorder.folder, uri)
     try:
         assert (process.ship(), process.ship()) == ("", "")
     finally:
         process.close()
-    assert not unsent(recorder.folder, server.uri)
+    assert not unsent(recorder.folder, uri)
     said = capfd.readouterr()
-    assert ("View run" in said.err, said.out) == (True, "")
+    assert (said.err.count("View run"), said.out) == (2, "")
 
 
 def test_it_says_what_is_wrong_with_the_store(workspace: Path) -> None:
