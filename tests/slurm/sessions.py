@@ -16,6 +16,7 @@ from dev.slurm.cluster import Cluster, default_folder
 from dev.slurm.daemons import look_up
 
 PREFIX = "tests-"
+_known: set[Path] = set()  # where this process is known to live
 
 
 def session_folder(what: str = "") -> Path:
@@ -32,6 +33,9 @@ def remove(cluster: Cluster) -> None:
 @contextlib.contextmanager
 def alive(parent: Path) -> Iterator[None]:
     """Clears away what dead sessions have left in `parent`. Until the end of the context this one is known to live."""
+    if parent in _known:  # two conftests have the fixture
+        yield
+        return
     with _alone(parent):
         left = [folder for folder in parent.glob(f"{PREFIX}*") if folder.is_dir()]
         dead = {name for folder in left if not _lives(parent, name := folder.name.split("-")[1])}
@@ -42,9 +46,11 @@ def alive(parent: Path) -> Iterator[None]:
             _lock_file(parent, name).unlink(missing_ok=True)
         own = _lock_file(parent, str(os.getpid())).open("w")
         fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _known.add(parent)
     try:
         yield
     finally:
+        _known.discard(parent)
         with _alone(parent), own:
             _lock_file(parent, str(os.getpid())).unlink(missing_ok=True)
 
