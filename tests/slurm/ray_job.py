@@ -5,8 +5,8 @@ Run as `python -m tests.slurm.ray_job RUNS NAME KIND [OPTION=VALUE ...]`; the op
 
 import json
 import os
+import signal
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ RANKS = 2
 
 @dataclass(frozen=True)
 class RayJob:
-    """`kind` is what the first machine does once Ray is there: `once`, `fail`, or `hold` in its first life.
+    """`kind` `hold`: once Ray is there the first machine waits for an end from outside, and fails in its second life.
 
     `alone`: the other machine does not join.
     """
@@ -65,26 +65,19 @@ class RayJob:
         with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
             found = all_reduce(ray_init)
             self._note("up", **found)
-            if self.kind == "fail":
+            if os.environ.get("SLURM_RESTART_COUNT"):
                 raise RuntimeError("the trainer fails")
-            while self._goes_on():
-                time.sleep(0.2)
-        self._note("left")
-
-    def _goes_on(self) -> bool:
-        """Whether it is still needed: until the test says that it is through, or for one life."""
-        if self.kind == "once":
-            return not (self.runs / "through").exists()
-        return not os.environ.get("SLURM_RESTART_COUNT")
+            while True:
+                signal.pause()
 
     def give_up(self, why: str) -> None:
         self._note("given up")
 
     def _note(self, what: str, **values: Any) -> None:
-        """Write down what happened, when, and in which life of the job."""
+        """Write down what happened, and in which life of the job."""
         assert self.allocation is not None
         life = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-        line = {"what": what, "machine": self.allocation.machine, "life": life, "at": time.time(), **values}
+        line = {"what": what, "machine": self.allocation.machine, "life": life, **values}
         with (self.folder / "notes").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -24,7 +24,7 @@ from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
 from tests.requirement import SLURM
 from tests.slurm.conftest import remove, session_folder
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [
     pytest.mark.slurm,
@@ -71,7 +71,7 @@ class Submitted:
         return [note for note in notes if (note["what"], note["life"]) == (what, life)]
 
     def wait_for(self, what: str, life: int = 0) -> dict[str, Any]:
-        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)), 300)
+        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)))
         return self.notes(what, life)[0]
 
     def job(self) -> str:
@@ -88,12 +88,14 @@ class Submitted:
         return "".join(path.read_text() for path in self.runs.glob(f"slurm/*/{self.job()}_*log.out"))
 
     def wait_for_end(self) -> str:
-        until(f"{self.name} ends", lambda: self.state() not in WAITING | ACTIVE, 300)
+        until(f"{self.name} ends", lambda: self.state() not in WAITING | ACTIVE)
         return self.state()
 
 
 def submit(cluster: Cluster, runs: Path, name: str, kind: str) -> Submitted:
-    done = cluster.run(sys.executable, "-m", "tests.slurm.ray_job", str(runs), name, kind, seconds=300)
+    done = cluster.run(
+        sys.executable, "-m", "tests.slurm.ray_job", str(runs), name, kind, seconds=CEILING_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     return Submitted(cluster, runs, name)
 
@@ -118,45 +120,29 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
-def test_two_jobs_share_two_machines_and_a_process_on_each_works(machines: Cluster, tmp_path: Path) -> None:
-    jobs = [submit(machines, tmp_path, name, "once") for name in ("one", "two")]
-    try:
-        ends = [job.wait_for("up") for job in jobs]  # both are there at once
-    finally:
-        (tmp_path / "through").touch()
-    assert [job.wait_for_end() for job in jobs] == ["COMPLETED"] * 2, jobs[0].output()
-    for end in ends:
+def test_two_jobs_share_two_machines_and_each_ends_without_the_other(
+    machines: Cluster, tmp_path: Path
+) -> None:
+    """One is killed. The other is requeued, starts again with a new cluster, and leaves when its trainer fails."""
+    held, killed, alone = (submit(machines, tmp_path, *one) for one in (
+        ("held", "hold"), ("killed", "hold"), ("alone", "alone"),
+    ))  # fmt: skip
+    first, up = held.wait_for("up"), killed.wait_for("up")  # both are there at once
+    os.kill(killed.wait_for("training")["pid"], signal.SIGKILL)
+    assert killed.wait_for_end() == "FAILED"
+    assert held.state() == "RUNNING"
+    machines.call("scancel", "--signal=USR2", held.job())  # Slurm's warning, to every process of the job
+    again = held.wait_for("up", life=1)
+    assert held.wait_for_end() == "FAILED"
+    assert "RuntimeError: the trainer fails" in held.output()
+    assert [note["machine"] for note in held.notes("left", life=1)] == ["n2"]  # in order, not killed
+    for end in (first, up, again):
         assert end["sums"] == [SUM, SUM]
         assert len(set(end["addresses"])) == 2  # one process on each machine
         assert not end["endangered"]  # by SIGUSR2
-    assert len({folder for end in ends for folder in end["folders"]}) == 4
-    assert all({note["machine"] for note in job.notes("left")} == {"n1", "n2"} for job in jobs)
-    nothing_is_left(machines, *ends)
-
-
-def test_the_others_leave_when_the_trainer_fails(machines: Cluster, tmp_path: Path) -> None:
-    job, alone = (submit(machines, tmp_path, kind, kind) for kind in ("fail", "alone"))
-    up = job.wait_for("up")
-    assert job.wait_for_end() == "FAILED"
-    assert "RuntimeError: the trainer fails" in job.output()
+    assert len({folder for end in (first, up, again) for folder in end["folders"]}) == 6
     assert alone.wait_for_end() == "FAILED"
     assert "UserError: n2 did not join Ray's cluster on n1 within 1 s" in alone.output()
-    assert job.notes("left") and job.notes("left")[0]["at"] - up["at"] < 60  # it waits up to 300 for machines
-    nothing_is_left(machines, up)
-
-
-def test_a_requeued_job_starts_anew_and_one_that_is_killed_leaves_nothing(
-    machines: Cluster, tmp_path: Path
-) -> None:
-    job, killed = (submit(machines, tmp_path, name, "hold") for name in ("held", "killed"))
-    first, up = job.wait_for("up"), killed.wait_for("up")
-    machines.call("scancel", "--signal=USR2", job.job())  # Slurm's warning, to every process of the job
-    os.kill(killed.wait_for("training")["pid"], signal.SIGKILL)
-    assert killed.wait_for_end() == "FAILED"
-    again = job.wait_for("up", life=1)
-    assert job.wait_for_end() == "COMPLETED", job.output()
-    assert again["sums"] == [SUM, SUM]
-    assert {note["machine"] for note in job.notes("left", life=1)} == {"n1", "n2"}
     remove_abandoned()  # as the next run on the machine does: Slurm kills what would remove the killed one's folder
     nothing_is_left(machines, up, first, again)
 
@@ -167,14 +153,18 @@ def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) 
     shorter = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
     command = [sys.executable, "-m", "cppo_lab.cli", "launch", "two.yaml", *overrides, *shorter]
     launcher = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
-    launched = machines.run("env", "-C", str(tmp_path), *command, *launcher, seconds=300)
+    launched = machines.run("env", "-C", str(tmp_path), *command, *launcher, seconds=CEILING_SECONDS)
     assert "queued" in launched.stdout, launched.stderr
-    until("it ends", lambda: not machines.call("squeue", "-h"), 900)  # 80 s where nothing else runs
+    until("it ends", lambda: not machines.call("squeue", "-h"))
     run = next((tmp_path / "runs").glob("*/status.json")).parent
     told = json.loads((run / "status.json").read_text())
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "slurm").glob("*/*_0_log.out"))
     assert (told["status"], told["step"]) == ("done", 2), log[-5000:]
     assert "ip=127.0.0.3" in log  # a rank worked on the second machine
+    with sqlite3.connect(tmp_path / "runs" / "slurm.db") as ledger:
+        [(job,)] = ledger.execute("SELECT DISTINCT job_id FROM submission").fetchall()
+    # Both tasks: the other machine left in order.
+    assert machines.call("squeue", "-h", "-t", "all", "-j", str(job), "-o", "%T").strip() == "COMPLETED"
     shards = {path.name for path in (run / "best_checkpoint" / "actor").glob("model_world_size_2_*")}
     assert shards == {f"model_world_size_2_rank_{rank}.pt" for rank in range(2)}
     nothing_is_left(machines)

@@ -27,6 +27,15 @@ LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
 LOGICAL_CPUS = 16
 OBJECT_STORE_LEAST = 80 * 2**20  # bytes; Ray refuses less than 75 of 2^20
 OBJECT_STORE_SHARE = 0.3  # of the memory that a run may take; Ray's own share of all that the machine has
+WORKERS = {
+    # They are the run. Ray would let everything else on the machine go before them (nice 15), and on one that is busy
+    # none of them would get to its work.
+    "RAY_worker_niceness": "0",
+    # None before they are asked for: Ray starts some that lack the environment of ours, and stay idle.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_worker_register_timeout_seconds": "600",  # one that loads torch on a busy machine is not dead after 60
+}
 DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
 
 
@@ -58,6 +67,7 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(private_token(place / "token")),
         "RAY_USAGE_STATS_ENABLED": "0",
+        **WORKERS,
         # Not another cluster's address or folder that the shell may export.
         "RAY_ADDRESS": "local",
         "RAY_TMPDIR": str(place),

@@ -24,6 +24,7 @@ from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_folder import own_folder
 from cppo_lab.cores.verl.ray_keeper import kept
 from cppo_lab.cores.verl.ray_local import (
+    WORKERS,
     left_in_order,
     logical_cpus,
     object_store_bytes,
@@ -168,7 +169,7 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
     environment = {
         key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")
     }
-    environment |= {
+    environment |= WORKERS | {
         "AUTOSCALER_METRIC_PORT": str(free_port(host)),
         "DASHBOARD_METRIC_PORT": str(free_port(host)),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a server's: nobody has to move to another machine

@@ -1,9 +1,12 @@
 """The table of what we use of verl holds for the installed version, and names exactly what breaks."""
 
 import ast
+import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import verl.workers.rollout.base as rollout_base
@@ -83,16 +86,29 @@ def test_an_adapter_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get_rollout_class("some") is rollout_base.BaseRollout
 
 
-def in_a_process(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+# Forks a process per question from one that has what takes longest to import; none of it asks for the device.
+FORKS = """
+import json, os, sys, traceback
+import ray, tensordict, torch, transformers
 
-
+folder = sys.argv[1]
+for name, (code, environment) in json.loads(sys.argv[2]).items():
+    if not (pid := os.fork()):
+        for number, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}/{name}.{kind}", os.O_WRONLY | os.O_CREAT), number)
+        os.environ.update(environment)
+        status = 0
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    with open(f"{folder}/{name}.status", "w") as file:
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=file)
+"""
 PLUGIN = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
 ASK = """
 import sys
@@ -107,33 +123,66 @@ print(PlatformRegistry.registered_names(), get_device_name())
 print(loaded)
 print(sorted(EngineRegistry._engines["language_model"]["fsdp2"]))
 """
+SERVERS = "print(RolloutReplicaRegistry.get('cppo_cpu').__name__, get_rollout_class('cppo_cpu').__name__)\n"
+SKLEARN = """
+from transformers.utils import is_sklearn_available
+print(is_sklearn_available(), "sklearn" in sys.modules)
+"""
+CASES = {
+    "cpu": (ASK + SKLEARN + SERVERS, PLUGIN | {"CPPO_LAB_VERL_DEVICE": "cpu"}),
+    "plain": (ASK, {}),
+    "ours": (ASK, PLUGIN),
+    "loud": ("import verl", PLUGIN | {"CPPO_LAB_VERL_DEVICE": "gpu"}),
+}
 
 
-def test_the_plugin_chooses_the_cpu_when_asked() -> None:
-    code = (
-        ASK + "print(RolloutReplicaRegistry.get('cppo_cpu').__name__, get_rollout_class('cppo_cpu').__name__)"
-    )
-    done = in_a_process(code, CPPO_LAB_VERL_DEVICE="cpu", **PLUGIN)
-    assert done.returncode == 0, done.stderr[-2000:]
-    platforms, loaded, engines, servers = done.stdout.strip().splitlines()[-4:]
+class Done(NamedTuple):
+    """How a process ended, and what it printed."""
+
+    status: int
+    lines: list[str]
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """verl imported in a fresh process of each case."""
+    folder = tmp_path_factory.mktemp("imported")
+    command = [sys.executable, "-c", FORKS, str(folder), json.dumps(CASES)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {
+        name: Done(
+            int((folder / f"{name}.status").read_text()),
+            (folder / f"{name}.out").read_text().strip().splitlines(),
+            (folder / f"{name}.err").read_text(),
+        )
+        for name in CASES
+    }
+
+
+def test_the_plugin_chooses_the_cpu_when_asked(imported: dict[str, Done]) -> None:
+    status, lines, errors = imported["cpu"]
+    assert status == 0, errors[-2000:]
+    platforms, loaded, engines, sklearn, servers = lines[-5:]
     assert platforms.endswith(" cpu") and "'cpu')" in platforms
     assert not [part for part in ("cpu_server", "vllm_server", "decode") if part in loaded]  # only on demand
     assert engines == "['cpu', 'cuda', 'npu']"
+    assert sklearn == f"{find_spec('sklearn') is not None} False"  # seconds in every process of a run
     assert servers == "CpuReplica CpuServerAdapter"
 
 
-def test_without_being_asked_the_device_is_verls_own_choice() -> None:
-    plain, ours = (in_a_process(ASK, **environment) for environment in ({}, PLUGIN))
-    assert plain.returncode == ours.returncode == 0, ours.stderr[-2000:]
-    plain_lines, our_lines = plain.stdout.strip().splitlines(), ours.stdout.strip().splitlines()
-    assert plain_lines[0] == our_lines[0] and plain_lines[2] == our_lines[2]
-    assert "platform_cpu" not in our_lines[1] and "plugin" in our_lines[1]
+def test_without_being_asked_the_device_is_verls_own_choice(imported: dict[str, Done]) -> None:
+    plain, ours = imported["plain"], imported["ours"]
+    assert plain.status == ours.status == 0, ours.errors[-2000:]
+    assert plain.lines[0] == ours.lines[0] and plain.lines[2] == ours.lines[2]
+    assert "platform_cpu" not in ours.lines[1] and "plugin" in ours.lines[1]
 
 
-def test_the_plugin_is_loud() -> None:
-    done = in_a_process("import verl", CPPO_LAB_VERL_DEVICE="gpu", **PLUGIN)
-    assert done.returncode != 0
-    assert "unknown CPPO_LAB_VERL_DEVICE (leave it unset for verl's own choice) 'gpu'" in done.stderr
+def test_the_plugin_is_loud(imported: dict[str, Done]) -> None:
+    loud = imported["loud"]
+    assert loud.status != 0
+    assert "unknown CPPO_LAB_VERL_DEVICE (leave it unset for verl's own choice) 'gpu'" in loud.errors
 
 
 def test_the_table_has_every_method_that_we_override() -> None:

@@ -149,11 +149,16 @@ def work(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def group(_: int, folder: str) -> None:
+    """A process that loads verl once, and forks both: neither torch nor gloo has begun."""
+    mp.start_processes(work, (folder,), nprocs=RANKS, start_method="fork")
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
     """What each of the two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(work, (str(folder),), nprocs=RANKS)
+    mp.spawn(group, (str(folder),))
     return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
 
 
