@@ -177,15 +177,18 @@ def test_a_file_that_is_none_is_named(make: Callable[[], bytes]) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("position", range(0, 1200, 7))
-def test_a_flipped_byte_is_seen_or_does_no_harm(position: int) -> None:
-    data = bytearray(saved())
-    data[position % len(data)] ^= 0x55
-    try:
-        found = unpack(bytes(data), HISTORY)
-    except UserError:
-        return
-    assert list(plain(found)) == [("a", 1), ("a", 2), ("b", 1)]
+def test_a_flipped_byte_is_seen_or_does_no_harm() -> None:
+    whole, harmed = saved(), []
+    for position in range(len(whole)):
+        data = bytearray(whole)
+        data[position] ^= 0x55
+        try:
+            found = unpack(bytes(data), HISTORY)
+        except UserError:
+            continue
+        if list(plain(found)) != [("a", 1), ("a", 2), ("b", 1)]:
+            harmed.append(position)
+    assert harmed == []
 
 
 def test_what_would_be_too_large_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import subprocess
 import sys
 
@@ -43,17 +44,15 @@ def test_run_id_ignores_launcher_tracking_and_key_order() -> None:
 
 def test_run_id_does_not_depend_on_hash_randomisation() -> None:
     code = "from cppo_lab.sweep.compose import compose; print(compose([]).run.run_id)"
-    ids = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert ids == {compose([]).run.run_id + "\n"}
+    ours = os.environ.get("PYTHONHASHSEED")
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "2" if ours == "1" else "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert other.stdout == compose([]).run.run_id + "\n"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_specs_are_frozen() -> None:
         ({"batch": {"prompts": 32, "responses": 8, "minibatch_prompts": 5}}, "must divide prompts=32"),
         (
             {"batch": {"prompts": 32, "responses": 1, "minibatch_prompts": 4}},
-            "batch.responses=1: must be in [2, inf)",
+            "batch.responses=1: must be in [2, 1000000000]",
         ),
         (
             {"rule": {"name": "trm_max", "delta_max": 0.05}},

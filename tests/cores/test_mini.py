@@ -246,13 +246,17 @@ def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float
     return sink.numbers()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose warm start is made by the first run in it."""
+    return tmp_path_factory.mktemp("shared")
+
+
 class TestTrainer:
     @pytest.mark.parametrize("rule", [name for name in groups()["rule"] if not name.startswith(VERL)])
     @pytest.mark.parametrize("divergence", ["topk_kl", "binary_kl", "exact_kl"])
-    def test_every_rule_trains_and_speaks_the_schema(
-        self, tmp_path: Path, rule: str, divergence: str
-    ) -> None:
-        rows = train_tiny(tmp_path, f"rule={rule}", f"divergence={divergence}", "training.t_stop=2")
+    def test_every_rule_trains_and_speaks_the_schema(self, shared: Path, rule: str, divergence: str) -> None:
+        rows = train_tiny(shared, f"rule={rule}", f"divergence={divergence}", "training.t_stop=2")
         assert [step for step, _ in rows] == [0, 1, 2]
         for _, metrics in rows:
             assert all(

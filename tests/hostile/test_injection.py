@@ -28,7 +28,8 @@ printf '%s\\0' "$@" > "$CPPO_TEST_RECORD/srun"
 """
 SQUEUE = """#!/bin/sh
 [ -f "$CPPO_TEST_RECORD/script.sh" ] || exit 0
-sed -n 's/^#SBATCH --comment=/77|PENDING|None|0:00||/p' "$CPPO_TEST_RECORD/script.sh"
+mark=$(printf '%s\\n' "$@" | sed -n 's/^--format=\\([0-9a-f]*\\)%.*/\\1/p')
+sed -n "s/^#SBATCH --comment=/${mark}77|PENDING|0:00||None|/p" "$CPPO_TEST_RECORD/script.sh"
 """
 SILENT = "#!/bin/sh\nexit 0\n"
 CLUSTER = {

@@ -1,0 +1,80 @@
+"""`cppo ui` with a real server: it answers until it is ended, and nothing of it stays behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.tracking.client import ensure_experiment, open_client
+from tests.test_cli_ui import empty_store
+from tests.waiting import CEILING_SECONDS
+
+
+def processes_of(text: str) -> list[str]:
+    """Command lines that contain `text`, or whose environment does."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in line:
+            found.append(folder.name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number: int) -> None:
+    uri = empty_store()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cppo_lab.cli", "ui"],
+        env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+        stdout=subprocess.PIPE,
+        text=True,
+        # Children inherit it: the tests may be in the background of a script, where SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as served:
+        assert served.stdout is not None
+        title, link = served.stdout.readline(), served.stdout.readline().strip()
+        assert title.startswith("cppo-mini")
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/#/experiments/1/runs\?", link)
+        assert found, link
+        with urllib.request.urlopen(found[1], timeout=CEILING_SECONDS) as answer:
+            assert b"<title>MLflow</title>" in answer.read()
+        assert len(processes_of(uri)) > 1
+        served.send_signal(number)
+        assert served.wait(CEILING_SECONDS) == 0
+    assert processes_of(uri) == []
+
+
+@pytest.mark.slow
+def test_two_that_start_at_once_take_two_ports(workspace: Path) -> None:
+    served = []
+    for name in ("one", "two"):
+        uri = f"sqlite:///{workspace}/{name}.db"
+        ensure_experiment(open_client(uri), uri, f"cppo-{'mini' if name == 'one' else 'verl'}")
+        served.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "cppo_lab.cli", "ui"],
+                env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        titles, links = zip(
+            *((one.stdout.readline(), one.stdout.readline().strip()) for one in served), strict=True
+        )
+        assert (titles[0].split()[0], titles[1].split()[0]) == ("cppo-mini", "cppo-verl")
+        assert len({link.partition("/#")[0] for link in links}) == 2
+        assert [one.poll() for one in served] == [None, None]
+    finally:
+        for one in served:
+            one.terminate()
+        assert [one.wait(CEILING_SECONDS) for one in served] == [0, 0]
