@@ -1,12 +1,15 @@
 """What a run logs is on file at once, whatever the disk does meanwhile; no store is asked."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.entities import Run
 
-from cppo_lab import schema
+from cppo_lab import plain_file, schema
 from cppo_lab.errors import UserError
 from cppo_lab.run import Attempt, execute
 from cppo_lab.schema import Outcome
@@ -123,12 +126,20 @@ def test_failure_leaves_status_reason_and_traceback(recorder: Recorder) -> None:
     assert Path(path).read_text() == "Traceback ..."
 
 
-def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
+REPLACING = plain_file.replacing
 
+
+@contextlib.contextmanager
+def full(path: Path) -> Iterator[Any]:
+    """What `replacing` comes to on a full disk."""
+    with REPLACING(path):
+        raise OSError(28, "No space left on device")
+    yield
+
+
+def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(plain_file, "replacing", full)
         recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
     run = recorded(recorder)
     assert run.info.status == "FAILED"
@@ -157,11 +168,7 @@ def test_a_status_that_a_full_disk_does_not_take_leaves_the_old_one_alone(
 ) -> None:
     write_status(tmp_path, {"step": 1})
 
-    def full(path: Path, text: str, encoding: str) -> None:
-        path.touch()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(plain_file, "replacing", full)
     with pytest.raises(OSError, match="No space left"):
         write_status(tmp_path, {"step": 2})
     assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 1}, 1)

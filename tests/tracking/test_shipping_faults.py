@@ -1,6 +1,8 @@
 """Shipping while the store is away, while the disk is full, and while both are: nothing is lost, nobody waits."""
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import schema
+from cppo_lab import plain_file, schema
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
@@ -123,18 +125,19 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> None:
     """No file below the folder can be written from now on, and its spool neither, if so said."""
-    real = Path.write_text
+    real = plain_file.replacing
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    def write(path: Path, *arguments: Any, **named: Any) -> int:
-        if path.is_relative_to(folder):
-            path.touch()
-            full()
-        return real(path, *arguments, **named)
+    @contextlib.contextmanager
+    def replacing(path: Path) -> Iterator[Any]:
+        with real(path) as file:
+            if path.is_relative_to(folder):
+                full()
+            yield file
 
-    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(plain_file, "replacing", replacing)
     if spool:
         monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
 
