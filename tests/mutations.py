@@ -434,7 +434,7 @@ TRACKING = (
         "cppo_lab/tracking/shipped.py",
         "return state.pending or any(",
         "return any(",
-        "tests/tracking/test_shipping.py",
+        "tests/tracking/test_shipped_offsets.py",
     ),
     Fault(
         "of two records of a step the later one counts",
@@ -490,7 +490,7 @@ TRACKING = (
         "cppo_lab/tracking/parents.py",
         "key=lambda run: (run.info.start_time, run.info.run_id))",
         "key=lambda run: (run.info.start_time, run.info.run_id), reverse=True)",
-        "tests/tracking/test_parents.py",
+        "tests/tracking/test_noted_runs.py",
     ),
     Fault(
         "the description of a sweep takes an older result for the newest",

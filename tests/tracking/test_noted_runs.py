@@ -1,4 +1,4 @@
-"""Which of several attempts at a run a sweep's description shows, and when a replaced result is deleted."""
+"""Which of several runs stays or is shown: parents of a sweep, attempts at a run, a result and its replacement."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.tracking import parents
-from cppo_lab.tracking.parents import noted_runs
+from cppo_lab.tracking.parents import ensure_parent, noted_runs
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.sweep_note import NotedRun
 
@@ -60,3 +60,20 @@ def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(status: 
     retire(client, "new")
     assert [call.args for call in client.delete_run.call_args_list] == [("old",)] * gone
     assert client.set_tag.called == client.delete_tag.called == gone
+
+
+@pytest.mark.parametrize("order", [("young", "old"), ("old", "young")])
+def test_of_several_parents_the_oldest_stays_and_takes_the_runs_of_the_others(order: tuple[str, str]) -> None:
+    began = {"old": 1, "young": 2}
+    found = [SimpleNamespace(info=SimpleNamespace(run_id=one, start_time=began[one])) for one in order]
+    child = SimpleNamespace(info=SimpleNamespace(run_id="child"))
+    children = {
+        f"tags.`{schema.TAG_PARENT}` = 'young'": [child],
+        f"tags.`{schema.TAG_SWEEP_PARENT}` = 's'": found,
+    }
+    client = Mock()
+    client.search_runs.side_effect = lambda experiments, condition: children[condition]
+    assert ensure_parent(client, "http://store", "1", "s") == "old"
+    assert [call.args for call in client.set_tag.call_args_list] == [("child", schema.TAG_PARENT, "old")]
+    assert [call.args for call in client.delete_run.call_args_list] == [("young",)]
+    assert not client.create_run.called

@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.tracking import shipping
 from cppo_lab.tracking.lines import Begin, End, Row
-from cppo_lab.tracking.shipped import Shipped, ShippedRecord, load_shipped, save_shipped
+from cppo_lab.tracking.shipped import Shipped, ShippedRecord, load_shipped, save_shipped, unsent
 from cppo_lab.tracking.shipping import ship
 from cppo_lab.tracking.spool import Spool, open_spool
 
@@ -118,3 +118,22 @@ def test_a_step_that_no_file_has_is_sent_only_of_a_run_that_has_finished(
     with pytest.raises(AttributeError, match="get_run"):
         sent(tmp_path, store, row(1), End(BEGIN.record, schema.DONE, 1, 2_000))
     assert store.taken == points(row(0), row(1))
+
+
+@pytest.mark.parametrize(
+    ("record", "left"),
+    [
+        (ShippedRecord("known"), False),
+        (ShippedRecord("known", pending=["config.json"]), True),
+        (ShippedRecord("known", ended=True), True),  # its history is a file to come
+        (ShippedRecord("", pending=["config.json"]), False),  # nothing that the store has a run for
+    ],
+)
+def test_files_that_the_store_has_not_got_are_unsent_though_every_line_is_sent(
+    tmp_path: Path, spool: Spool, record: ShippedRecord, left: bool
+) -> None:
+    offsets = load_shipped(tmp_path, URI).offsets
+    save_shipped(tmp_path, URI, Shipped(offsets, {BEGIN.record: record}))
+    assert unsent(tmp_path, URI) == left
+    spool.add(row(0))
+    assert unsent(tmp_path, URI)
