@@ -1,5 +1,6 @@
 """Tiers, the order of the tests, what ends with them, and a run small enough for a unit test."""
 
+import fcntl
 import os
 import secrets
 import signal
@@ -99,10 +100,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 _TOGETHER = (
     ("ray", ("tests/cores/verl/", "tests/slurm/test_ray_nodes.py")),
     ("slurm", ("tests/launch/slurm/", "tests/slurm/")),
+    ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
+    ("searches", ("tests/sweep/test_search_",)),
     ("launch", ("tests/launch/",)),
-    ("servers", ("tests/servers/", "tests/analysis/test_histories_of_server.py")),
     ("reports", ("tests/reports/",)),
-    ("browser", ("tests/browser/",)),
 )
 
 
@@ -145,10 +146,12 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """MLflow makes the tables of a SQLite store by some fifty migrations, each brought through to the disk: seconds.
 
-    They are made once, by MLflow, and every further store of this process begins as a copy.
+    They are made once, by MLflow, and every further store of this session's processes begins as a copy.
     """
     make: Callable[[Engine], None] = db_utils._initialize_tables
-    template = tmp_path_factory.mktemp("tables") / "template.db"
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    template = shared / "mlflow-tables.db"
 
     def tables(engine: Engine) -> None:
         path = Path(engine.url.database or "")
@@ -156,10 +159,15 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
             make(engine)
             return
         engine.dispose()
-        if not template.exists():
-            make(engine)
-            engine.dispose()
-            template.write_bytes(path.read_bytes())
+        with template.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not template.exists():
+                make(engine)
+                engine.dispose()
+                whole = template.with_suffix(".new")
+                whole.write_bytes(path.read_bytes())
+                whole.replace(template)
+                return
         path.write_bytes(template.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:

@@ -12,12 +12,20 @@ SOAK: Final = "soak"  # finds rare things by volume or chance; not in CI
 
 # Path below tests/ -> tier and why. The longest path that fits counts.
 TIERS: Final[dict[str, tuple[str, str]]] = {
+    "analysis/test_histories_of_server.py": (FULL, "an MLflow server"),
     "browser": (FULL, "Chromium"),
-    "chaos": (FULL, "trains a sweep while everything is killed"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
     "launch/slurm": (FULL, "Slurm and root"),
+    "launch/slurm/test_random_kills.py": (SOAK, "launchers killed at random moments"),
+    "reports/test_latex.py": (FULL, "LaTeX"),
     "servers": (FULL, "an MLflow server, PostgreSQL"),
+    "servers/test_random_kills.py": (SOAK, "trainers killed at random moments"),
     "slurm": (FULL, "Slurm and root"),
+    "sweep/test_random_kills.py": (SOAK, "searches killed at random moments"),
+    "sweep/test_search_kill.py": (FULL, "a search killed at every named point of a trial"),
+    "sweep/test_search_worker.py": (FULL, "searches that train"),
+    "test_wheel.py": (FULL, "builds and installs the package"),
+    "tracking/test_new_store.py": (FULL, "makes MLflow's tables forty times, killed at every stage"),
 }
 # What --tier takes -> the tiers that run.
 CHOICES: Final[dict[str, frozenset[str]]] = {
