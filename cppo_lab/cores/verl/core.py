@@ -151,8 +151,10 @@ def _run(config: Any) -> None:
     from ray.exceptions import RayTaskError
     from verl.trainer.main_ppo import run_ppo
 
+    from cppo_lab.cores.verl.ray_local import patient_start
+
     try:
-        with _signals_after_ray() as runner:
+        with patient_start(), _signals_after_ray() as runner:
             run_ppo(config, task_runner_class=runner)
     except RayTaskError as error:
         cause = error

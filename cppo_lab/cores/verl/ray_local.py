@@ -10,6 +10,7 @@ runs on several machines (`ray_nodes`).
 import os
 import secrets
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +37,7 @@ WORKERS = {
     "RAY_enable_worker_prestart": "0",
     "RAY_worker_register_timeout_seconds": "600",  # one that loads torch on a busy machine is not dead after 60
 }
+START_SECONDS = 120.0  # for Ray's daemons
 DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
 
 
@@ -105,6 +107,30 @@ def left_in_order() -> Iterator[None]:
             import ray
 
             ray.shutdown()
+
+
+@contextmanager
+def patient_start() -> Iterator[None]:
+    """Give Ray START_SECONDS to start on this machine. Its own 30, which nothing sets, are too few on a busy one."""
+    from ray._private import services
+
+    look: Callable[[str, str], Any] = services.get_node
+
+    def wait(gcs_address: str, node_id: str) -> Any:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return look(gcs_address, node_id)
+            except RuntimeError:  # not there yet; Ray would catch it and look at its own clock
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    services.get_node = wait
+    try:
+        yield
+    finally:
+        services.get_node = look
 
 
 def own_handlers() -> Callable[[], None]:

@@ -159,7 +159,15 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
     if memory_gb is not None:
         options["object-store-memory"] = object_store_bytes(memory_gb)
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *words]
+    return [
+        sys.executable,
+        "-m",
+        "cppo_lab.cores.verl.ray_start",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+        *words,
+    ]
 
 
 @contextmanager

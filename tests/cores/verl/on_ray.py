@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from cppo_lab.cores.verl.core import _signals_after_ray, own_ray
+from cppo_lab.cores.verl.ray_local import patient_start
 from cppo_lab.sweep.compose import Composed, compose
 from tests.cores.verl.story import OVERRIDES
 from tests.waiting import until
@@ -311,7 +312,7 @@ class Job:
             config = verl_config(one.run, one.layout, self.files)
             config.ray_kwargs.ray_init = ray_init
             check_config(one.run, one.layout, config)
-            with _signals_after_ray() as runner:
+            with patient_start(), _signals_after_ray() as runner:
                 run_ppo(config, task_runner_class=self._here(runner))
 
     def _here(self, runner: Any) -> Any:

@@ -5,9 +5,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cppo_lab.cores.verl import ray_local
 from cppo_lab.cores.verl.ray_local import LONGEST_FOLDER, local_ray_settings
 from cppo_lab.errors import UserError
 from tests.cores.verl.conftest import OnRay
@@ -65,3 +67,30 @@ def test_a_folder_too_long_for_a_socket_is_refused() -> None:
         sock.bind(path + "x")
     with pytest.raises(UserError, match=r"tempfile.mkdtemp\(dir='/tmp'\)"):
         local_ray_settings(Path(f"{fits}x"), num_cpus=1, num_gpus=1)
+
+
+def test_ray_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray asks for its own node until 30 seconds have passed: each answer waits until the node is there."""
+    from ray._private import services
+
+    asked: list[tuple[str, str]] = []
+
+    def look(address: str, node: str) -> str:
+        asked.append((address, node))
+        if len(asked) < 4:
+            raise RuntimeError("GCS cannot find the node")
+        return "found"
+
+    monkeypatch.setattr(services, "get_node", look)
+    monkeypatch.setattr(
+        ray_local, "time", SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda _: None)
+    )
+    with ray_local.patient_start():
+        assert services.get_node("address", "node") == "found"
+        assert asked == [("address", "node")] * 4
+        monkeypatch.setattr(ray_local, "START_SECONDS", 1.0)
+        asked.clear()
+        with pytest.raises(RuntimeError, match="cannot find"):
+            services.get_node("address", "node")
+        assert len(asked) == 2
+    assert services.get_node is look
