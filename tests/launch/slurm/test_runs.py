@@ -133,10 +133,8 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         (folder / "runs" / ids["failed"]).mkdir(parents=True)
         (folder / "runs" / ids["failed"] / "diagnostics").touch()
         for fate, settings in FATES.items():
-            assert (
-                main(["launch", *sweep_of(fate), SLURM, *settings, f"launcher.python={holding.python()}"])
-                == 0
-            )
+            held = [] if fate == "failed" else [f"launcher.python={holding.python()}"]
+            assert main(["launch", *sweep_of(fate), SLURM, *settings, *held]) == 0
         jobs = in_queue(folder / "runs")
         left = set(FATES) - {"failed"}
 
