@@ -72,7 +72,7 @@ def test_of_several_parents_the_oldest_stays_and_takes_the_runs_of_the_others(or
         f"tags.`{schema.TAG_SWEEP_PARENT}` = 's'": found,
     }
     client = Mock()
-    client.search_runs.side_effect = lambda experiments, condition: children[condition]
+    client.search_runs.side_effect = lambda experiments, condition: children.get(condition, [])
     assert ensure_parent(client, "http://store", "1", "s") == "old"
     assert [call.args for call in client.set_tag.call_args_list] == [("child", schema.TAG_PARENT, "old")]
     assert [call.args for call in client.delete_run.call_args_list] == [("young",)]
