@@ -1,7 +1,7 @@
 """Training that holds at a step until it is struck: `python -m tests.launch.slurm.holding` in place of `python`.
 
-A launcher calls it with Python's own arguments (`launcher.python`). The run's first life in Slurm holds when the row
-of step STEP is on file, the signals' handlers in place; a later one trains to the end.
+A launcher calls it with Python's own arguments (`launcher.python`). The run's first life in Slurm holds behind step
+STEP, which is on record, where it is about to record the next; a later one trains to the end.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from cppo_lab.tracking.lines import Line, Row
-from cppo_lab.tracking.spool import Spool, read_rows
+from cppo_lab.tracking.spool import Spool
 
 STEP = 5  # behind a checkpoint (validation.every=2 of TINY), and further than it
 HELD = "held-at-step"  # a file in the run's folder: who writes it does nothing more
@@ -25,18 +25,18 @@ def python() -> str:
 
 def holds(folder: Path) -> bool:
     """Whether the run in `folder` has got to where it holds."""
-    return any(row.step == STEP for row in read_rows(folder)) and (folder / HELD).exists()
+    return (folder / HELD).exists()
 
 
 def _hold() -> None:
     add = Spool.add
 
     def held(spool: Spool, line: Line) -> None:
-        add(spool, line)
-        if isinstance(line, Row) and line.step == STEP:
+        if isinstance(line, Row) and line.step == STEP + 1:
             (spool.path.parents[1] / HELD).touch()
             while True:
                 time.sleep(0.1)
+        add(spool, line)
 
     Spool.add = held  # type: ignore[method-assign]
 
