@@ -28,6 +28,7 @@ from tests.tiers import CHOICES, tier
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
 
 TINY = [
     "model.architecture.width=32",
@@ -67,6 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """In the session's first process: which tier runs, and the reaper that outlives the session."""
     if hasattr(config, "workerinput"):  # one of pytest-xdist's: it has all this from the first
+        config.option.tier = config.workerinput["tier"]
         return
     if config.option.tier is None and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.option.tier = "fast"
@@ -74,6 +76,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_TOKEN] = token = secrets.token_hex(16)
         subprocess.Popen([sys.executable, "-m", "tests.reaper", token], cwd=ROOT.parent)
         os.environ[reaper.MARK] = token
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: "WorkerController") -> None:
+    node.workerinput["tier"] = node.config.option.tier
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
