@@ -29,8 +29,8 @@ RULES = (
     "dppo", "cppo", "grpo", "cispo", "minpro", "trm_max_avg", "cppo_soft", "cppo_no_prefix_budget_shuffled", "gspo",
 )  # fmt: skip
 RANKS = 2
-# A step whose groups all lack variance trains nothing: the rule has the next one too.
-MOST_STEPS = 4 * len(RULES)
+# A step in which a minibatch has no group with a signal shows nothing of the second one: the rule has the next step too.
+MOST_STEPS = 8 * len(RULES)
 HERE = [
     f"layout.devices_per_node={RANKS}",
     "layout.topk_dtype=float16",
@@ -263,7 +263,8 @@ def trainer_class(folder: Path, job: "Job") -> Any:
 
         def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
             found = super()._update_actor(batch, metrics)
-            if self._trains:
+            kept = {self._order[key.split("_")[0]] for key in batch.keys if not key.startswith("pad")}
+            if len({place // self.spec.batch.minibatch_prompts for place in kept}) == 2:
                 self.trained.append((self.spec.rule.name, self.global_steps))
                 if len(self.trained) == len(RULES):
                     self.total_training_steps = self.global_steps
