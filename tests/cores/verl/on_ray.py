@@ -29,7 +29,7 @@ RULES = (
     "dppo", "cppo", "grpo", "cispo", "minpro", "trm_max_avg", "cppo_soft", "cppo_no_prefix_budget_shuffled", "gspo",
 )  # fmt: skip
 RANKS = 2
-# A step in which a minibatch has no group with a signal shows nothing of the second one: the rule has the next step too.
+# A step whose minibatches do not both have a signal shows nothing of the second one: the rule has the next step too.
 MOST_STEPS = 8 * len(RULES)
 HERE = [
     f"layout.devices_per_node={RANKS}",
