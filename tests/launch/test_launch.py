@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -26,12 +25,15 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.spool import read_rows
 from tests.conftest import FINISHED, TINY
+from tests.launch.gate import Gate
 from tests.waiting import until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 # A tiny model may well break down on the way: these are to go on until something ends them.
 LONG = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=8000", "training.collapse_share=0"]
-MIDDLE = [*LONG[:-2], "training.t_stop=400", "training.collapse_share=0"]  # long enough to be killed
+# What was interrupted of these ends soon.
+ONE = [*LONG[:-2], "training.t_stop=12", "training.collapse_share=0"]
+TWO = [text for text in ONE if not text.startswith("variant=")] + ["variant=grpo,cppo"]
 
 
 def mlflow_runs() -> list[Run]:
@@ -57,10 +59,11 @@ def started_by_a_shell(deaf: bool) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def cppo(*arguments: str, deaf: bool = False) -> "subprocess.Popen[str]":
+def cppo(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subprocess.Popen[str]":
     """The command, as a shell starts it; if `deaf`, as a script starts one in the background: it ignores SIGINT."""
     return subprocess.Popen(
         [sys.executable, "-m", "cppo_lab.cli", *arguments],
+        env=gate.environment if gate else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,19 +74,18 @@ def cppo(*arguments: str, deaf: bool = False) -> "subprocess.Popen[str]":
 
 def wait_for_step(folder: Path, step: int) -> dict[str, int]:
     """Wait until the run in `folder` has passed `step`; return its status."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        for path in folder.glob("*/status.json"):
-            status = json.loads(path.read_text())
-            if status["status"] == "running" and status["step"] >= step:
-                return dict(status)
-        time.sleep(0.1)
-    raise AssertionError("the run did not start in time")
+
+    def passed() -> dict[str, int]:
+        found = [json.loads(path.read_text()) for path in folder.glob("*/status.json")]
+        return next((one for one in found if one["status"] == "running" and one["step"] >= step), {})
+
+    return until(f"a run has passed step {step}", passed)
 
 
 def test_local_launch_records_everything_and_repeats_nothing(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the inline launcher gives the same numbers."""
     assert main(["launch", *SWEEP]) == 0
     runs = mlflow_runs()
     assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
@@ -111,13 +113,12 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert main(["plan", *SWEEP]) == 0
     assert "2 runs: 2 done" in capsys.readouterr().out
 
-
-def test_inline_and_local_give_the_same_numbers(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in runs}
+    shutil.rmtree("runs")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///inline.db")
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
-    inline = [history(run, "rule/divergence_mean") for run in mlflow_runs()]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///local.db")
-    assert main(["launch", *SWEEP, "launcher.workers=1"]) == 0
-    assert [history(run, "rule/divergence_mean") for run in mlflow_runs()] == inline
+    inline = {run.data.tags[schema.TAG_RULE]: history(run, "rule/divergence_mean") for run in mlflow_runs()}
+    assert inline == local
 
 
 def test_plan_writes_nothing(workspace: Path) -> None:
@@ -164,58 +165,80 @@ def test_a_run_that_breaks_down_is_a_collapse_and_not_trained_again(
     assert len(mlflow_runs()) == 2
 
 
-def test_killed_trainer_is_partial_at_once_and_continues_with_the_numbers_of_an_unbroken_run(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_numbers_of_unbroken_runs(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = cppo("launch", *MIDDLE)
-    status = wait_for_step(workspace / "runs", 20)
-    os.kill(status["pid"], signal.SIGKILL)
-    output, _ = launcher.communicate(timeout=300)
+    gate = Gate(workspace, validation=3)
+    launcher = cppo("launch", *TWO, "launcher.workers=2", gate=gate)
+    killed, terminated = gate.reached(launcher, runs=2)
+    assert main(["plan", *TWO]) == 0
+    assert len(re.findall(r"  running  step \d+/12$", capsys.readouterr().out, re.M)) == 2
+    ids = {
+        status["pid"]: path.parent.name
+        for path in workspace.glob("runs/*/status.json")
+        if (status := json.loads(path.read_text()))
+    }
+    os.kill(killed, signal.SIGKILL)
+    os.kill(terminated, signal.SIGTERM)
+    output, _ = launcher.communicate()
     assert launcher.returncode == 1, output
-    [run] = mlflow_runs()
-    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
-    assert "ended without a word" in run.data.tags[schema.TAG_REASON]
-    assert int(run.data.tags[schema.TAG_STEP]) >= 20
-    assert "1 partial" in output
-    assert schema.TAG_STEP in run.data.tags
-    assert (workspace / "runs" / run.data.tags[schema.TAG_RUN_ID] / CHECKPOINT).exists()
-    assert main(["launch", *MIDDLE]) == 0
-    [continued] = mlflow_runs()
-    assert (continued.info.run_id, continued.info.status) == (run.info.run_id, "FINISHED")
-    assert not {schema.TAG_STEP, schema.TAG_REASON} & continued.data.tags.keys()
-    assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))
+    assert "2 partial" in output
+    found = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
+    for run in found.values():
+        assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
+        assert run.data.tags[schema.TAG_STEP] == "6"
+        assert (workspace / "runs" / run.data.tags[schema.TAG_RUN_ID] / CHECKPOINT).exists()
+    reasons = {pid: found[run_id].data.tags[schema.TAG_REASON] for pid, run_id in ids.items()}
+    assert "ended without a word" in reasons[killed]
+    assert reasons[terminated] == "interrupted: terminated by SIGTERM at step 6"
+    assert main(["plan", *TWO]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"  partial  step 6/12; interrupted: terminated by SIGTERM$", said, re.M)
+    assert re.search(r"  partial  step 6/12; interrupted: its process ended without a word", said, re.M)
 
-    names = [name for name in continued.data.metrics if not name.startswith(("perf/", "system/"))]
-    broken = {name: history(continued, name) for name in names}
-    assert sorted(broken["train/reward"]) == list(range(1, 401))
+    assert main(["launch", *TWO, "launcher=inline"]) == 0
+    continued = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
+    assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))
+    broken = {}
+    for run_id, run in continued.items():
+        assert (run.info.run_id, run.info.status) == (found[run_id].info.run_id, "FINISHED")
+        assert not {schema.TAG_STEP, schema.TAG_REASON} & run.data.tags.keys()
+        names = [name for name in run.data.metrics if not name.startswith(("perf/", "system/"))]
+        broken[run_id] = {name: history(run, name) for name in names}
+        assert sorted(broken[run_id]["train/reward"]) == list(range(1, 13))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///unbroken.db")
     shutil.rmtree("runs")
-    assert main(["launch", *MIDDLE]) == 0
-    [unbroken] = mlflow_runs()
-    assert {name: history(unbroken, name) for name in names} == broken
+    assert main(["launch", *TWO, "launcher=inline"]) == 0
+    for run in mlflow_runs():
+        numbers = broken[run.data.tags[schema.TAG_RUN_ID]]
+        assert {name: history(run, name) for name in numbers} == numbers
 
 
 def test_killed_launcher_leaves_nothing_running_for_ever(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launcher = cppo("launch", *LONG)
-    status = wait_for_step(workspace / "runs", 1)
+    gate = Gate(workspace, validation=1)
+    launcher = cppo("launch", *TWO, "launcher.workers=1", gate=gate)
+    [trainer] = gate.reached(launcher)
+    assert main(["plan", *TWO]) == 0
+    assert "2 runs: 1 running, 1 queued" in capsys.readouterr().out  # a living launcher has it on its list
     launcher.kill()
     launcher.wait()  # the run, which holds the other end of the pipe, lives on
-    assert main(["plan", *LONG]) == 0
-    assert "1 running" in capsys.readouterr().out  # the run outlives its launcher
+    assert main(["plan", *TWO]) == 0
+    assert "2 runs: 1 running, 1 missing" in capsys.readouterr().out  # the run outlives its launcher
     until("the store knows it", lambda: bool(mlflow_runs()))
-    os.kill(status["pid"], signal.SIGKILL)
-    folder = next((workspace / "runs").glob("*/status.json")).parent
+    os.kill(trainer, signal.SIGKILL)
+    [folder] = [path.parent for path in (workspace / "runs").glob("*/spool")]
     until("its lock is free", lambda: not is_held(folder))
-    assert main(["plan", *LONG]) == 0
-    assert "1 partial" in capsys.readouterr().out
+    assert main(["plan", *TWO]) == 0
+    assert "2 runs: 1 partial, 1 missing" in capsys.readouterr().out
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # planning writes nothing
     (folder / "status.json").unlink()
-    other = cppo("launch", *LONG)
-    wait_for_step(workspace / "runs", 1)
+    gate = Gate(workspace, validation=1)
+    other = cppo("launch", *TWO, "launcher.workers=1", gate=gate)
+    gate.reached(other)
     other.send_signal(signal.SIGINT)
-    other.communicate(timeout=300)
+    other.communicate()
     assert {run.info.status for run in mlflow_runs()} == {"KILLED"}
 
 
@@ -226,26 +249,27 @@ def test_killed_launcher_leaves_nothing_running_for_ever(
 def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
     workspace: Path, number: signal.Signals, deaf: bool
 ) -> None:
-    launcher = cppo("launch", *LONG, deaf=deaf)
-    wait_for_step(workspace / "runs", 1)
+    gate = Gate(workspace, validation=1)
+    launcher = cppo("launch", *ONE, gate=gate, deaf=deaf)
+    gate.reached(launcher)
     if number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and the terminal's end go to all its processes
         os.killpg(launcher.pid, number)
     else:
         launcher.send_signal(number)
-    output, _ = launcher.communicate(timeout=300)
+    output, _ = launcher.communicate()
     assert launcher.returncode == 130
     assert "the same command continues" in output
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
     # Whatever ends the launcher, it ends its runs with SIGTERM.
-    assert re.fullmatch(r"interrupted: terminated by SIGTERM at step \d+", run.data.tags[schema.TAG_REASON])
-    assert run.data.tags[schema.TAG_REASON].endswith(run.data.tags[schema.TAG_STEP])
+    assert run.data.tags[schema.TAG_REASON] == "interrupted: terminated by SIGTERM at step 2"
+    assert run.data.tags[schema.TAG_STEP] == "2"
 
 
 def test_two_launchers_at_once_train_each_run_once(workspace: Path) -> None:
     """On a new store, whose tables and experiment both want to make."""
-    launchers = [cppo("launch", *SWEEP) for _ in range(3)]
-    outputs = [launcher.communicate(timeout=600)[0] for launcher in launchers]
+    launchers = [cppo("launch", *SWEEP) for _ in range(2)]
+    outputs = [launcher.communicate()[0] for launcher in launchers]
     assert not any("error" in output or "FAILED" in output for output in outputs), outputs
     assert {launcher.returncode for launcher in launchers} <= {0, 1}  # 1: the other one was still training
     runs = mlflow_runs()

@@ -10,12 +10,12 @@ import pytest
 from cppo_lab.launch.queue import FOLDER, Queue, queued
 
 HOLD = """
-import sys, time
+import sys
 from pathlib import Path
 from cppo_lab.launch.queue import Queue
 with Queue(Path(sys.argv[1]), ["aaa", "bbb"]):
     print("there", flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -39,7 +39,10 @@ def test_an_error_takes_the_list_away(tmp_path: Path) -> None:
 
 def test_the_list_of_a_killed_launcher_counts_no_more_and_is_removed_by_the_next(tmp_path: Path) -> None:
     launcher = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "there\n"

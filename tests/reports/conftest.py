@@ -77,19 +77,24 @@ def demo_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-@pytest.fixture
-def demo_request(demo_store: Path, tmp_path: Path) -> ReportRequest:
-    """A request for the demo sweep, with a store of its own to change."""
-    shutil.copy(demo_store, tmp_path / "mlflow.db")
+def request_in(folder: Path, demo_store: Path) -> ReportRequest:
+    """A request for the demo sweep, with a store of its own to change, in a folder."""
+    shutil.copy(demo_store, folder / "mlflow.db")
     return ReportRequest(
         name="demo",
-        uri=f"sqlite:///{tmp_path / 'mlflow.db'}",
+        uri=f"sqlite:///{folder / 'mlflow.db'}",
         experiment=schema.experiment_name("mini"),
         expected=tuple(
             ExpectedRun(f"{name}-{seed}", "mini_base", name, seed) for name in DEMO for seed in (0, 1)
         ),
-        out=tmp_path / "report",
+        out=folder / "report",
         title="Demo",
         question="Does it work?",
         command="cppo report demo",
     )
+
+
+@pytest.fixture
+def demo_request(demo_store: Path, tmp_path: Path) -> ReportRequest:
+    """Such a request in a folder of the test's own."""
+    return request_in(tmp_path, demo_store)

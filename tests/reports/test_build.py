@@ -188,22 +188,6 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "link"])
-def test_what_is_no_report_of_ours_is_not_replaced(demo_request: ReportRequest, kind: str) -> None:
-    out = demo_request.out
-    if kind == "file":
-        out.write_text("mine")
-    elif kind == "link":
-        out.symlink_to(out.parent)
-    else:
-        out.mkdir()
-        (out / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match=r"is not a report of ours.*--out"):
-        build_report(demo_request)
-    if kind == "folder":
-        assert contents(out) == {"thesis.tex": b"mine"}
-
-
 def test_an_empty_folder_may_be_filled(demo_request: ReportRequest) -> None:
     demo_request.out.mkdir()
     assert build_report(demo_request).is_file()

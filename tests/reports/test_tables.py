@@ -9,6 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup, sheets
+from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
 from cppo_lab.reports.tables import BEST, NOT_DECLARED, SECOND, Entry, full_table, main_table, mark
@@ -263,3 +264,10 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
         assert "†" in text or r"\dagger" in text or r"\textdagger" in text
     rows = sheets.runs_csv(board)
     assert [word in rows for word in ("missing", "failed", "running")] == [True] * 3
+
+
+def test_everything_is_ascii_in_latex() -> None:
+    """So that it makes no difference which LaTeX reads it, and with which encoding."""
+    for number in range(0x3000):
+        assert escape_latex(chr(number)).isascii()
+        assert "\n" not in escape_latex(chr(number))

@@ -1,0 +1,117 @@
+"""The main job as its users do it, on a small model: launched, one run killed, launched again, reported."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from mlflow.entities import Run
+
+from cppo_lab import schema
+from cppo_lab.cli import main
+from cppo_lab.store import tracking_uri
+from cppo_lab.tracking.client import open_client
+from tests.conftest import TINY
+from tests.launch.gate import Gate
+from tests.launch.test_launch import cppo, history, mlflow_runs
+
+SWEEP = ["quickstart", *TINY, "training.t_stop=6", "training.collapse_share=0"]
+RULES = ["grpo", "dppo", "cppo"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What it left, and what was said on the way."""
+
+    launched: str
+    killed: Run  # as it was before it was gone on with
+    said: str
+    runs: list[Run]
+    page: Path
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Six runs in processes of their own, the first of which is killed behind its fourth step; then the report."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("job")
+        patch.chdir(folder)
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        gate = Gate(folder, validation=2)
+        launcher = cppo("launch", *SWEEP, "launcher=local", "launcher.workers=1", gate=gate)
+        [trainer] = gate.reached(launcher)
+        os.kill(trainer, signal.SIGKILL)
+        gate.remove()
+        launched, _ = launcher.communicate()
+        assert launcher.returncode == 1, launched
+        [killed] = [run for run in mlflow_runs() if run.info.status == "KILLED"]
+        assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+        report = [sys.executable, "-m", "cppo_lab.cli", "report", *SWEEP]
+        said = subprocess.run(report, check=True, capture_output=True, text=True).stdout
+        yield Job(launched, killed, said, mlflow_runs(), folder / "reports/build/quickstart/index.html")
+
+
+def test_a_killed_run_is_said_and_goes_on_where_it_was(job: Job) -> None:
+    assert "1 of 6 runs are not done (1 partial)" in job.launched
+    assert (job.killed.data.tags[schema.TAG_STATUS], job.killed.data.tags[schema.TAG_STEP]) == (
+        "partial",
+        "4",
+    )
+    [resumed] = [run for run in job.runs if run.info.run_id == job.killed.info.run_id]
+    assert resumed.info.status == "FINISHED"
+    assert list(history(resumed, "train/reward")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_every_run_is_in_the_store_once(job: Job) -> None:
+    assert {run.info.status for run in job.runs} == {"FINISHED"}
+    found = sorted((run.data.tags[schema.TAG_RULE], run.data.tags[schema.TAG_SEED]) for run in job.runs)
+    assert found == sorted((rule, seed) for rule in RULES for seed in "01")
+    assert Path("mlflow.db").is_file()
+    for run in job.runs:
+        status = json.loads((Path("runs") / run.data.tags[schema.TAG_RUN_ID] / "status.json").read_text())
+        assert (status["status"], status["step"]) == ("done", 6)
+
+
+def test_the_tables_are_means_of_the_best_scores(job: Job) -> None:
+    best: dict[str, list[float]] = {rule: [] for rule in RULES}
+    for run in job.runs:
+        best[run.data.tags[schema.TAG_RULE]].append(max(history(run, "val/mean/avg_at_16").values()))
+    with job.page.with_name("table_full.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == RULES
+    for row in rows:
+        assert float(row["avg"]) == pytest.approx(100 * fmean(best[row["method"]]), abs=0.0051)
+
+
+def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
+    assert job.said.splitlines()[0].endswith(str(job.page.relative_to(Path.cwd())))
+    page = job.page.read_text(encoding="utf-8")
+    for run in job.runs:
+        assert run.data.tags[schema.TAG_RUN_ID] in page
+        assert run.info.run_id in page
+    assert all(name in page for name in ("GRPO", "DPPO", "CPPO", "cppo report quickstart", "Verdict"))
+    assert "core=mini: a miniature model on a synthetic task, not comparable" in page
+    assert "missing" not in page and "Incomplete" not in page
+    assert page.count("<svg") > 1
+    assert {path.suffix for path in job.page.parent.glob("figure_curves.*")} == {".png", ".svg", ".pdf"}
+
+
+def test_it_is_known_to_the_commands_that_look(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *SWEEP]) == 0
+    assert "6 runs: 6 done" in capsys.readouterr().out
+    assert main(["status", *SWEEP, "--json"]) == 0
+    assert {row["state"] for row in json.loads(capsys.readouterr().out)["runs"]} == {"done"}
+    client = open_client(tracking_uri())
+    [parent] = [
+        run
+        for run in client.search_runs([job.runs[0].info.experiment_id])
+        if schema.TAG_SWEEP_PARENT in run.data.tags
+    ]
+    assert "index.html" in parent.data.tags[schema.TAG_REPORT]  # the report is kept beside the runs
