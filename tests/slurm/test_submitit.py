@@ -48,7 +48,7 @@ def restartable(folder: Path) -> Any:
                 file.write(f"{restarts} {'restored' if self.begun else 'new'}\n")
             self.begun = True
             while restarts == "0" or not go.exists():
-                time.sleep(0.1)
+                time.sleep(0.1)  # noqa: TID251  a job, which waits for the test
             return starts.read_text().splitlines()
 
     return Restartable()
@@ -125,7 +125,7 @@ def test_an_array_is_throttled(slurm_of_module: Cluster, tmp_path: Path) -> None
             with log.open("a") as file:
                 file.write(change + "\n")
             while not go.exists():
-                time.sleep(0.05)
+                time.sleep(0.05)  # noqa: TID251  a job, which waits for the test
 
     def changes() -> list[int]:
         return [int(line) for line in log.read_text().splitlines()] if log.exists() else []

@@ -396,7 +396,7 @@ class Job:
         @ray.remote(num_cpus=1)
         def long() -> None:
             begun.touch()
-            time.sleep(100_000)
+            time.sleep(100_000)  # noqa: TID251  hangs until it is killed
 
         waiting = long.remote()
         until("the task has begun", begun.exists)

@@ -35,7 +35,7 @@ def _hold() -> None:
         if isinstance(line, Row) and line.step == STEP + 1:
             (spool.path.parents[1] / HELD).touch()
             while True:
-                time.sleep(0.1)
+                time.sleep(0.1)  # noqa: TID251  hangs until it is killed
         add(spool, line)
 
     Spool.add = held  # type: ignore[method-assign]

@@ -92,7 +92,7 @@ class Long(Noted):
                 self.note("end")
                 return
             while True:
-                time.sleep(0.1)
+                time.sleep(0.1)  # noqa: TID251  hangs until a signal comes
         except Interrupted as error:
             self.note(f"interrupted {error.number}")
             raise
