@@ -27,10 +27,7 @@ LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
     [
         ("resources.partition=nowhere", "invalid partition specified: nowhere"),
         ("resources.memory_gb=100000", "Requested node configuration is not available"),
-        (
-            "resources.cpus=4000",
-            "More processors requested than permitted|node configuration is not available",
-        ),
+        ("resources.cpus=4000", r"it would wait for ever \(PartitionConfig\)"),
         ("+launcher.sbatch.reservation=never", "reservation is invalid"),
         ("+launcher.sbatch.licences=x", "unrecognized option"),
         ("launcher.worker=2", "workers"),
