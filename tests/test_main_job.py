@@ -98,7 +98,7 @@ def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
         assert run.info.run_id in page
     assert all(name in page for name in ("GRPO", "DPPO", "CPPO", "cppo report quickstart", "Verdict"))
     assert "core=mini: a miniature model on a synthetic task, not comparable" in page
-    assert "missing" not in page and "Incomplete" not in page
+    assert 'class="missing"' not in page and "Incomplete" not in page
     assert page.count("<svg") > 1
     assert {path.suffix for path in job.page.parent.glob("figure_curves.*")} == {".png", ".svg", ".pdf"}
 

@@ -15,6 +15,11 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "analysis/test_histories_of_server.py": (FULL, "an MLflow server"),
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
+    "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
+    "launch/test_launch.py": (
+        FULL,
+        "launches, kills and resumes in every way; test_main_job.py has one of each",
+    ),
     "launch/slurm": (FULL, "Slurm and root"),
     "launch/slurm/test_random_kills.py": (SOAK, "launchers killed at random moments"),
     "reports/test_latex.py": (FULL, "LaTeX"),
@@ -24,6 +29,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "sweep/test_random_kills.py": (SOAK, "searches killed at random moments"),
     "sweep/test_search_kill.py": (FULL, "a search killed at every named point of a trial"),
     "sweep/test_search_worker.py": (FULL, "searches that train"),
+    "test_cli_ui_server.py": (FULL, "MLflow servers"),
     "test_wheel.py": (FULL, "builds and installs the package"),
     "tracking/test_new_store.py": (FULL, "makes MLflow's tables forty times, killed at every stage"),
 }

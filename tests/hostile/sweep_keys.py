@@ -61,7 +61,7 @@ KEYS_AND_TYPES = [
     variant("{cppo: cppo}", "variants.cppo='cppo': must be a mapping: KEY: VALUE"),
     variant("{'a,b': {rule: cppo}}", "variants.a,b='a,b': must be a name without commas"),
     variant("{'': {rule: cppo}}", "variants.='': must be a name without commas"),
-    variant('{"a\\nb": {rule: cppo}}', "variants.a\\nb='a\\nb': must be a name without commas"),
+    variant('{"a\\nb": {rule: cppo}}', "variants.a\\nb='a\\nb': must have printable signs alone"),
     variant("{a: {rule: cpo}}", "variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cppo'?"),
     variant("{a: {rule: ../rule/cppo}}", "variants.a.rule='../rule/cppo': unknown rule '../rule/cppo'"),
     variant(

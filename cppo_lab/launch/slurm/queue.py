@@ -110,14 +110,19 @@ def cancel(jobs: Sequence[str]) -> None:
         _ask("scancel", "--quiet", *jobs)
 
 
-def command_output(*command: str, seconds: float = PATIENCE_SECONDS) -> "subprocess.CompletedProcess[str]":
+def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
     """What one of Slurm's commands answers, whatever the user's shell has set for it; any bytes are read as text.
 
     Raises FileNotFoundError and subprocess.TimeoutExpired.
     """
     plain = {name: value for name, value in os.environ.items() if not _CHANGES_ANSWERS.match(name)}
     return subprocess.run(
-        command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, env=plain
+        command,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=seconds or PATIENCE_SECONDS,
+        env=plain,
     )
 
 
