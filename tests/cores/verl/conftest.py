@@ -75,6 +75,10 @@ print("let in", ray.cluster_resources()["CPU"])
 """
 
 
+# In the order in which they come: each is waited for by itself.
+PARTS = ("up", "sampled", "trained", "sampled_after", "warned", "done", "cancelled")
+
+
 class OnRay:
     """The job of `on_ray`: what it has found, part by part."""
 
@@ -90,8 +94,9 @@ class OnRay:
 
     def found(self, part: str) -> Any:
         """What a part has found; fails with the part's error, or with the end of the log."""
-        path = self.folder / f"{part}.json"
-        until(f"{part} of on_ray", lambda: path.exists() or self._process.poll() is not None)
+        for one in PARTS[: PARTS.index(part) + 1]:
+            path = self.folder / f"{one}.json"
+            until(f"{one} of on_ray", lambda path=path: path.exists() or self._process.poll() is not None)
         assert path.exists(), self._log.read_text()[-5000:]
         found = json.loads(path.read_text())
         assert not (isinstance(found, dict) and "failed" in found), (

@@ -83,11 +83,15 @@ def only_run(folder: Path) -> Run:
 def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int]:
     """SIGKILL for the run when its trainer has recorded KILLED_AFTER; returns what it had recorded."""
 
-    def held() -> list[Path]:
+    def seen(name: str) -> list[Path]:
         assert process.poll() is None, (folder / "first.log").read_text()[-5000:]
-        return list((folder / "runs").glob("*/held"))
+        return list((folder / "runs").glob(f"*/{name}"))
 
-    [mark] = until(f"step {KILLED_AFTER} is recorded", held)
+    # By itself each: there are some twenty processes to start.
+    for name in ("status.json", "verl_trainer.lock", "data/train.parquet"):
+        until(name, lambda name=name: seen(name))
+    until("the first validation", lambda: [path for path in seen("verl_steps.jsonl") if path.stat().st_size])
+    [mark] = until(f"step {KILLED_AFTER} is recorded", lambda: seen("held"))
     os.kill(json.loads((mark.parent / "status.json").read_text())["pid"], signal.SIGKILL)
     return recorded(mark.parent)
 
