@@ -194,7 +194,7 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
     assert main(["plan", *TWO]) == 0
     said = capsys.readouterr().out
     assert re.search(r"  partial  step 6/12; interrupted: terminated by SIGTERM$", said, re.M)
-    assert re.search(r"  partial  step 6/12; interrupted: its process ended without a word", said, re.M)
+    assert re.search(r"  partial  .*interrupted: its process ended without a word", said, re.M)
 
     assert main(["launch", *TWO, "launcher=inline"]) == 0
     continued = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
