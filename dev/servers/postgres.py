@@ -72,7 +72,10 @@ def own_folder(kind: str) -> Iterator[Path]:
     parent = default_folder("")
     parent.mkdir(mode=0o755, exist_ok=True)
     for left in parent.glob(f"{kind}-*.lock"):
-        with suppress(BlockingIOError, FileNotFoundError), left.open("r+") as lock:  # held, or gone this moment
+        with (
+            suppress(BlockingIOError, FileNotFoundError),
+            left.open("r+") as lock,
+        ):  # held, or gone this moment
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             Postgres(left.with_suffix("")).remove()
             left.unlink(missing_ok=True)

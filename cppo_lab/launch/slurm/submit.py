@@ -149,15 +149,15 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
             done = _ask("sbatch", "--test-only", str(script))
         refusal = done.stderr if done.returncode else ""
         if refusal and _AWAY.search(refusal) is None:
-            refusal = _refused_for_ever(script)
+            refusal = _refused_for_ever(script, refusal)
     finally:
         script.unlink()
     if refusal:
         raise _refused(refusal)
 
 
-def _refused_for_ever(script: Path) -> str:
-    """What Slurm has against a job that `sbatch --test-only` refuses; nothing if it would only have to wait.
+def _refused_for_ever(script: Path, refusal: str) -> str:
+    """What Slurm has against a job that `sbatch --test-only` refuses so; nothing if it would only have to wait.
 
     That test refuses what no node can take now: while nodes are drained, in a reservation or down, everything. A job
     that is really submitted is taken then, and queued. This one is taken out again before it can begin.
@@ -182,7 +182,7 @@ def _refused_for_ever(script: Path) -> str:
             time.sleep(REASON_SECONDS)
     finally:
         _ask("scancel", "--quiet", job)
-    return f"it would wait for ever ({reason})" if reason in _NEVER else ""
+    return f"{refusal}\nit would wait for ever ({reason})" if reason in _NEVER else ""
 
 
 def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
