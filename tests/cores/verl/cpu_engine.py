@@ -1,6 +1,7 @@
 """verl's TrainingWorker with its own FSDP2 engine on CPU ranks. Import before any of verl's engines."""
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,15 @@ from cppo_lab.cores.verl import platform_cpu
 platform_cpu.use_cpu()
 
 
+@cache
+def load() -> None:
+    """Load verl's engine, once for this process and those forked from it."""
+    platform_cpu.register_engine()
+
+
 def join(rank: int, ranks: int, store: Path) -> None:
     """Makes this process rank `rank` of a gloo group that meets at the file `store`, and gives it verl's engine."""
-    platform_cpu.register_engine()
+    load()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), WG_BACKEND="ray")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29400")  # read by verl's Worker; nothing connects
     torch.distributed.init_process_group(

@@ -187,7 +187,7 @@ def groups(_: int, folder: str) -> None:
     """A process that loads verl once, and forks the groups of one rank and of two: neither torch nor gloo has begun."""
     from tests.cores.verl import cpu_engine
 
-    cpu_engine.platform_cpu.register_engine()
+    cpu_engine.load()
     for ranks in (1, 2):
         mp.start_processes(work, (ranks, folder), nprocs=ranks, start_method="fork")
 
