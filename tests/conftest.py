@@ -53,6 +53,10 @@ FINISHED = Outcome(schema.DONE, 4)
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
+# In the background of a script SIGINT is ignored, and whoever is started inherits that: tests that send it would hang.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).parent
 _TOKEN = pytest.StashKey[str]()
 
