@@ -24,7 +24,7 @@ models: [mini_base]
 variants:
   cppo: {rule: cppo}
 axes:
-  seed: [0]
+  seed: [97]  # no other test of this server has it
 """
 
 
