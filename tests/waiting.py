@@ -11,12 +11,12 @@ T = TypeVar("T")
 CEILING_SECONDS = 600.0
 
 
-def until(what: str, condition: Callable[[], T], seconds: float = CEILING_SECONDS) -> T:
+def until(what: str, condition: Callable[[], T]) -> T:
     """What `condition` returns as soon as that is true; fails where it is not within the ceiling."""
     began = time.monotonic()
     while not (seen := condition()):
         waited = time.monotonic() - began
-        assert waited < seconds, f"not after {seconds:g} s: {what}"
+        assert waited < CEILING_SECONDS, f"not after {CEILING_SECONDS:g} s: {what}"
         # Soon at first, and less often later: what takes long should not take longer by our looking.
         time.sleep(min(0.02 + waited / 50, 0.5))
     return seen
