@@ -261,7 +261,7 @@ def _submitted(runs: Path, run_ids: Sequence[str], kinds: Sequence[str]) -> list
                 "COMPLETED",
             )
             waiting += [
-                f"{tasks[run_id].job}|PENDING|Resources|0:00||{token}"
+                f"{tasks[run_id].job}|{os.getuid()}|PENDING|0:00||Resources|{token}"
                 for run_id, kind in zip(some, kinds[first:], strict=False)
                 if kind == schema.QUEUED
             ]
