@@ -6,9 +6,13 @@ as good as none, and one that cannot be written is not kept.
 """
 
 import contextlib
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+from cppo_lab.plain_file import open_lock
 
 _KEPT_SHARE = 0.8  # of the most bytes that pruning leaves, so that it is rare
 
@@ -61,6 +65,15 @@ class KeptFiles:
                 Path(part).replace(path)
             except OSError:
                 Path(part).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold a lock of this account's on this machine; without a folder for it, go on without."""
+        with contextlib.ExitStack() as stack:
+            if self._root is not None and self.usable():
+                file = stack.enter_context(open_lock(self._root / name))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def prune(self, most_bytes: int) -> None:
         """Delete the files that were not used for longest if all have more than `most_bytes`."""

@@ -66,6 +66,16 @@ def open_append(path: Path) -> TextIO:
     return os.fdopen(_open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
 
 
+def is_shared(folder: Path) -> bool:
+    """Whether a group works in `folder` together: it may write there, and what this process makes there is its own."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    ours = bool(found.st_mode & stat.S_ISGID) or found.st_gid == os.getegid()
+    return ours and bool(found.st_mode & stat.S_IWGRP)
+
+
 def _open_to_write(path: Path, flags: int) -> int:
     kind = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -108,3 +118,13 @@ def replace_file(path: Path, content: str | bytes) -> None:
     """Put `content` into `path`, as `replacing` does. Raises OSError if it cannot be written."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def overwrite_file(path: Path, content: str) -> None:
+    """Put `content` into `path` without another file: for a full disk, since a reader may see half of it.
+
+    Raises as `open_lock` does.
+    """
+    with open_lock(path) as file:
+        file.write(content)
+        file.truncate()

@@ -1,6 +1,7 @@
 """Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong place is named at once."""
 
 import contextlib
+import errno
 import fcntl
 import gc
 import hashlib
@@ -9,13 +10,13 @@ import logging
 import os
 import re
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import is_shared, open_lock
 from cppo_lab.redaction import MASK, redacted
 
 VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own
@@ -147,20 +148,26 @@ def store_key(uri: str) -> str:
 
 
 @contextlib.contextmanager
-def own_lock(uri: str, kind: str) -> Iterator[None]:
-    """A lock of this user's on this machine, one for each store and `kind`.
+def locked(path: Path, kind: str = "lock") -> Iterator[None]:
+    """Hold the lock of the file at `path`: `.NAME.kind` beside it, where any account that may write there finds it.
 
-    It lies where everybody may write. A link that somebody has put there is not followed, and no file is emptied.
-    Raises OSError if what is there is not ours.
+    Not in the common folder for temporary files: there any user of the machine could be first. Who may not write in
+    the folder can change nothing in it either, and goes without.
+    Raises UserError if a link is in the lock's place.
     """
-    name = f"cppo-{os.getuid()}-{store_key(uri)}.{kind}"
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(Path(tempfile.gettempdir()) / name, flags, 0o600)
+    lock = path.with_name(f".{path.name}.{kind}")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        file = open_lock(lock)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS) or os.access(path.parent, os.W_OK):
+            raise
         yield
-    finally:
-        os.close(descriptor)
+        return
+    with file:
+        if is_shared(path.parent) and os.fstat(file.fileno()).st_uid == os.geteuid():
+            os.fchmod(file.fileno(), 0o664)  # a command that only reads may be the first, whatever its umask
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _path(uri: str) -> str:

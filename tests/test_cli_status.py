@@ -160,19 +160,19 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
     made(runs, 2, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
     made(runs, 6, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
     run_folder.cancel(made(runs, 7, **told("partial", reason="interrupted: cancelled")))
-    names = [run_id(number) for number in range(8)]
+    names, me = [run_id(number) for number in range(8)], os.getuid()
     with Ledger(runs) as ledger:
         token = ledger.claim(names)
         ledger.submitted(token, 70)
         ledger.end([task for task in ledger.open_tasks() if task.position == 2], "TIMEOUT")
         ledger.claim([run_id(9)])
     lines = [
-        f"70_0|PENDING|0:00||Resources|{token}",
-        f"70_1|OUT_OF_MEMORY|1:00|n1|OutOfMemory|{token}",
-        f"70_3|RUNNING|1:00|n1|None|{token}",
-        f"70_6|COMPLETING|1:00|n1|None|{token}",
-        f"70_7|COMPLETING|1:00|n1|None|{token}",
-        "99|RUNNING|1:00|n1|None|of somebody's",
+        f"70_0|{me}|PENDING|0:00||Resources|{token}",
+        f"70_1|{me}|OUT_OF_MEMORY|1:00|n1|OutOfMemory|{token}",
+        f"70_3|{me}|RUNNING|1:00|n1|None|{token}",
+        f"70_6|{me}|COMPLETING|1:00|n1|None|{token}",
+        f"70_7|{me}|COMPLETING|1:00|n1|None|{token}",
+        f"99|{me}|RUNNING|1:00|n1|None|of somebody's",
     ]
     (slurm_says / "squeue.txt").write_text("\n".join(lines) + "\n")
     (slurm_says / "sacct.txt").write_text("70_4|NODE_FAIL\n70_5|CANCELLED by 1000\n")
@@ -247,7 +247,7 @@ def test_repair_ends_what_nobody_trains(
     sent(folder)
     with Ledger(runs) as ledger:
         ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
-    (slurm_says / "squeue.txt").write_text("5|TIMEOUT|1:00|n1|TimeLimit|x\n")
+    (slurm_says / "squeue.txt").write_text(f"5|{os.getuid()}|TIMEOUT|1:00|n1|TimeLimit|x\n")
     assert rows(capsys)[tiny_spec.run_id]["reason"] == "Slurm job 5: TIMEOUT"
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # looking writes nothing
     assert main(["status", *ONE[:-2], "--repair"]) == 0

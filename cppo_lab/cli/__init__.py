@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cppo_lab.cli.parser import parse
 from cppo_lab.errors import UserError, message
+from cppo_lab.sweep.places import share_with_group
 
 EXTRAS = {  # of pyproject.toml, by the packages that they bring
     "train": ("torch", "numpy", "submitit"),
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     141 the reader of its output has gone."""
     options = parse(arguments)
     try:
+        share_with_group()
         code: int = options.command(options)
     except UserError as error:
         return _refused(str(error))

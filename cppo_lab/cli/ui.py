@@ -3,11 +3,13 @@
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
     from cppo_lab import store
+    from cppo_lab.analysis.kept_files import KeptFiles
     from cppo_lab.interruption import take_for_ctrl_c
     from cppo_lab.redaction import redacted
 
@@ -21,7 +23,8 @@ def ui(options: argparse.Namespace) -> int:
     store.require_store(uri)
     take_for_ctrl_c()
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as start:
-        start.enter_context(store.own_lock("cppo ui", "lock"))  # the port of one that starts is still free
+        # The port of one that starts is still free.
+        start.enter_context(KeptFiles(Path("cppo-lab-ui")).locked("lock"))
         port = free_port(options.host, options.port)
         if not is_loopback(options.host):
             print(

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TextIO
 
-from cppo_lab.plain_file import open_plain
+from cppo_lab.errors import UserError
+from cppo_lab.plain_file import open_lock, open_plain
 
 FOLDER = "queues"  # below the folder of all runs
 
@@ -87,11 +88,11 @@ def _remove_if_dead(path: Path) -> None:
     if not path.is_file():  # nothing that a launcher has made
         return
     try:
-        with path.open("r+", encoding="utf-8") as file:
+        with open_lock(path) as file:
             if _lock(file, fcntl.LOCK_EX):
                 file.truncate()  # for a reader who takes our lock for its launcher's
                 path.unlink(missing_ok=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError, UserError):  # gone; another account's own; no file of ours
         pass
 
 

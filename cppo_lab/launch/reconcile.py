@@ -1,5 +1,6 @@
 """What is there already: each run's state from the tracking store and from the locks of living processes."""
 
+import contextlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,11 @@ from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import peek
 from cppo_lab.lock import AlreadyRunning, held, is_held
-from cppo_lab.run import tidy
+from cppo_lab.run import has_checkpoint, tidy
 from cppo_lab.tracking.client import Attempt, attempts, attempts_at, mark_interrupted, open_client
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.run_folder import folder_tag, is_cancelled, read_status
+from cppo_lab.tracking.run_folder import folder_tag, is_cancelled, read_status, write_status
 from cppo_lab.tracking.shipped import forget_shipped, unsent
 from cppo_lab.tracking.spool import newest_record
 from cppo_lab.tracking.sync import send
@@ -187,6 +188,8 @@ def _mend(look: Look, uri: str) -> list[str]:
             if one.status == "FINISHED" and one.replaces:
                 retire(client, one.mlflow_id)
                 mended.append(run_id)
+            if one.status == "FINISHED" and _lacks_end(folder, one):
+                _write_end(uri, folder, one)
             if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):
                 continue
             if run_id in look.slurm and look.slurm[run_id].state in ACTIVE:
@@ -194,6 +197,26 @@ def _mend(look: Look, uri: str) -> list[str]:
             if _end_dead(uri, folder, one):
                 mended.append(run_id)
     return mended
+
+
+def _lacks_end(folder: Path, one: Attempt) -> bool:
+    """Whether the run's folder does not say of this attempt that it has finished: a full disk had no room for that."""
+    told = read_status(folder)
+    if not one.record or told.get("record") != one.record:
+        return False
+    return told.get("status") not in schema.FINISHED or has_checkpoint(folder)
+
+
+def _write_end(uri: str, folder: Path, one: Attempt) -> None:
+    """Let the folder say so, unless it still has no room."""
+    with contextlib.suppress(AlreadyRunning, OSError), held(folder):
+        record, told = newest_record(folder), read_status(folder)
+        if record is None or record.begin.record != one.record or told.get("record") != one.record:
+            return
+        ended = open_client(uri).get_run(one.mlflow_id).info.end_time
+        if close_dead(folder, one.outcome or schema.DONE, one.reason, ended):
+            write_status(folder, {**told, "status": one.outcome or schema.DONE, "reason": one.reason})
+    tidy(folder)
 
 
 def _end_dead(uri: str, folder: Path, one: Attempt) -> bool:

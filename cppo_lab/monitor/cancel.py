@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
 from cppo_lab.launch.slurm.queue import ACTIVE
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.launch.slurm.reconcile import refresh
@@ -52,8 +52,10 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
     for one in chosen:
         folder = runs / one.run_id
         if one.run_id in jobs:
-            active, job = jobs[one.run_id]
-            if active and queued_only:
+            active, job, owner = jobs[one.run_id]
+            if owner != os.getuid():
+                ended.append(_of_another(one.run_id, folder, active, f"Slurm job {job} of {name_of(owner)}"))
+            elif active and queued_only:
                 run_folder.forget_cancelled(folder)
                 ended.append(
                     Cancelled(one.run_id, f"Slurm job {job} has started meanwhile: left alone", False)
@@ -74,18 +76,30 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
     return ended + _wait(runs, running)
 
 
-def _in_slurm(runs: Path, run_ids: Sequence[str], queued_only: bool) -> Mapping[str, tuple[bool, str]]:
-    """End the jobs of these runs; of those that had one in the queue, whether it had nodes, and its number."""
+def _in_slurm(runs: Path, run_ids: Sequence[str], queued_only: bool) -> Mapping[str, tuple[bool, str, int]]:
+    """End the jobs of these runs that are this account's.
+
+    Of those that had one in the queue: whether it had nodes, its number, and whose it is.
+    """
     if not (runs / NAME).is_file():
         return {}
     with submitting(runs), Ledger(runs) as ledger:
         here = refresh(ledger)
         jobs = {run_id: here[run_id] for run_id in run_ids if run_id in here}
-        waiting = {run_id for run_id, job in jobs.items() if job.state not in ACTIVE}
-        cancel_jobs([job.job for run_id, job in jobs.items() if run_id in waiting or not queued_only])
+        mine = {run_id: job for run_id, job in jobs.items() if job.owner == os.getuid()}
+        waiting = {run_id for run_id, job in mine.items() if job.state not in ACTIVE}
+        cancel_jobs([job.job for run_id, job in mine.items() if run_id in waiting or not queued_only])
         # The others are on record as soon as they have left the queue.
         ledger.end([task for task in ledger.open_tasks() if task.name in waiting], WORD)
-    return {run_id: (run_id not in waiting, job.job) for run_id, job in jobs.items()}
+    return {run_id: (job.state in ACTIVE, job.job, job.owner) for run_id, job in jobs.items()}
+
+
+def _of_another(run_id: str, folder: Path, active: bool, job: str) -> Cancelled:
+    """Slurm lets nobody end another's job. One that waits ends by itself when it starts, since its run is marked."""
+    if active:
+        run_folder.forget_cancelled(folder)
+        return Cancelled(run_id, f"{job} trains it: ask them to cancel it", False)
+    return Cancelled(run_id, f"will not be trained: {job} ends as soon as it starts", True)
 
 
 def _end_process(folder: Path) -> str:

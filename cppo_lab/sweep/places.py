@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import is_shared
 
 RUNS = Path("runs")  # below the working folder, beside mlflow.db
 ANYBODY = "CPPO_RUNS_OF_ANYBODY"  # set to 1 by who has read docs/security.md
@@ -36,6 +37,19 @@ def require_folder(runs: Path) -> None:
         f"{place} is writable for every user of this machine, and whoever writes there can have jobs run their code as "
         f"you (docs/security.md): chmod o-w {place}, or set {ANYBODY}=1 if all of them may"
     )
+
+
+def share_with_group() -> None:
+    """Let a group that works in the folder of runs together write to all that this process and its children make.
+
+    By the umask, since MLflow, Optuna, submitit and Ray make files there too.
+    """
+    try:
+        runs = runs_folder()
+    except UserError:  # said by the commands that need it
+        return
+    if is_shared(runs if runs.exists() else runs.parent):
+        os.umask(os.umask(0o077) & ~0o070)
 
 
 def _for_everybody(folder: Path) -> bool:

@@ -23,7 +23,7 @@ from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.stored_runs import require_answer
-from cppo_lab.tracking.new_store import make_whole
+from cppo_lab.tracking.new_store import is_new, make_whole
 from cppo_lab.tracking.run_listing import experiment_runs, newest_runs
 from cppo_lab.tracking.views import page
 
@@ -70,9 +70,10 @@ def open_client(uri: str) -> MlflowClient:
     os.environ.update(_NO_ADDRESS)
     try:
         require_answer(uri)
-        with alone(uri), _plain_default_experiment():
-            if (database := store.sqlite_file(uri)) is not None and database.parent.is_dir():
-                make_whole(database, _make_tables)
+        with _plain_default_experiment():
+            if (database := store.sqlite_file(uri)) is not None and is_new(database):
+                with alone(uri):
+                    make_whole(database, _make_tables)
             client = MlflowClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
@@ -137,12 +138,12 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
 
 @contextlib.contextmanager
 def alone(uri: str) -> Iterator[None]:
-    """Let one process of this machine at a time write to a SQLite store; a server sees to that itself."""
+    """Let one process at a time write to a SQLite store; a server sees to that itself."""
     database = store.sqlite_file(uri)
     if database is None or not database.parent.is_dir():
         yield
         return
-    with store.own_lock(uri, "lock"):
+    with store.locked(database):
         yield
 
 

@@ -5,7 +5,14 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from cppo_lab.plain_file import open_append
+
 _ENDING = ".new"
+
+
+def is_new(path: Path) -> bool:
+    """Whether there is to be a file at `path`, in a folder that is there, and it has no content yet."""
+    return path.parent.is_dir() and not (path.exists() and path.stat().st_size)
 
 
 def make_whole(path: Path, make: Callable[[Path], None]) -> None:
@@ -15,12 +22,13 @@ def make_whole(path: Path, make: Callable[[Path], None]) -> None:
     killed in between would leave a file that no later one can use. The caller sees to it that one process at a time is
     here; what killed ones have left is removed.
     """
-    if path.exists() and path.stat().st_size:
+    if not is_new(path):
         return
     for left in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # SQLite's journal beside it as well
         left.unlink(missing_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ENDING}")
     try:
+        open_append(beside).close()  # SQLite would make it without leave for the group, whatever the umask
         make(beside)
         with beside.open("rb") as file:
             os.fsync(file.fileno())

@@ -186,10 +186,10 @@ class Cluster:
                     # Not Slurm's own: it reports to the controller that the job has ended.
                     if name.startswith("jobs-") and process.command() not in ("", "slurmstepd"):
                         process.send(signal.SIGKILL)
-            return self.call("squeue", "--noheader")
+            return self.call("squeue", "--noheader", "--all")
 
-        if self.call("squeue", "--noheader"):
-            self.call("scancel", f"--user={os.getuid()}")
+        if queued := self.call("squeue", "--noheader", "--all", "--format=%A").split():
+            self.call("scancel", *queued)
             self.wait("an empty queue", left)
 
     def restart_controller(self) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from cppo_lab.cores.verl.ray_local import private_token
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import own_lock
+from cppo_lab.store import locked
 from cppo_lab.tracking import page_server
 from cppo_lab.tracking.recorder import Recorder
 from dev.servers.faulty_proxy import FaultyProxy
@@ -148,23 +149,39 @@ def test_a_run_keeps_no_secret_of_its_environment(
         assert SECRET.upper() not in content, path
 
 
-def test_a_lock_in_the_folder_for_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody else's link there empties no file of ours, and somebody else's pipe does not hold us up."""
-    monkeypatch.setattr("cppo_lab.store.tempfile.gettempdir", lambda: str(tmp_path))
-    with own_lock("sqlite:///x.db", "lock"):
-        [lock] = tmp_path.iterdir()
-        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    everybody, place = tmp_path / "tmp", tmp_path / "place"
+    everybody.mkdir()
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(everybody))
+    with locked(place / "x.db"):
+        [lock] = place.iterdir()
+    assert lock.name == ".x.db.lock" and list(everybody.iterdir()) == []
     precious = tmp_path / "precious"
     precious.write_text("mine")
     lock.unlink()
     lock.symlink_to(precious)
-    with pytest.raises(OSError, match="symbolic links"), own_lock("sqlite:///x.db", "lock"):
+    with pytest.raises(UserError, match="is a link"), locked(place / "x.db"):
         pass
     assert precious.read_text() == "mine"
     lock.unlink()
     os.mkfifo(lock)
-    with own_lock("sqlite:///x.db", "lock"):
+    with pytest.raises(UserError, match="no plain file"), locked(place / "x.db"):
         pass
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o2775, 0o664), (0o755, 0o644)])
+def test_a_lock_is_shared_where_its_folder_is(tmp_path: Path, mode: int, expected: int) -> None:
+    tmp_path.chmod(mode)
+    before = os.umask(0o022)
+    try:
+        with locked(tmp_path / "x.db"):
+            assert stat.S_IMODE((tmp_path / ".x.db.lock").stat().st_mode) == expected
+    finally:
+        os.umask(before)
 
 
 def test_tokens_and_passwords_are_readable_by_their_owner_alone(

@@ -14,7 +14,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import queue, reconcile
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import ended_as, our_jobs
+from cppo_lab.launch.slurm.queue import ended_as, jobs_of
 from cppo_lab.launch.slurm.reconcile import LEFT, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.monitor.cancel import WORD, cancel
@@ -27,7 +27,8 @@ COMMANDS = {
     "squeue": """
 for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
 while IFS=';' read -r job state seconds comment; do
-    printf '%s\\n' "$format" | sed "s,%i,$job,; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,None,; s,%k,$comment,"
+    filled="s,%i,$job,; s,%U,$(id -u),; s,%T,$state,; s,%M,$seconds,; s,%N,,; s,%r,None,; s,%k,$comment,"
+    printf '%s\\n' "$format" | sed "$filled"
 done < "$ANSWERS/squeue.txt"
 """,
     "sacct": """
@@ -131,7 +132,7 @@ def test_the_time_of_a_job_in_seconds(slurm: Slurm) -> None:
         "INVALID": 0,
     }
     slurm.shows(*(f"{place};RUNNING;{text};" for place, text in enumerate(times)))
-    assert [job.seconds for job in our_jobs()] == list(times.values())
+    assert [job.seconds for job in jobs_of([])] == list(times.values())
 
 
 def test_accounts_are_asked_for_every_job_in_few_requests(

@@ -20,6 +20,7 @@ from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_prob
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.layout import write_rows
+from cppo_lab.plain_file import open_lock
 from cppo_lab.spec import MadeModel, TaskData, VerlRun
 
 # A prompt is its symbols, with nothing around them.
@@ -98,7 +99,7 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
     """Make `folder`, the model and tokenizer of `spec`, if it is not there: once, by whichever run needs it first."""
     assert isinstance(spec.model, MadeModel) and isinstance(spec.data, TaskData)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
+    with open_lock(folder.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if folder.exists():
             return

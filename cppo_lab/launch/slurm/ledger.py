@@ -8,6 +8,7 @@ be found in Slurm's queue. Only launchers write here, one at a time; jobs never 
 import contextlib
 import fcntl
 import os
+import pwd
 import re
 import secrets
 import sqlite3
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.errors import UserError
+from cppo_lab.plain_file import open_append, open_lock
 
 NAME = "slurm.db"
 LOCK = "slurm.lock"
@@ -30,7 +32,8 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS submission (
     token TEXT PRIMARY KEY,
     created REAL NOT NULL,
-    job_id INTEGER            -- of the array; NULL between the claim and the answer of sbatch
+    job_id INTEGER,           -- of the array; NULL between the claim and the answer of sbatch
+    owner INTEGER             -- the user's number who submitted it; NULL in records of older versions: whoever looks
 ) STRICT;
 CREATE TABLE IF NOT EXISTS task (
     name TEXT NOT NULL,        -- of the launcher's job: the id of a run, mostly
@@ -57,6 +60,12 @@ class Task:
     size: int  # tasks of the submission
     created: float  # seconds since the epoch
     ended: str | None = None
+    owner: int | None = None  # the user's number who submitted it, if that is known
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this account submitted it."""
+        return self.owner in (None, os.getuid())
 
     @property
     def job(self) -> str:
@@ -75,9 +84,13 @@ class Ledger:
     def __init__(self, runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
         self.path = runs / NAME
+        if not self.path.exists():  # SQLite would make it without leave for the group, whatever the umask
+            open_append(self.path).close()
         with self._naming_faults():
             self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
             self._database.executescript(_TABLES)
+            columns = [row[1] for row in self._database.execute("PRAGMA table_info(submission)")]
+        self._has_owners = "owner" in columns
 
     def __enter__(self) -> "Ledger":
         return self
@@ -96,11 +109,15 @@ class Ledger:
         """
         token = secrets.token_hex(8)
         with self._transaction():
+            if not self._has_owners:
+                self._database.execute("ALTER TABLE submission ADD COLUMN owner INTEGER")
+                self._has_owners = True
             taken = [name for name in names if self._open(name)]
             if taken:
                 raise ValueError(f"{', '.join(taken)} are in the queue already")
             self._database.execute(
-                "INSERT INTO submission (token, created) VALUES (?, ?)", (token, time.time())
+                "INSERT INTO submission (token, created, owner) VALUES (?, ?, ?)",
+                (token, time.time(), os.getuid()),
             )
             self._database.executemany(
                 "INSERT INTO task (name, token, position) VALUES (?, ?, ?)",
@@ -151,9 +168,10 @@ class Ledger:
         return self.path.parent / FOLDER / token
 
     def _tasks(self, where: str, *values: object) -> list[Task]:
+        owner = "owner" if self._has_owners else "NULL"
         with self._naming_faults():
             rows = self._database.execute(
-                "SELECT task.name, task.token, job_id, position, size, created, ended FROM task "  # noqa: S608  `where` is a literal of this class
+                f"SELECT task.name, task.token, job_id, position, size, created, ended, {owner} FROM task "  # noqa: S608  `owner` and `where` are literals of this class
                 "JOIN submission USING (token) "
                 "JOIN (SELECT token, COUNT(*) AS size FROM task GROUP BY token) USING (token) "
                 f"{where} ORDER BY created DESC, position",
@@ -176,6 +194,8 @@ class Ledger:
         try:
             yield
         except sqlite3.Error as error:
+            if self.path.exists() and not os.access(self.path, os.W_OK):
+                raise _not_ours(self.path) from None
             raise self._fault(str(error)) from None
 
     def _open(self, name: str) -> bool:
@@ -207,16 +227,38 @@ def _is_ours(task: Task) -> bool:
         and task.position >= 0
         and isinstance(task.created, int | float)
         and isinstance(task.ended, str | None)
+        and isinstance(task.owner, int | None)
     )
 
 
 @contextlib.contextmanager
 def submitting(runs: Path) -> Iterator[None]:
-    """Let one launcher at a time look and submit. The kernel lets go of the lock when the launcher ends, however."""
+    """Let one launcher at a time look and submit. The kernel lets go of the lock when the launcher ends, however.
+
+    Raises UserError where this account may not write to the lock, or it is a link.
+    """
     runs.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(runs / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        file = open_lock(runs / LOCK)
+    except PermissionError:
+        raise _not_ours(runs / LOCK) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _not_ours(path: Path) -> UserError:
+    """What is said of a file in a shared folder that another account made, and keeps to itself."""
+    owner = name_of(path.stat().st_uid)
+    return UserError(
+        f"{path} may be written by {owner} alone: have them share the folder of runs with your group "
+        f"(chmod -R g+w {path.parent}; docs/slurm.md, Two people on one folder)"
+    )
+
+
+def name_of(account: int) -> str:
+    """The login name of a user's number, or the number where it has none."""
+    try:
+        return pwd.getpwuid(account).pw_name
+    except KeyError:
+        return str(account)

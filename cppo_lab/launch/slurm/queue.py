@@ -3,7 +3,9 @@
 Nothing is decided by accounting alone: many clusters have none. `squeue` forgets a job some minutes after its end.
 """
 
+import contextlib
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -16,7 +18,15 @@ from cppo_lab.errors import UserError
 PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
 SACCT_JOBS = 500  # per request
-_FIELDS = ("%i", "%T", "%M", "%N", "%r", "%k")  # the comment last: it may hold any sign, a line break too
+_FIELDS = (
+    "%i",
+    "%U",
+    "%T",
+    "%M",
+    "%N",
+    "%r",
+    "%k",
+)  # the comment last: it may hold any sign, a line break too
 # They add options of the user's to commands whose answer is read here: other jobs, other columns. `SBATCH_*` stays:
 # it says how the user wants jobs submitted.
 _CHANGES_ANSWERS = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_|SLURM_TIME_FORMAT\Z|SLURM_BITSTR_LEN\Z")
@@ -27,9 +37,13 @@ ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNAL
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job, or one task of an array, as the queue shows it. `state` is Slurm's word, `seconds` its time so far."""
+    """A job, or one task of an array, as the queue shows it. `state` is Slurm's word, `seconds` its time so far.
+
+    `owner` is the user's number.
+    """
 
     job: str
+    owner: int
     state: str
     reason: str
     seconds: int
@@ -47,16 +61,41 @@ def require_slurm() -> None:
         )
 
 
-def our_jobs() -> list[QueuedJob]:
-    """This user's jobs, each task of an array by itself; those that ended lately too.
+def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
+    """The jobs of this account and of `owners`, each task of an array by itself; those that ended lately too.
 
+    By owner and not by number: a job whose launcher died before it wrote the number down is found as well. Accounts
+    that the machine no longer knows have none.
     Raises UserError if the controller does not answer.
     """
+    users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
     _require_answer()
     mark = secrets.token_hex(16)  # begins a record: no comment can know it
     fields = "|".join(_FIELDS)
-    text = _ask("squeue", "--me", "--noheader", "--array", "--states=all", f"--format={mark}{fields}")
+    # --all: without it squeue leaves out jobs in partitions that are hidden, their owner's too.
+    options = ("--all", "--noheader", "--array", "--states=all")
+    text = _ask("squeue", f"--user={users}", *options, f"--format={mark}{fields}")
     return [job for record in text.split(mark)[1:] if (job := _parse(record)) is not None]
+
+
+def shows_others() -> bool:
+    """Whether the cluster shows the jobs of other users to this one (PrivateData); False if it does not say."""
+    if os.getuid() == 0:
+        return True
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        said = re.search(
+            r"^PrivateData\s*=\s*(.*)$", command_output("scontrol", "show", "config").stdout, re.M
+        )
+        return said is not None and not {"jobs", "all"} & set(said[1].strip().lower().split(","))
+    return False
+
+
+def _is_account(number: int) -> bool:
+    try:
+        pwd.getpwuid(number)
+    except (KeyError, OverflowError):
+        return False
+    return True
 
 
 def _require_answer() -> None:
@@ -127,12 +166,16 @@ def command_output(*command: str, seconds: float | None = None) -> "subprocess.C
 
 
 def _parse(record: str) -> QueuedJob | None:
-    """A job from its record; None for one with fewer fields than were asked for."""
+    """A job from its record; None for one with other fields than were asked for."""
     fields = record.removesuffix("\n").split("|", len(_FIELDS) - 1)
     if len(fields) < len(_FIELDS):
         return None
-    job, state, seconds, node, reason, comment = fields
-    return QueuedJob(job, state, "" if reason == "None" else reason, _seconds(seconds), node, comment)
+    job, owner, state, seconds, node, reason, comment = fields
+    if not (owner.isascii() and owner.isdecimal()):
+        return None
+    return QueuedJob(
+        job, int(owner), state, "" if reason == "None" else reason, _seconds(seconds), node, comment
+    )
 
 
 def _seconds(text: str) -> int:

@@ -1,5 +1,6 @@
 """The ledger beside Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -8,11 +9,44 @@ from pathlib import Path
 from submitit.core.utils import JobPaths
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task
-from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, QueuedJob, cancel, ended_as, our_jobs
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task, name_of
+from cppo_lab.launch.slurm.queue import (
+    ACTIVE,
+    WAITING,
+    QueuedJob,
+    cancel,
+    ended_as,
+    jobs_of,
+    shows_others,
+)
 
 SETTLING_SECONDS = 10.0  # a launcher that was killed may have left an sbatch that is still being answered
 LEFT = "left Slurm's queue"
+
+
+def look(tasks: Sequence[Task]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
+    """What the queue has of the accounts that submitted `tasks`, and which of them are in it, by name.
+
+    Raises UserError if Slurm's controller does not answer.
+    """
+    jobs = jobs_of({task.owner for task in tasks if task.owner is not None})
+    return jobs, _in_queue(tasks, jobs)
+
+
+def _in_queue(tasks: Sequence[Task], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+    """Which of the tasks are in the queue, by name.
+
+    Where the cluster hides the jobs of others, theirs count as waiting: only they can find out that they have ended.
+    """
+    live = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
+    here = {task.name: live[task.job] for task in tasks if task.job in live}
+    unseen = [task for task in tasks if task.name not in here and not task.is_mine]
+    if unseen and not shows_others():
+        for task in unseen:
+            assert task.owner is not None
+            why = f"a job of {name_of(task.owner)}, which Slurm does not show to you"
+            here[task.name] = QueuedJob(task.job, task.owner, "PENDING", why, 0, "", task.token)
+    return here
 
 
 def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
@@ -26,12 +60,12 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     lost = [task.created for task in tasks if task.job_id is None]
     if lost and (wait := max(lost) + SETTLING_SECONDS - time.time()) > 0:
         time.sleep(min(wait, SETTLING_SECONDS))
-    jobs = our_jobs()
+    jobs, _ = look(tasks)
     _adopt(ledger, jobs)
     tasks = ledger.open_tasks()
-    here = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
-    _end(ledger, [task for task in tasks if task.job not in here], jobs)
-    return {task.name: here[task.job] for task in tasks if task.job in here}
+    here = _in_queue(tasks, jobs)
+    _end(ledger, [task for task in tasks if task.name not in here], jobs)
+    return here
 
 
 def peek(runs: Path) -> dict[str, QueuedJob]:
@@ -54,8 +88,7 @@ def in_queue(runs: Path) -> dict[str, QueuedJob]:
         tasks = ledger.open_tasks()
     if not tasks:
         return {}
-    jobs = {job.job: job for job in our_jobs() if job.state in WAITING | ACTIVE}
-    return {task.name: jobs[task.job] for task in tasks if task.job in jobs}
+    return look(tasks)[1]
 
 
 def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
@@ -63,12 +96,14 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
 
     submitit brings a task's function to its place behind that answer: tasks that lack theirs could only fail. They are
     cancelled, and their runs are free to be submitted again. So is a whole array that came into the queue so late that
-    it had been given up already.
+    it had been given up already. Those of another account are that one's to cancel: they fail as soon as they start.
     """
     by_token = {job.comment: job for job in jobs}
     for token in by_token.keys() & set(ledger.unanswered()):
         number = by_token[token].job.partition("_")[0]
         ledger.submitted(token, int(number))
+        if by_token[token].owner != os.getuid():
+            continue
         tasks = ledger.open_tasks_of(token)
         hollow = [task for task in tasks if not _function(ledger, task).exists()]
         cancel([task.job for task in hollow] if tasks else [number])

@@ -22,6 +22,7 @@ from cppo_lab.launch.slurm.parameters import groups
 from cppo_lab.launch.slurm.queue import command_output, require_slurm
 from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.plain_file import replace_file
 
 SETTLING_SECONDS = 30.0  # a controller that has just started asks its nodes how they are
 LARGEST_ARRAY = 1000  # where the cluster does not say
@@ -135,7 +136,7 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "rehearsal.sh"
     text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
-    script.write_text(text, encoding="utf-8")
+    replace_file(script, text)  # another account's, left by a kill, could not be written to
     deadline = time.monotonic() + SETTLING_SECONDS
     try:
         done = _ask("sbatch", "--test-only", str(script))

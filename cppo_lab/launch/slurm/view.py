@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task
-from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, QueuedJob, ended_as, our_jobs
-from cppo_lab.launch.slurm.reconcile import LEFT
+from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, ended_as
+from cppo_lab.launch.slurm.reconcile import LEFT, look
 
 ANSWER_SECONDS = 60.0  # within which sbatch has answered, or its launcher is dead
 _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
@@ -79,9 +79,8 @@ def view(runs: Path) -> SlurmView:
     if all(task.ended is not None for task in tasks.values()):
         return SlurmView(tasks)
     try:
-        jobs = our_jobs()
+        jobs, here = look([task for task in tasks.values() if task.ended is None])
     except UserError as error:
         return SlurmView(tasks, silent=str(error))
-    live = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
-    here = {task.name: live[task.job] for task in tasks.values() if task.ended is None and task.job in live}
+    live = {job.job for job in here.values()}
     return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})

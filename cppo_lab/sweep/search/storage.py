@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import store
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.tracking.new_store import make_whole
+from cppo_lab.tracking.new_store import is_new, make_whole
 
 VARIABLE = (
     "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
@@ -52,11 +52,15 @@ def file_of(url: str) -> Path | None:
 
 @contextlib.contextmanager
 def alone(url: str) -> Iterator[None]:
-    """Let one process of this machine at a time change what others must not see half done.
+    """Let one process at a time change what others must not see half done.
 
-    SQLite has no lock on the rows of a transaction; a server and the journal decide by themselves who was first.
+    SQLite has no lock on the rows of a transaction; a server decides by itself who was first.
     """
-    with store.own_lock(url, "search.lock"):
+    path = file_of(url)
+    if path is None:
+        yield
+        return
+    with store.locked(path, "search.lock"):
         yield
 
 
@@ -73,8 +77,7 @@ def open_storage(url: str) -> BaseStorage:
         )
     for left in range(TRIES - 1, -1, -1):
         try:
-            with alone(url):
-                return _open(url)
+            return _open(url)
         except ImportError:
             raise UserError(
                 f"storage {redacted(url)}: its driver is not installed: pip install psycopg2-binary, and begin "
@@ -117,5 +120,7 @@ def _open(url: str) -> BaseStorage:
     path = store.sqlite_file(url)
     if path is None:
         return RDBStorage(url)
-    make_whole(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
+    if is_new(path):
+        with alone(url):
+            make_whole(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
     return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_SECONDS}})

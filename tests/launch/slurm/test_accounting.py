@@ -1,6 +1,6 @@
 """What Slurm's accounts add: why a job is gone that `squeue` has forgotten. Without them nothing else is different."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-def nothing() -> Sequence[QueuedJob]:
+def nothing(owners: Iterable[int]) -> Sequence[QueuedJob]:
     """The queue, a long time later."""
     return []
 
@@ -48,7 +48,7 @@ def ends(
             return {job.name: ledger.tasks_of(job.name)[0].ended for job in jobs}
 
     with monkeypatch.context() as patch:
-        patch.setattr(reconcile, "our_jobs", nothing)
+        patch.setattr(reconcile, "jobs_of", nothing)
         return refreshed()
 
 

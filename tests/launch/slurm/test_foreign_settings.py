@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.queue import cancel, our_jobs
+from cppo_lab.launch.slurm.queue import cancel, jobs_of
 from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
@@ -43,7 +43,7 @@ def test_comments_of_other_jobs(bare_slurm: Cluster, tmp_path: Path) -> None:
     others = [submit(comment) for comment in COMMENTS]
     jobs = [Noted(tmp_path, "one"), Noted(tmp_path, "two")]
     try:
-        seen = {job.job: job for job in our_jobs()}
+        seen = {job.job: job for job in jobs_of([])}
         assert {seen[other].state for other in others} == {"PENDING"}
         launch_slurm(jobs, HELD, lambda event: None)
         mine = in_queue(tmp_path)
@@ -51,7 +51,7 @@ def test_comments_of_other_jobs(bare_slurm: Cluster, tmp_path: Path) -> None:
     finally:
         cancel(others)
     # The queue remembers them for a while (MinJobAge).
-    seen = {job.job: job for job in our_jobs()}
+    seen = {job.job: job for job in jobs_of([])}
     assert {seen[other].state for other in others} == {"CANCELLED"}
     assert in_queue(tmp_path) == mine
     cancel([job.job for job in mine.values()])

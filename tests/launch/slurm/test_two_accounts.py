@@ -1,0 +1,198 @@
+"""Two people launch from one folder: each run is in one job, whoever submitted it, and each can go on with it."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dev.slurm.accounts import Account, two_accounts
+from dev.slurm.cluster import Cluster
+from tests.conftest import TINY
+from tests.launch.slurm import holding
+from tests.waiting import CEILING_SECONDS, until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+SWEEP = ["quickstart", *TINY, "seed=0", "training.t_stop=8", "training.collapse_share=0"]
+ON_SLURM = [*SWEEP, "launcher=slurm"]
+KNOWN = ("PATH", "SLURM_CONF", "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "CPPO_TEST_SESSION")
+
+
+class Person(Account):
+    """Somebody who calls `cppo`."""
+
+    def start(self, folder: Path, *words: str) -> "subprocess.Popen[str]":
+        """`cppo` in a folder, as on a login node."""
+        return subprocess.Popen(
+            [str(self.python), "-m", "cppo_lab.cli", *words],
+            cwd=folder,
+            env={name: os.environ[name] for name in KNOWN if name in os.environ} | self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **self.identity(),
+        )
+
+    def cppo(self, folder: Path, *words: str, code: int = 0) -> str:
+        """What a command prints; it has to end with `code`."""
+        process = self.start(folder, *words)
+        printed, _ = process.communicate(timeout=CEILING_SECONDS)
+        assert process.returncode == code, printed
+        return printed
+
+
+People = tuple[Person, Person, Path]
+
+
+@pytest.fixture(scope="module")
+def both(bare_slurm: Cluster) -> Iterator[People]:
+    """Two accounts and their project's folder; in it the first has trained one run of three."""
+    if os.getuid():
+        pytest.skip("it takes root to make users")
+    with two_accounts() as (ada, bob, project):
+        yield Person(**vars(ada)), Person(**vars(bob)), project
+        bare_slurm.end_jobs()  # while Slurm still knows whose they are
+
+
+@pytest.fixture
+def people(both: People, request: pytest.FixtureRequest) -> People:
+    """The two, and a folder of this test's own in their project."""
+    ada, bob, project = both
+    folder = project / request.node.name.removeprefix("test_")
+    folder.mkdir()
+    os.chown(folder, -1, project.stat().st_gid)
+    folder.chmod(0o2775)
+    return ada, bob, folder
+
+
+def jobs(slurm: Cluster) -> list[str]:
+    """Who has a job in the queue, once for each."""
+    return sorted(slurm.call("squeue", "-h", "-r", "-o", "%u").split())
+
+
+def states(account: Person, folder: Path) -> list[str]:
+    """The states of the sweep's runs, as one of them sees them."""
+    return [row["state"] for row in json.loads(account.cppo(folder, "status", *SWEEP, "--json"))["runs"]]
+
+
+def empty(slurm: Cluster) -> None:
+    """Waits until no job is left."""
+    until("the queue is empty", lambda: not slurm.call("squeue", "-h"))
+
+
+def test_one_submits_and_the_other_sees_it(bare_slurm: Cluster, people: People) -> None:
+    ada, bob, folder = people
+    assert "3 runs are in Slurm's queue" in ada.cppo(
+        folder, "launch", *ON_SLURM, "+launcher.sbatch.hold=true"
+    )
+    assert jobs(bare_slurm) == [ada.name] * 3
+    assert "3 runs (3 queued)" in bob.cppo(folder, "launch", *ON_SLURM)
+    assert jobs(bare_slurm) == [ada.name] * 3
+    assert states(bob, folder) == ["queued"] * 3
+    bob.cppo(folder, "status", *SWEEP, "--repair")
+    assert states(ada, folder) == ["queued"] * 3
+    said = bob.cppo(folder, "cancel", *SWEEP)
+    assert f"of {ada.name} ends as soon as it starts" in said
+    assert jobs(bare_slurm) == [ada.name] * 3
+    ada.cppo(folder, "launch", *ON_SLURM)  # she wants them again
+    array = bare_slurm.call("squeue", "-h", "-o", "%F").split()[0]
+    bare_slurm.call("scontrol", "release", array)
+    empty(bare_slurm)
+    assert states(bob, folder) == ["done"] * 3
+    assert "nothing to do" in bob.cppo(folder, "launch", *ON_SLURM) or jobs(bare_slurm) == []
+    closed = [
+        path for path in folder.rglob("*") if not path.is_symlink() and not path.stat().st_mode & stat.S_IWGRP
+    ]
+    assert closed == []
+    assert {path.lstat().st_gid for path in folder.rglob("*")} == {folder.stat().st_gid}
+
+
+def test_one_goes_on_with_what_the_other_began(bare_slurm: Cluster, people: People) -> None:
+    ada, bob, folder = people
+    one = [*ON_SLURM, "variant=cppo"]
+    held = holding.python().replace(sys.executable, str(ada.python))
+    ada.cppo(folder, "launch", *one, f"launcher.python={held}")
+    (run,) = [path.parent for path in (folder / "runs").glob("*/status.json")]
+    until("it trains", lambda: holding.holds(run))
+    # Bob's launch leaves it alone, and he cannot cancel it.
+    bob.cppo(folder, "launch", *one)
+    assert jobs(bare_slurm) == [ada.name]
+    assert f"of {ada.name} trains it: ask them" in bob.cppo(folder, "cancel", *SWEEP, code=1)
+    ada.cppo(folder, "cancel", *SWEEP)
+    empty(bare_slurm)
+    (before,) = json.loads(bob.cppo(folder, "status", *SWEEP, "variant=cppo", "--json"))["runs"]
+    assert (before["state"], before["step"]) == ("partial", holding.STEP)
+    bob.cppo(folder, "launch", *one)
+    assert jobs(bare_slurm) in ([bob.name], [])
+    empty(bare_slurm)
+    (after,) = json.loads(ada.cppo(folder, "status", *SWEEP, "variant=cppo", "--json"))["runs"]
+    assert after["state"] == "done", ada.cppo(folder, "logs", run.name)
+
+
+def test_both_launch_a_new_folder_at_once(bare_slurm: Cluster, people: People) -> None:
+    ada, bob, folder = people
+    hold = "+launcher.sbatch.hold=true"
+    started = [account.start(folder, "launch", *ON_SLURM, hold) for account in (ada, bob) for _ in range(2)]
+    for process in started:
+        printed, _ = process.communicate()
+        assert process.returncode == 0, printed
+    found = jobs(bare_slurm)
+    assert len(found) == 3 and len(set(found)) == 1
+    bare_slurm.end_jobs()
+
+
+def test_a_cluster_that_hides_the_jobs_of_others(bare_slurm: Cluster, people: People) -> None:
+    ada, bob, folder = people
+    ada.cppo(folder, "launch", *ON_SLURM, "+launcher.sbatch.hold=true")
+    text = bare_slurm.conf.read_text()
+    bare_slurm.conf.write_text(f"{text}PrivateData=jobs\n")
+    try:
+        bare_slurm.call("scontrol", "reconfigure")
+        hidden = [*("squeue", "-h", "-u"), ada.name]
+        until("they are hidden", lambda: not as_user(bob, hidden))
+        assert "3 runs (3 queued)" in bob.cppo(folder, "launch", *ON_SLURM)
+        assert jobs(bare_slurm) == [ada.name] * 3
+        assert states(bob, folder) == ["queued"] * 3
+    finally:
+        bare_slurm.conf.write_text(text)
+        bare_slurm.call("scontrol", "reconfigure")
+    bare_slurm.end_jobs()
+    assert states(bob, folder) == ["missing"] * 3
+
+
+def as_user(account: Account, command: list[str]) -> str:
+    """What one of Slurm's commands shows to somebody."""
+    return subprocess.run(
+        command, user=account.number, check=True, capture_output=True, text=True, env=dict(os.environ)
+    ).stdout
+
+
+def test_a_folder_that_is_not_shared_says_whose_it_is(bare_slurm: Cluster, people: People) -> None:
+    ada, bob, folder = people
+    ada.cppo(folder, "launch", *ON_SLURM, "+launcher.sbatch.hold=true")
+    for name, sweep in (
+        ("slurm.lock", ON_SLURM),
+        ("slurm.db", [word.replace("seed=0", "seed=1") for word in ON_SLURM]),
+    ):
+        (folder / "runs" / name).chmod(0o644)
+        said = bob.cppo(folder, "launch", *sweep, code=2)
+        assert f"{name} may be written by {ada.name} alone" in said and "Traceback" not in said
+        (folder / "runs" / name).chmod(0o664)
+    bare_slurm.end_jobs()
+
+
+def test_a_job_in_a_hidden_partition_is_seen(bare_slurm: Cluster, people: People) -> None:
+    _, bob, folder = people
+    bare_slurm.call("scontrol", "update", "PartitionName=low", "Hidden=YES")
+    bare_slurm.end_jobs()
+    try:
+        for _ in range(2):
+            bob.cppo(folder, "launch", *ON_SLURM, "resources.partition=low", "+launcher.sbatch.hold=true")
+        assert len(bare_slurm.call("squeue", "-h", "-r", "--all", "-o", "%i").split()) == 3
+    finally:
+        bare_slurm.call("scontrol", "update", "PartitionName=low", "Hidden=NO")
+        bare_slurm.end_jobs()
