@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import errno
 import io
 import re
 import sys
@@ -85,20 +86,25 @@ class RedactedLines:
 
 
 class _RedactingStream(io.TextIOBase):
-    """A text stream that hands on to another one, masked: whole lines, and at a flush what there is."""
+    """A text stream that hands on to another one, masked: whole lines, and at a flush what there is.
+
+    What a full disk has no room for is lost: no run fails because it could not print.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._lines = stream, RedactedLines()
 
     def write(self, text: str) -> int:
         if written := self._lines.add(text):
-            self._stream.write(written)
+            with _losing_what_has_no_room():
+                self._stream.write(written)
         return len(text)
 
     def flush(self) -> None:
         # `print(..., end="", flush=True)` wants to be seen, and ends between words.
-        self._stream.write(self._lines.rest())
-        self._stream.flush()
+        with _losing_what_has_no_room():
+            self._stream.write(self._lines.rest())
+            self._stream.flush()
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -112,6 +118,15 @@ class _RedactingStream(io.TextIOBase):
     @property
     def encoding(self) -> str:  # type: ignore[override]
         return self._stream.encoding
+
+
+@contextlib.contextmanager
+def _losing_what_has_no_room() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def mask_output() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -109,7 +110,7 @@ def execute(attempt: Attempt) -> None:
         if is_cancelled(folder, attempt.created):
             raise Interrupted(None)
         forget_cancelled(folder)  # an earlier attempt was
-        record = newest_record(folder)
+        record = _own_record(attempt)
         if _is_done(attempt, record):
             _remove_checkpoints(folder)  # killed before it could do so itself
             return
@@ -149,6 +150,19 @@ def execute(attempt: Attempt) -> None:
             if not recorder.spool.unwritten:  # else the store alone may know of the end
                 _remove_checkpoints(folder)
         hear_signals(now=False)  # the inline launcher has more runs, and the next one says it
+
+
+def _own_record(attempt: Attempt) -> Record | None:
+    """The newest record in the run's folder. What a folder holds that was copied from another run's is set aside."""
+    from cppo_lab.tracking.replace import set_aside
+
+    folder, run_id = attempt.folder, attempt.spec.run_id
+    record = newest_record(folder)
+    if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
+        return record
+    print(f"{folder} was copied from run {other}: what is in it is set aside", file=sys.stderr, flush=True)
+    set_aside(folder, f"of-{other}")
+    return None
 
 
 def _is_done(attempt: Attempt, record: Record | None) -> bool:
@@ -255,11 +269,14 @@ def _tags(attempt: Attempt) -> dict[str, str]:
     return tags
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run's folder has what it could be continued from."""
+    return any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS))
+
+
 def tidy(folder: Path) -> None:
     """Remove the checkpoints of a run that has its result on file but was killed before it could do so itself."""
-    if any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS)) and _finished(
-        newest_record(folder)
-    ):
+    if has_checkpoint(folder) and _finished(newest_record(folder)):
         # Somebody trains it anew, or the disk is full: another launch removes them.
         with contextlib.suppress(AlreadyRunning, OSError), held(folder):
             if _finished(newest_record(folder)):

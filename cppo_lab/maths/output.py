@@ -31,6 +31,7 @@ class Tokens(NamedTuple):
     logp, log_ratio: [B, T] log pi(y_t) and log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp.
     advantages, divergence: [B, T] without gradient; divergence is None where the caller gave none.
     valid, active: [B, T] bool: response tokens, and those of them with A != 0.
+    overflows: whether rho of some token, kept or not, is more than its dtype holds.
     """
 
     logp: Tensor
@@ -39,6 +40,7 @@ class Tokens(NamedTuple):
     divergence: Tensor | None
     valid: Tensor
     active: Tensor
+    overflows: bool
 
     @property
     def moves_away(self) -> Tensor:
@@ -70,29 +72,46 @@ def tokens(
     advantage = torch.where(mask, advantages.detach().to(current.dtype), 0.0)
     cleared = None if divergence is None else torch.where(mask, divergence.detach().to(current.dtype), 0.0)
     log_ratio = torch.where(mask, current - rollout_logp.detach().to(current.dtype), 0.0)
-    _check_values(mask, log_ratio.detach(), advantage, cleared, given)
-    return Tokens(current, log_ratio, advantage, cleared, mask, advantage != 0)
+    overflows = _check_values(mask, log_ratio.detach(), advantage, cleared, given)
+    return Tokens(current, log_ratio, advantage, cleared, mask, advantage != 0, overflows)
 
 
 def _check_values(
     mask: Tensor, log_ratio: Tensor, advantage: Tensor, cleared: Tensor | None, given: dict[str, Tensor]
-) -> None:
-    """Raise ValueError for NaN, infinite or negative values; one short pass each while there are none."""
+) -> bool:
+    """Raise ValueError for NaN, infinite or negative values; one short pass each while there are none.
+
+    Returns whether the exponential of some log-ratio overflows.
+    """
     # A NaN or an infinity always reaches the sum. So may the overflow of finite values: `finite` then decides.
-    suspect = [log_ratio.sum(), advantage.sum()]
+    largest = log_ratio.amax() if log_ratio.numel() else log_ratio.sum()
+    suspect = [log_ratio.sum(), advantage.sum(), largest.exp()]
     if cleared is not None and cleared.numel():
         suspect.append(torch.where(cleared.amin() < 0, torch.nan, cleared.amax()))
     if bool(torch.stack(suspect).isfinite().all()):
-        return
+        return False
     finite(mask, **given)
+    finite(mask, log_ratio=log_ratio)
     if cleared is not None and bool((cleared < 0).any()):
         least = float(cleared.min())
         raise ValueError(f"divergence has negative values, the least {least}: TV and KL are >= 0, clamp at 0")
+    return not bool(largest.exp().isfinite())
 
 
 def importance_objective(batch: Tokens, keep: Tensor) -> Tensor:
-    """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A."""
-    return _ImportanceObjective.apply(batch.log_ratio, keep, batch.advantages)
+    """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A.
+
+    Raises:
+        ValueError: rho of a kept token is more than its dtype holds, which would make the loss infinite.
+    """
+    objective: Tensor = _ImportanceObjective.apply(batch.log_ratio, keep, batch.advantages)
+    if batch.overflows and bool((bad := ~objective.detach().isfinite()).any()):
+        row, column = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"the probability ratio of kept token [{row}, {column}] overflows (log_ratio "
+            f"{batch.log_ratio[row, column].item():g}): see logp and rollout_logp there, or mask such tokens"
+        )
+    return objective
 
 
 class _ImportanceObjective(torch.autograd.Function):

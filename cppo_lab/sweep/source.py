@@ -182,12 +182,18 @@ def _refuse_unusual(values: Any, source: str) -> None:
             raise UserError(f"sweep {source}: {_dotted(way)}={_short(value)} is a {kind}: {PLAIN}: quote it")
 
 
+# Controls of the direction of text, by Unicode's class for them, and marks that have the class of letters.
+_TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
+_MARKS = frozenset("\u061c\u200e\u200f")
+
+
 def _refuse_characters(text: str, way: Way, source: str) -> None:
-    """What no database takes for text, and what a terminal takes for a command."""
+    """What no database takes for text, what a terminal takes for a command, and what lets a page show other text."""
     for char in text:
-        if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t":
+        controls = unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"
+        if controls or unicodedata.bidirectional(char) in _TURNS or char in _MARKS:
             raise UserError(
-                f"sweep {source}: {_dotted(way)}: {_short(text)} has the character {char!r}: remove it"
+                f"sweep {source}: {_dotted(way)}: {_short(text)} has the character {char!a}: remove it"
             )
 
 

@@ -214,10 +214,11 @@ def begin_line(
     )
 
 
-def close_dead(folder: Path, status: str, reason: str) -> bool:
+def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = None) -> bool:
     """End the record of an attempt that died without a word; False if there is none to end.
 
-    An end that is there already is added to. The caller holds the lock of the folder.
+    An end that is there already is added to. `time_ms`: when it ended, if that is known.
+    The caller holds the lock of the folder.
     """
     record = newest_record(folder)
     if record is None or (record.end is not None and record.end.status in schema.FINISHED):
@@ -225,7 +226,7 @@ def close_dead(folder: Path, status: str, reason: str) -> bool:
     spool = open_spool(folder)
     spool.add(record.begin)  # so that what was printed belongs to it
     _keep_output(folder, spool, ())
-    spool.add(End(record.begin.record, status, max(record.rows, default=None), _now(), reason))
+    spool.add(End(record.begin.record, status, max(record.rows, default=None), time_ms or _now(), reason))
     spool.sync()
     spool.close()
     return not spool.unwritten

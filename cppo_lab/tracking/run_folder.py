@@ -1,6 +1,7 @@
 """What a run's folder says of it, read without the tracking store: status, configuration, cancellation, its name."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.plain_file import read_plain, replace_file
+from cppo_lab.plain_file import overwrite_file, read_plain, replace_file
 
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
@@ -32,8 +33,17 @@ _MOST = 1e15  # of a number: beyond any step, and any second
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
-    """Replace `status.json` in a run's folder. The caller holds the folder's lock."""
-    replace_file(folder / STATUS, json.dumps(values))
+    """Replace `status.json` in a run's folder. The caller holds the folder's lock.
+
+    Where the disk has no room for another file, it is written over in its place: how a run ended should be known.
+    """
+    text = json.dumps(values)
+    try:
+        replace_file(folder / STATUS, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (folder / STATUS).exists():
+            raise
+        overwrite_file(folder / STATUS, text)
 
 
 def read_status(folder: Path) -> dict[str, Any]:

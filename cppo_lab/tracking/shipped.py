@@ -27,6 +27,7 @@ class ShippedRecord:
     pending: list[str] = field(default_factory=list)  # artifacts that it has not got yet
     ended: bool = False  # so that the history is an artifact to come
     deleted: bool = False  # by a user, and nothing goes on with it: it is left alone
+    doubtful: bool = False  # a line on file is damaged: the store may have steps that are trained again
 
 
 @dataclass
@@ -81,6 +82,7 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
                 [str(name) for name in one["pending"]],
                 bool(one["ended"]),
                 bool(one["deleted"]),
+                bool(one.get("doubtful", False)),
             )
             for token, one in values["records"].items()
         }

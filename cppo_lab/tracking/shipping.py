@@ -27,7 +27,7 @@ from cppo_lab.tracking.lines import Artifact, Begin, End, Line, Row
 from cppo_lab.tracking.naming import merged
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.shipped import ShippedRecord, load_shipped, save_shipped
-from cppo_lab.tracking.spool import FOLDER, files, newest_record, place_in, read_lines
+from cppo_lab.tracking.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
 
 BATCH = 1000  # MLflow's limit of metrics per request
 PARAMS, TAGS = 100, 100  # and of these
@@ -74,6 +74,7 @@ class _Shipment:
         self.token = ""  # of the record whose lines are read at the moment
         self.points: list[Metric] = []
         self.sent = 0
+        self.times: dict[str, dict[int, int]] = {}  # that the store has, by metric and step: see _is_told
 
     @property
     def record(self) -> ShippedRecord:
@@ -135,6 +136,7 @@ class _Shipment:
             safe = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
         self.token = _owner(path)
+        self.times = {}
         for line, end in read_lines(path, offset):
             if end > safe:
                 break
@@ -157,6 +159,8 @@ class _Shipment:
         elif self.record.deleted or not self.record.mlflow_id:
             return  # nothing of ours begins without its beginning
         elif isinstance(line, Row):
+            if self.record.doubtful and self._is_told(line):
+                return
             self.points += [
                 Metric(name, value, line.time_ms, line.step) for name, value in line.metrics.items()
             ]
@@ -168,6 +172,17 @@ class _Shipment:
         else:
             self._flush()
             self._end(line)
+
+    def _is_told(self, line: Row) -> bool:
+        """Whether the store has the step already, by a line that is damaged since.
+
+        The run could not see that the step was recorded, and has trained it again; the first word on a step stands.
+        """
+        name = next((name for name in line.metrics if not name.startswith("system/")), "")
+        if name and name not in self.times:
+            history = self.client.get_metric_history(self.record.mlflow_id, name)
+            self.times[name] = {point.step: point.timestamp for point in history}
+        return self.times.get(name, {}).get(line.step, line.time_ms) != line.time_ms
 
     def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Write to the store. Writers of one SQLite file take turns, so that none finds it locked for long."""
@@ -189,6 +204,9 @@ class _Shipment:
             return
         mlflow_id = self.record.mlflow_id
         self.record.ended = False
+        self.record.doubtful = any(
+            _owner(path) == line.record and is_damaged(path) for path in files(self.folder)[:-1]
+        )
         run = self.client.get_run(mlflow_id)
         self._remove_others(run)
         tags = {**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING}

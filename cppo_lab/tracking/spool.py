@@ -31,7 +31,7 @@ class Spool:
 
     def __post_init__(self) -> None:
         """Raises FileExistsError if there is such a file, OSError if none can be made."""
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def add(self, line: Line) -> None:
         """Append a line; once this returns, a kill of this process cannot lose it."""
@@ -125,6 +125,12 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
                 return
             offset += len(text)
             yield line, offset
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether something in the file is no line of ours: what was written there may be known elsewhere."""
+    whole = max((end for _, end in read_lines(path)), default=0)
+    return path.is_file() and path.stat().st_size > whole
 
 
 def place_in(path: Path, offset: int) -> int:

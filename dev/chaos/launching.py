@@ -5,6 +5,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from cppo_lab.launch.slurm.ledger import NAME
 from dev.chaos.schedule import Fault
 from dev.chaos.study import command
+from dev.slurm.accounts import Account
 
 LEFT_TO_SLURM = b"Slurm has them"  # `cppo launch` says so
 LONGEST = 8.0  # seconds of a launcher's life after which it is killed, at most
@@ -28,8 +30,9 @@ class Launcher:
         log: Path,
         fault: Fault | None,
         tries: int,
+        account: Account | None = None,
     ) -> None:
-        """`tries` launchers have ended before it came to the fault."""
+        """`tries` launchers have ended before it came to the fault. Without an `account` it is this user's."""
         self.words, self.fault, self._runs = words, fault, folder / "runs"
         self._after = 1.0 + (fault.chance * 2 % 1) * (LONGEST - 1.0) / (1 + tries) if fault else 0.0
         # The first one submits for sure. Later tries have nothing to submit, perhaps.
@@ -42,8 +45,9 @@ class Launcher:
             output.write(f"$ cppo {' '.join(words)}\n".encode())
             output.flush()
             self._process = subprocess.Popen(
-                command(*words), cwd=folder, env=dict(env), stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                [str(account.python) if account else sys.executable, *command(*words)[1:]], cwd=folder, env=dict(env),
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                **(account.identity() if account else {"umask": 0o022}),
             )  # fmt: skip
 
     def ended(self) -> int | None:

@@ -14,6 +14,7 @@ from dev.errors import DevError
 from dev.servers import postgres
 from dev.servers.mlflow_server import MlflowServer
 from dev.slurm import starting
+from dev.slurm.accounts import two_accounts
 from dev.slurm.cluster import Cluster
 from dev.slurm.cluster import default_folder as slurm_folder
 from dev.slurm.settings import Settings
@@ -50,7 +51,7 @@ def alone() -> Iterator[None]:
 
 
 class Disk:
-    """A file system of its own for a folder, which can be filled and emptied again."""
+    """A file system of its own for a folder, which can be filled and emptied again. Its group may write to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._ballast = folder, folder / "ballast"
@@ -58,8 +59,9 @@ class Disk:
     def mount(self) -> str:
         """Makes the folder a disk; why it cannot be one here, empty if it is."""
         self.folder.mkdir(parents=True)
+        options = f"size={DISK},mode=2775,gid={self.folder.stat().st_gid}"
         done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "cppo-chaos", os.fspath(self.folder)],
+            ["mount", "-t", "tmpfs", "-o", options, "cppo-chaos", os.fspath(self.folder)],
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         return done.stderr.strip() if done.returncode else ""
@@ -88,6 +90,7 @@ class Disk:
 class Place:
     """All that the disturbed study stands on. A context: it is started on entry, and gone afterwards.
 
+    Its folder belongs to the group of two users, of whom the first, `colleague`, launches too; root is the other one.
     Afterwards the folder has the runs in `runs-kept` and the cluster's logs in `slurm-log`. `no_disk`: why the folder
     of runs is no disk of its own; empty if it is.
     """
@@ -103,6 +106,10 @@ class Place:
     def __enter__(self) -> "Place":
         self.folder.mkdir(parents=True)
         with ExitStack() as undo:
+            self.colleague, _, _ = undo.enter_context(two_accounts())
+            self.folder.parent.chmod(0o711)
+            shutil.chown(self.folder, group=self.colleague.shared)
+            self.folder.chmod(0o2775)
             self.no_disk = self.disk.mount()
             if not self.no_disk:
                 undo.callback(self._unmount)

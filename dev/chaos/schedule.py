@@ -18,13 +18,16 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "postgres": "PostgreSQL is killed",
         "disk": "the disk of the run folder is full",
         "requeue": "a job is put back into the queue",
+        "account": "another user launches the same",
+        "shell": "`cppo launch` is called in a shell with variables for Slurm's commands",
+        "store": "`cppo` is killed while it makes a new store",
     }
 )
 COMES_BACK = frozenset({"slurmd", "node", "slurmctld", "mlflow", "postgres", "disk"})
 LONGEST_PAUSE = 8.0  # seconds that something stays away
 LAST = 0.75  # share of the training that is done when the last fault is due
 LONG = {"trainer": 10, "launcher": 5, "shipper": 5, "slurmd": 3, "node": 3, "slurmctld": 4, "mlflow": 4,
-        "postgres": 4, "disk": 4, "requeue": 6}  # fmt: skip
+        "postgres": 4, "disk": 4, "requeue": 6, "account": 3, "shell": 3, "store": 4}  # fmt: skip
 SHORT = {**dict.fromkeys(KINDS, 1), "trainer": 2}
 
 

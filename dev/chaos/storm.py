@@ -1,7 +1,6 @@
 """The disturbed study from its first launch to its last point."""
 
 import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,11 +20,12 @@ QUEUE_SECONDS = 2.0  # and at Slurm's queue
 CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
 COMMAND_SECONDS = 1800.0
 EAGER = Path(__file__).with_name("eager.py")
-SLURM = (
-    "launcher=slurm",
-    "launcher.grace_seconds=30",
-    f"launcher.python={shlex.join([sys.executable, str(EAGER)])}",
-)
+BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
+# Each is an option of its command, which hides jobs or changes what is printed.
+MISLEADING = {
+    "SQUEUE_PARTITION": "high", "SQUEUE_STATES": "RUNNING", "SQUEUE_FORMAT": "%i", "SQUEUE_USERS": "daemon",
+    "SCANCEL_STATE": "RUNNING", "SACCT_FORMAT": "jobid", "SINFO_FORMAT": "%N",
+}  # fmt: skip
 
 
 class Storm:
@@ -47,6 +47,8 @@ class Storm:
         self._env = environment(place.server.uri, place.folder / "cache") | {
             "PATH": place.cluster.env()["PATH"],
             "SLURM_CONF": str(place.cluster.conf),
+            "PYTHONPATH": place.colleague.environment()["PYTHONPATH"],
+            "LD_LIBRARY_PATH": place.colleague.environment()["LD_LIBRARY_PATH"],
         }
         self._strikes = Strikes(place, say)
         self._tries: Counter[Fault] = Counter()
@@ -97,7 +99,7 @@ class Storm:
 
     def _strike(self) -> None:
         for fault in [one for one in self.waiting if one.at <= self.progress]:
-            if fault.kind == "launcher":
+            if fault.kind == "launcher" or fault.kind in BY_ANOTHER:
                 if self._launcher is None and not self._over:
                     self._launch("launch")
             elif hit := self._strikes.strike(fault):
@@ -109,7 +111,10 @@ class Storm:
         self._say(fault.kind, hit)
 
     def _launch(self, name: str) -> Launcher:
-        """`cppo launch` or `retry`; of launches, the next is for the fault of a launcher that is due."""
+        """`cppo launch` or `retry`. The next launch is somebody else's, or for a launcher's fault, if that is due."""
+        others = [one for one in self.waiting if one.kind in BY_ANOTHER and one.at <= self.progress]
+        if others and name == "launch" and self.launches:
+            return self._launch_as(others[0])
         due = [one for one in self.waiting if one.kind == "launcher" and one.at <= self.progress]
         fault = due[0] if due and name == "launch" else None
         tries = self._tries[fault] if fault else 0
@@ -120,8 +125,27 @@ class Storm:
         self._launcher = Launcher(self._words(name), self.place.folder, self._env, self._log, fault, tries)
         return self._launcher
 
+    def _launch_as(self, fault: Fault) -> Launcher:
+        """`cppo launch` by the colleague, or in a misleading shell."""
+        colleague = self.place.colleague if fault.kind == "account" else None
+        env = self._env | (MISLEADING if fault.kind == "shell" else {})
+        if colleague is not None:
+            home = colleague.environment()
+            env |= home | {"XDG_CACHE_HOME": f"{home['HOME']}/.cache"}
+        self.launches += 1
+        self._failed = False
+        words = self._words("launch")
+        self._launcher = Launcher(words, self.place.folder, env, self._log, None, 0, colleague)
+        self._happened(
+            fault, f"by {colleague.name}" if colleague else "with SQUEUE_PARTITION=high and others"
+        )
+        return self._launcher
+
     def _words(self, name: str) -> list[str]:
-        return [name, *self.study.words, *SLURM, *(["--failed"] if name == "retry" else [])]
+        # Whoever launches, jobs find a Python that their user can start.
+        python = shlex.join([str(self.place.colleague.python), str(EAGER)])
+        slurm = ["launcher=slurm", "launcher.grace_seconds=30", f"launcher.python={python}"]
+        return [name, *self.study.words, *slurm, *(["--failed"] if name == "retry" else [])]
 
     def _see_launcher(self) -> None:
         going = self._launcher

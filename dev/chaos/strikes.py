@@ -3,16 +3,21 @@
 A strike says what it hit; nothing if there is nobody to be hit at the moment, and then nothing was done.
 """
 
+import os
 import signal
+import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from dev.chaos.jobs import shippers, trainings
 from dev.chaos.place import Place
 from dev.chaos.schedule import Fault
+from dev.chaos.study import call, command
 from dev.errors import DevError
 
 T = TypeVar("T")
@@ -38,6 +43,7 @@ class Strikes:
             "mlflow": self._mlflow,
             "postgres": self._postgres,
             "disk": self._disk,
+            "store": self._store,
         }
 
     def strike(self, fault: Fault) -> str:
@@ -128,6 +134,29 @@ class Strikes:
         self.place.disk.fill()
         self._comes_back(fault, "the disk", self.place.disk.empty)
         return "no byte is left"
+
+    def _store(self, fault: Fault) -> str:
+        """In a folder beside: the study's own store is made before anything strikes."""
+        folder = Path(tempfile.mkdtemp(prefix="store-", dir=self.place.folder))
+        env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command("reference", "import"), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+        def kill_and_repeat() -> None:
+            while process.poll() is None and not list(folder.glob("mlflow.db*")):
+                time.sleep(0.01)
+            time.sleep(2 * fault.chance)
+            process.kill()
+            process.wait()
+            if call(["reference", "import"], folder, env, folder / "log", COMING_UP_SECONDS):
+                raise DevError(f"a store that was killed while it was made cannot be used: see {folder}")
+            self._say(fault.kind, "it is whole")
+
+        self._coming.append(self._pool.submit(kill_and_repeat))
+        return f"of {folder.name}, {2 * fault.chance:.1f} s after its file was there"
 
     # -- coming back
 

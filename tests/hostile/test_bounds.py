@@ -1,10 +1,12 @@
 """Values that are allowed by their type and would cost hours, give one run two ids, or mislead a reader."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 
 from cppo_lab.errors import UserError
@@ -12,8 +14,10 @@ from cppo_lab.maths.surrogates import grpo
 from cppo_lab.spec.rule import RuleSpec
 from cppo_lab.spec.run import BatchSpec, _divisors
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import Sweep
+from cppo_lab.sweep.declare import Sweep, load_sweep
 from tests.conftest import TINY
+
+QUICKSTART = Path(__file__).parents[2] / "sweeps" / "quickstart.yaml"
 
 
 @pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 360])
@@ -60,3 +64,13 @@ def test_the_name_of_a_variant_is_printable(sign: str) -> None:
                 "variants": {f"a{sign}b": {"rule": "cppo"}}, "axes": {"seed": [0]},
             }
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\u200f", "\u061c", "\x1b"])
+@pytest.mark.parametrize("key", ["title", "question"])
+def test_no_text_of_a_sweep_turns_the_direction_of_the_page(tmp_path: Path, sign: str, key: str) -> None:
+    text = yaml.safe_load((QUICKSTART).read_text())
+    file = tmp_path / "one.yaml"
+    file.write_text(yaml.safe_dump(text | {"name": "one", key: f"a{sign}b"}))
+    with pytest.raises(UserError, match=rf"{key}: .* has the character .*remove it"):
+        load_sweep(str(file))

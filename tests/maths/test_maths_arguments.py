@@ -1,6 +1,7 @@
 """Bad arguments: each is refused with a message that names the value and what to do."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -108,6 +109,41 @@ def test_tensor_is_refused(name: str) -> None:
             get_rule(name)(*BATCH._replace(**change), **parameters)
 
     check_all(refused, [(message, change) for change, message in TENSOR_ERRORS])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_ratio_that_overflows_is_named_or_has_no_part_in_the_objective(name: str) -> None:
+    """Finite log-probabilities may be so far apart that their ratio is none: never an infinite loss in silence."""
+    parameters = dict(CONSTANTS[name])
+    if name == "cppo_no_prefix_budget_shuffled":
+        parameters["permutation"] = torch.arange(12).expand(5, 12)
+    far = BATCH._replace(
+        logp=BATCH.logp.float(),
+        rollout_logp=with_value(BATCH.rollout_logp.float(), -500.0),
+        advantages=-torch.ones_like(
+            BATCH.advantages
+        ),  # towards the rollout policy: most rules keep the token
+    )
+    try:
+        output = get_rule(name)(*far, **parameters)
+    except ValueError as error:
+        assert re.fullmatch(
+            r"the probability ratio of kept token \[0, \d+\] overflows \(log_ratio \d+.*\): see .*",
+            str(error),
+        )
+    else:
+        assert bool(output.objective.isfinite().all())
+
+
+def test_log_probabilities_whose_difference_overflows() -> None:
+    far = {
+        "logp": with_value(BATCH.logp.float(), 3e38),
+        "rollout_logp": with_value(BATCH.rollout_logp.float(), -3e38),
+    }
+    with pytest.raises(
+        ValueError, match=r"log_ratio is NaN or infinite at 1 valid places, first at \[0, 2\]"
+    ):
+        get_rule("grpo")(*BATCH._replace(**far), **CONSTANTS["grpo"])
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if n not in WITHOUT_DIVERGENCE])

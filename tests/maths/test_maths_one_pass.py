@@ -45,6 +45,7 @@ def test_values_at_padding_are_ignored(value: float) -> None:
     changed = {f: getattr(batch, f).masked_fill(~batch.valid, value) for f in batch._fields if f != "valid"}
     logp = changed.pop("logp").requires_grad_()
     checked = tokens(logp, **changed, valid=batch.valid)
-    assert not any(tensor[~batch.valid].any() for tensor in checked)
+    tensors = [tensor for tensor in checked if isinstance(tensor, torch.Tensor)]
+    assert len(tensors) == 6 and not any(tensor[~batch.valid].any() for tensor in tensors)
     (gradient,) = torch.autograd.grad(checked.log_ratio.sum(), logp)
     assert torch.equal(gradient, batch.valid.double())

@@ -3,13 +3,24 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from cppo_lab.cli import main
 from cppo_lab.spec import RunSpec
+from cppo_lab.store import tracking_uri
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.launch import plan_states
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.run_folder import read_status
+from cppo_lab.tracking.spool import newest_record
+from tests.conftest import TINY
+from tests.launch.gate import Gate
 from tests.servers.records import assert_whole, runs_of
 from tests.servers.test_faults import LATER, MIDDLE, Make, assert_never_waited, copy_of, spec, trainer
 
@@ -35,7 +46,7 @@ def small_disk(workspace: Path) -> Iterator[Path]:
     runs = workspace / "runs"
     runs.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "cppo-test", os.fspath(runs)],
+        ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "cppo-test", os.fspath(runs)],
         check=False,
         capture_output=True,
         text=True,
@@ -106,3 +117,55 @@ def test_a_full_disk_and_a_signal(
     ballast.unlink()
     assert going.start().finish() == 0
     assert_whole(uri, spec, workspace / "a")
+
+
+@pytest.mark.parametrize("room", [False, True])
+def test_a_launch_whose_disk_stays_full_says_what_came_of_it(
+    workspace: Path, small_disk: Path, room: bool
+) -> None:
+    """All of its points arrive, so the launcher, `status` and `plan` call it done; with room, its folder does too."""
+    sweep = ["quickstart", *TINY, "variant=cppo", "seed=0", "training.collapse_share=0"]
+    gate = Gate(workspace, validation=2)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "cppo_lab.cli", "launch", *sweep, "launcher=local"],
+        env=gate.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    gate.reached(launcher)
+    ballast = fill(small_disk)
+    gate.remove()
+    printed, _ = launcher.communicate()
+    assert launcher.returncode == 0 and "FAILED" not in printed, printed
+    [folder] = [path.parent for path in small_disk.glob("*/status.json")]
+    if room:
+        ballast.unlink()
+        assert main(["launch", *sweep, "launcher=inline"]) == 0
+        record = newest_record(folder)
+        assert record is not None and record.end is not None and record.end.status == "done"
+    assert read_status(folder)["status"] == "done"
+    [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]), tracking_uri()).values()
+    assert state.state == "done"
+    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
+
+
+def _steps_of_finished() -> list[list[int]]:
+    """The steps that the store has, for each of its finished runs."""
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-mini")
+    assert experiment is not None
+    runs = client.search_runs(
+        [experiment.experiment_id], "attributes.status = 'FINISHED' AND tags.`cppo.run_id` LIKE '%'"
+    )
+    name = "val/mean/avg_at_16"
+    return [
+        sorted(
+            {
+                p.step
+                for key in (name, "train/reward")
+                for p in client.get_metric_history(one.info.run_id, key)
+            }
+        )
+        for one in runs
+    ]

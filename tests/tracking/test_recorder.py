@@ -163,15 +163,18 @@ def test_a_result_is_never_made_an_interruption(recorder: Recorder) -> None:
     assert record.end.status == schema.DONE
 
 
-def test_a_status_that_a_full_disk_does_not_take_leaves_the_old_one_alone(
+def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_status(tmp_path, {"step": 1})
+    write_status(tmp_path, {"step": 1, "reason": "a long one"})
 
     monkeypatch.setattr(plain_file, "replacing", full)
+    write_status(tmp_path, {"step": 2})
+    assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 2}, 1)
+    (tmp_path / "status.json").unlink()
     with pytest.raises(OSError, match="No space left"):
-        write_status(tmp_path, {"step": 2})
-    assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 1}, 1)
+        write_status(tmp_path, {"step": 3})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_half_written_status_reads_as_none(tmp_path: Path) -> None:

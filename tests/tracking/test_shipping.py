@@ -411,3 +411,28 @@ def test_an_experiment_that_is_deleted_does_not_hold_the_others_up(folder: Path,
     with pytest.raises(UserError, match="cppo-verl"):
         send(folders, tracking_uri())
     assert [run.info.status for run in all_runs()] == ["FINISHED"]
+
+
+def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
+    folder: Path, tiny_spec: RunSpec
+) -> None:
+    first = Recorder(tiny_spec, {}, folder)
+    first.begin(None)
+    log(first, 0, 1, 2, 3, 4)
+    first.interrupt("by a test")
+    before = points(folder, REWARD)
+    [path] = (folder / FOLDER).glob("*.jsonl")
+    whole = path.read_bytes()
+    at = whole.index(b'"step": 2')
+    path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
+    second = Recorder(tiny_spec, {}, folder)
+    second.begin(1)
+    log(second, 2, 3)
+    assert points(folder, REWARD) == before  # while it trains
+    log(second, 4, 5)
+    second.finish(FINISHED)
+    assert points(folder, REWARD)[:5] == before
+    assert steps(folder) == steps(folder, LOSS) == [0, 1, 2, 3, 4, 5]
+    (folder / FOLDER / "shipped.json").unlink()  # it may be lost
+    assert points(folder, REWARD)[:5] == before and steps(folder) == [0, 1, 2, 3, 4, 5]
+    assert len(all_runs()) == 1
