@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
+from cppo_lab.launch.slurm.queue import command_output
 
 COMMANDS = ("sbatch", "squeue", "scancel", "srun")
 PATIENCE = 15.0  # seconds for the controller to answer
@@ -91,7 +92,7 @@ def _file_system(path: Path) -> str:
 def _ask(*command: str) -> tuple[str, str]:
     """What a command prints, and what is wrong if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        done = command_output(*command, seconds=PATIENCE)
     except FileNotFoundError:
         return "", f"{command[0]} not found"
     except subprocess.TimeoutExpired:
