@@ -10,7 +10,7 @@ check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13)
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test test-all test-rest soak lint bench lock locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop clean help
+.PHONY: quickstart study test test-all test-rest soak lint bench lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop clean help
 
 help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
 	@echo "make locked      install as for make test, each downloaded file checked against its SHA-256 (docs/dependencies.md)"
 	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
+	@echo "make lock-gpu    resolve requirements-gpu-fsdp.lock anew, for machines with GPUs (docs/verl.md)"
 	@echo "make mutations   put deliberate faults into the code, room by room, and see the tests catch each (docs/mutations.md)"
 	@echo "make chaos       train a sweep while everything is killed, and compare (docs/chaos.md; 12 to 25 minutes; chaos-short: 4)"
 	@echo "make slurm-dev   start a real Slurm on this machine, to try things (docs/slurm_dev.md); slurm-dev-stop ends it"
@@ -81,6 +82,11 @@ locked: | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet $(PIP_FLAGS) --require-hashes --no-build-isolation --use-pep517 -r requirements-cpu.lock
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.installed $(VENV)/.installed-dev
+
+# What GPU machines install, resolved here without one (docs/verl.md).
+lock-gpu: $(VENV)/.installed-dev
+	$(BIN)/pip install --quiet uv
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock_gpu
 
 # In an environment of its own: what pip-audit needs is not what the tests have passed with.
 audit: | $(VENV)/bin/pip

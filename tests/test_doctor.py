@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
 
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
@@ -23,8 +24,10 @@ PAPER = ["core=verl", "model=qwen3_1_7b"]
 INSTALLED = {
     "verl": "0.9.1", "torch": "2.13.0+cpu", "ray": "2.60.0", "transformers": "5.10.4", "TransferQueue": "0.1.11",
     "tensordict": "0.10.0", "numpy": "2.4.6", "submitit": "1.5.4", "math-verify": "0.9.0", "pyarrow": "25.0.1",
-    "vllm": "0.24.0", "flash-attn": "2.8.3", "megatron-core": "0.16.0", "mbridge": "0.15.0",
+    "vllm": "0.24.0", "flash-attn": "2.8.3", "megatron-core": "0.18.0", "megatron-bridge": "0.5.2",
+    "transformer-engine": "2.10.0",
 }  # fmt: skip
+MEGATRON = ("megatron-core", "megatron-bridge", "transformer-engine")
 Device = namedtuple("Device", "name total_memory")
 
 
@@ -78,7 +81,7 @@ def test_a_tiny_run_can_start_where_everything_is(
     interfaces: list[str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for name in ("math-verify", "vllm", "flash-attn", "megatron-core", "mbridge"):
+    for name in ("math-verify", "vllm", "flash-attn", *MEGATRON):
         del versions[name]  # none of them is needed
     assert main(["doctor", "--core", "verl", "model=tiny_qwen3"]) == 0
     text = capsys.readouterr().out
@@ -156,6 +159,7 @@ def test_the_paper_needs_gpus_data_and_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     gpus(0, 0)
+    versions["torch"] = "2.11.0+cu130"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(workspace / "hub"))
     checks = found(PAPER, workspace)
@@ -182,16 +186,14 @@ def test_gpus_in_number_and_memory(
     assert checks["nodes"].status == "warning"
 
 
-@pytest.mark.parametrize(
-    ("layout", "needed"), [("one_node", set()), ("one_node_megatron", {"megatron-core", "mbridge"})]
-)
+@pytest.mark.parametrize(("layout", "needed"), [("one_node", set()), ("one_node_megatron", set(MEGATRON))])
 def test_megatron_only_where_the_layout_has_it(
     workspace: Path, versions: dict[str, str], interfaces: list[str], layout: str, needed: set[str]
 ) -> None:
-    for name in ("megatron-core", "mbridge"):
+    for name in MEGATRON:
         del versions[name]
     checks = found([*PAPER, f"layout={layout}"], workspace)
-    assert {name for name in ("megatron-core", "mbridge") if checks[name].status == "missing"} == needed
+    assert {name for name in MEGATRON if checks[name].status == "missing"} == needed
 
 
 def test_prepared_data(workspace: Path, versions: dict[str, str], interfaces: list[str]) -> None:
@@ -259,7 +261,7 @@ def test_a_full_disk_and_small_shared_memory_are_warnings(
     monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (1024, 1024))
     checks = found(PAPER, workspace)
     assert checks["runs folder"].status == "warning"
-    assert "30 GB free: checkpoints of one run take about 41 GB" in checks["runs folder"].line
+    assert "30 GB free: checkpoints of one run take about 62 GB" in checks["runs folder"].line
     assert "0.1 GB in /dev/shm: 32 GB or more" in checks["shared memory"].line
     assert "1024: ulimit -n 65536" in checks["open files (ulimit -n)"].line
 
@@ -319,3 +321,66 @@ def test_what_a_launch_through_slurm_needs(
         assert found(run, workspace)["shared runs folder"].status == status
     (workspace / "bin" / "scontrol").write_text("#!/bin/sh\necho Slurmctld is DOWN\nexit 1\n")
     assert found(run, workspace)["Slurm's controller"].found == "scontrol: Slurmctld is DOWN"
+
+
+def test_vllm_wants_the_torch_that_it_was_built_with(
+    workspace: Path, versions: dict[str, str], interfaces: list[str]
+) -> None:
+    assert found(PAPER, workspace)["torch"].line.startswith(
+        "missing     torch: 2.13.0+cpu is outside >=2.11,<2.12"
+    )
+    assert found(TINY, workspace)["torch"].status == "ok"
+    versions["torch"] = "2.11.0+cu130"
+    assert found(PAPER, workspace)["torch"].status == "ok"
+    versions["vllm"] = "0.25.1"
+    assert found(PAPER, workspace)["vllm"].status == "missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "ok"),
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5", "missing"),
+        ("something else", "warning"),
+        (None, "warning"),
+    ],
+)
+def test_the_driver_is_held_against_torchs_cuda(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch,
+    text: str | None, status: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(machine, "DRIVER", workspace / "version")
+    if text is not None:
+        (workspace / "version").write_text(text)
+    assert found(PAPER, workspace)["NVIDIA driver"].status == status
+    assert "NVIDIA driver" not in found(TINY, workspace)
+
+
+def test_host_memory_for_what_is_offloaded(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moe = ["core=verl", "model=qwen3_30b_a3b_base"]
+    assert "host memory" not in found(PAPER, workspace)
+    monkeypatch.setattr(
+        machine.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 25_000_000)
+    )  # 102 GB
+    few = found(moe, workspace)["host memory"]  # 30.5e9 parameters, 14 bytes each, four nodes: 107 GB
+    assert few.status == "warning" and "about 107 GB of each node" in few.remedy
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 27_000_000))
+    assert found(moe, workspace)["host memory"].status == "ok"
+
+
+def test_the_gpu_lock_has_what_the_doctor_asks_for() -> None:
+    """Each at a version within the doctor's range, and each file with its hash. Nothing is fetched."""
+    from dev.lock import pins
+
+    root = Path(__file__).parents[1]
+    locked = pins((root / "requirements-gpu-fsdp.lock").read_text()) | pins(
+        (root / "requirements-gpu-flash-attn.lock").read_text()
+    )
+    assert all(pin.hashes for pin in locked.values())
+    composed = compose([*PAPER, "layout=one_node"])
+    for wanted in packages._verl(composed.run, composed.layout):
+        if wanted.needed_by:
+            assert SpecifierSet(wanted.versions).contains(locked[wanted.name.lower()].version), wanted.name

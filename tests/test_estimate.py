@@ -46,7 +46,7 @@ def test_the_memory_of_a_gpu_by_hand() -> None:
     memory = cost(*DENSE).memory
     assert memory.state == pytest.approx(16 * parameters / 8)
     gathered = 2 * 2 * (parameters / 28 + vocabulary * width)
-    assert memory.activations == pytest.approx(tokens * width * (28 * 2 + 34) + gathered)
+    assert memory.activations == pytest.approx(tokens * width * (27 * 2 + 56) + gathered)
     assert memory.logits == pytest.approx(tokens * vocabulary * 8)
     assert memory.training == pytest.approx(memory.state + memory.activations + memory.logits + 6e9)
     assert memory.rollout == pytest.approx(memory.state + 0.6 * 80e9 + 6e9)
@@ -55,14 +55,48 @@ def test_the_memory_of_a_gpu_by_hand() -> None:
 
 
 def test_the_memory_of_a_mixture_of_experts_by_hand() -> None:
-    """Qwen3-30B-A3B with Megatron on 32 GPUs: tensor 2, expert 8, AdamW spread over all and resting on the host."""
+    """Qwen3-30B-A3B with Megatron on 32 GPUs: tensor 4, expert 8, AdamW spread over all and resting on the host."""
     total, active = 30.532e9, 3.353e9
     memory = cost(*MOE).memory
-    local = (total - active) / 8 + active / 2
+    local = (total - active) / 8 + active / 4
     assert memory.state == pytest.approx(6 * local + 12 * total / 32)
-    assert memory.logits == pytest.approx(20480 * 151_936 * 8 / 2)
-    assert memory.rollout == pytest.approx(0.6 * 80e9 + 6e9)
-    assert memory.kv_cache == pytest.approx(4 * 0.6 * 80e9 - 2 * total)
+    assert memory.logits == pytest.approx(20480 * 151_936 * 8 / 4)
+    assert memory.activations == pytest.approx(20480 * 2048 * (47 * 2 + 96) / 4)
+    assert memory.rollout == pytest.approx(0.8 * 80e9 + 6e9)
+    assert memory.kv_cache == pytest.approx(2 * 0.8 * 80e9 - 2 * total)
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "kept"),
+    [
+        ({"granularity": "null"}, 48, 0),  # as verl has it
+        ({"granularity": "selective"}, 48, 0),
+        ({"num_layers": 4}, 4, 44),
+        ({"method": "block", "num_layers": 12}, 37, 11),
+    ],
+    ids=str,
+)
+def test_activations_follow_what_megatron_recomputes(
+    settings: dict[str, object], layers: int, kept: int
+) -> None:
+    """`layers` are there as a whole, of `kept` others the inputs alone."""
+    found = compose([*MOE])
+    section = "actor_rollout_ref.actor.megatron.override_transformer_config"
+    values = {f"{section}.recompute_{key}": None if v == "null" else v for key, v in settings.items()}
+    layout = found.layout.model_copy(update={"verl": found.layout.verl | values})
+    result = estimate(found.run, layout)
+    assert result is not None
+    assert result.memory.activations == pytest.approx(20480 * 2048 * (kept * 2 + layers * 96) / 4)
+    assert result.memory.fits is (layers < 30)
+
+
+def test_fsdp_without_checkpointing() -> None:
+    key = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    found = compose([*DENSE])
+    layout = found.layout.model_copy(update={"verl": {key: False}})
+    result = estimate(found.run, layout)
+    assert result is not None and not result.memory.fits
+    assert result.memory.activations > 20480 * 2048 * 28 * 56
 
 
 @pytest.mark.parametrize("model", [DENSE, ["core=verl", "model=qwen3_8b_base"]], ids=str)
@@ -95,6 +129,7 @@ def test_a_small_cache_makes_responses_wait() -> None:
             for n in ("one_node", "two_nodes", "four_nodes")
         ),
         *([*MOE, f"layout={name}_megatron"] for name in ("one_node", "two_nodes", "four_nodes")),
+        [*MOE, "layout=four_nodes_moe"],
     ],
     ids=str,
 )
@@ -161,7 +196,7 @@ def test_mean_lengths_are_those_of_the_papers_curves() -> None:
 def test_the_documented_costs_are_the_estimated_ones() -> None:
     text = (ROOT / "docs/paper_settings.md").read_text()
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `qwen3_")]
-    assert len(rows) == 10
+    assert len(rows) == 11
     for cells in rows:
         model, layout, hours, gpu_hours, peak = (cell.strip().strip("`") for cell in cells)
         found = cost("core=verl", f"model={model}", f"layout={layout}")

@@ -1,6 +1,7 @@
 """GPUs and what runs on them, shared memory, open files, disk."""
 
 import os
+import re
 import resource
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,13 +11,19 @@ from typing import Protocol
 
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
 from cppo_lab.estimate import estimate
+from cppo_lab.estimate.memory import CPU_OPTIMISER
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
 
 SHARED = Path("/dev/shm")  # Ray's object store
+DRIVER = Path("/proc/driver/nvidia/version")
 SHARED_BYTES = {"cuda": 32e9, "cpu": 1e9}
 OPEN_FILES = {"cuda": 65_536, "cpu": 1024}  # Ray's documentation asks for 65,536 on clusters
-CHECKPOINT = 12  # bytes per parameter: float32 weights and AdamW's moments
-CHECKPOINTS = 2  # the latest and the best
+# bytes per parameter: float32 weights and AdamW's moments; Megatron keeps the bfloat16 weights as well
+CHECKPOINT = {"fsdp2": 12, "megatron": 14}
+CHECKPOINTS = 3  # the one that is being written, the one before it, and the best
+# Bytes per parameter that rest in host memory: with layout.offload, and with AdamW's step on the CPU.
+OFFLOADED = {"fsdp2": 12, "megatron": 14}
+DRIVERS = {12: 525, 13: 580}  # the oldest driver of each CUDA, by NVIDIA's release notes
 LEAST_DISK = 1e9
 
 
@@ -90,7 +97,49 @@ def check_machine(run: RunSpec, layout: LayoutSpec, runs: Path) -> Iterator[Chec
     if run.core == "verl":
         yield _shared_memory(layout)
         yield _open_files(layout)
-    yield _disk(run, runs)
+    if run.core == "verl" and layout.device == "cuda":
+        yield from _driver()
+        yield from _host_memory(run, layout)
+    yield _disk(run, layout, runs)
+
+
+def _driver() -> Iterator[Check]:
+    """NVIDIA's driver against the CUDA that torch is built for."""
+    import torch
+
+    built = torch.version.cuda
+    if built is None:
+        return  # said above: this torch sees no GPU
+    wanted = DRIVERS.get(int(built.split(".")[0]))
+    try:
+        text = DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        yield Check("NVIDIA driver", WARNING, f"no {DRIVER}", "install NVIDIA's driver")
+        return
+    found = re.search(r"\b(\d{3,})\.\d+", text)
+    if found is None or wanted is None:
+        yield Check("NVIDIA driver", WARNING, f"of unknown version, for CUDA {built}")
+    elif int(found[1]) < wanted:
+        remedy = f"CUDA {built} takes driver {wanted} or newer"
+        yield Check("NVIDIA driver", MISSING, found[0], remedy)
+    else:
+        yield Check("NVIDIA driver", OK, f"{found[0]}, for CUDA {built}")
+
+
+def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
+    """What parameters, gradients and the optimiser take of this node's memory while they rest there."""
+    if not isinstance(run.model, HubModel) or not (layout.offload or layout.verl.get(CPU_OPTIMISER)):
+        return
+    wanted = run.model.parameters * 1e9 * OFFLOADED[layout.strategy] / layout.nodes
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"{total / 1e9:.0f} GB on this node"
+    if total >= wanted:
+        yield Check("host memory", OK, text)
+        return
+    remedy = (
+        f"layout.offload takes about {wanted / 1e9:.0f} GB of each node: more nodes, or layout.offload=false"
+    )
+    yield Check("host memory", WARNING, text, remedy)
 
 
 def _shared_memory(layout: LayoutSpec) -> Check:
@@ -114,7 +163,7 @@ def _open_files(layout: LayoutSpec) -> Check:
     return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {wanted} before the run")
 
 
-def _disk(run: RunSpec, runs: Path) -> Check:
+def _disk(run: RunSpec, layout: LayoutSpec, runs: Path) -> Check:
     """A folder that does not exist yet is judged by the nearest that does."""
     place = next(folder for folder in (runs, *runs.parents) if folder.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
@@ -122,7 +171,7 @@ def _disk(run: RunSpec, runs: Path) -> Check:
         return Check("runs folder", MISSING, f"{runs} cannot be made or written", remedy)
     wanted = LEAST_DISK
     if isinstance(run.model, HubModel):
-        wanted = run.model.parameters * 1e9 * CHECKPOINT * CHECKPOINTS
+        wanted = run.model.parameters * 1e9 * CHECKPOINT[layout.strategy] * CHECKPOINTS
     free = shutil.disk_usage(place).free
     text = f"{runs}: {free / 1e9:.0f} GB free"
     if free >= wanted:

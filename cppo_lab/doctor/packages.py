@@ -24,10 +24,11 @@ class Requirement:
     needed_by: str
     install: str = ""
     strict: bool = False
+    remedy: str = ""  # where pip alone cannot install it
 
     def check(self) -> Check:
         """Compare with what is installed."""
-        wanted = f"pip install '{self.install or self.name + self.versions}'"
+        wanted = self.remedy or f"pip install '{self.install or self.name + self.versions}'"
         try:
             found = version(self.name)
         except PackageNotFoundError:
@@ -48,7 +49,10 @@ def check_packages(run: RunSpec, layout: LayoutSpec, launcher: str) -> Iterator[
     versions = ">=3.11,<3.13" if run.core == "verl" else ">=3.11"  # verl's own metadata ends below 3.13
     python = platform.python_version()
     if SpecifierSet(versions).contains(python, prereleases=True):
-        yield Check("Python", OK, python)
+        if run.core == "verl" and layout.device == "cuda" and not python.startswith("3.12."):
+            yield Check("Python", WARNING, python, "the GPU lock, and verl's own builds, are for Python 3.12")
+        else:
+            yield Check("Python", OK, python)
     else:
         remedy = "use a Python within it"
         yield Check("Python", MISSING, f"{python} is outside {versions}", remedy)
@@ -58,6 +62,9 @@ def check_packages(run: RunSpec, layout: LayoutSpec, launcher: str) -> Iterator[
     yield Requirement("submitit", ">=1.5.2,<2", needed, install="cppo-lab[train]").check()
 
 
+_MEGATRON = (
+    "docs/verl.md, On GPUs, says where Megatron's packages come from; layout=four_nodes_moe needs none"
+)
 _MINI = (
     Requirement("torch", ">=2.4,<3", "core=mini", install="cppo-lab[train]"),
     Requirement("numpy", ">=1.26", "core=mini", install="cppo-lab[train]"),
@@ -77,7 +84,8 @@ def _verl(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
     megatron = here if layout.strategy == "megatron" else ""
     return (
         Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
-        Requirement("torch", ">=2.11,<3", core),
+        # vLLM 0.24's wheels are built against torch 2.11.
+        Requirement("torch", ">=2.11,<2.12" if vllm else ">=2.11,<3", core, strict=bool(vllm)),
         Requirement("ray", ">=2.41,<3", core, install="ray[default]>=2.41,<3"),
         Requirement("transformers", ">=5.5.3,<5.11,!=5.6.0", core),
         Requirement("TransferQueue", ">=0.1.10,<0.2", core),
@@ -85,8 +93,10 @@ def _verl(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
         Requirement("numpy", ">=2", core),
         Requirement("math-verify", ">=0.8,<1", mathematics),
         Requirement("pyarrow", ">=19", mathematics),
-        Requirement("vllm", ">=0.24,<0.25", vllm, install="verl[vllm]==0.9.1"),
-        Requirement("flash-attn", ">=2.8,<3", cuda, install="verl[fsdp]==0.9.1"),
-        Requirement("megatron-core", "", megatron, install="verl[megatron]==0.9.1"),
-        Requirement("mbridge", "", megatron, install="verl[megatron]==0.9.1"),
+        Requirement("vllm", ">=0.24,<0.25", vllm, strict=True),
+        Requirement("flash-attn", ">=2.8,<3", cuda),
+        # verl takes these from an index of its own, which pip does not know.
+        Requirement("megatron-core", ">=0.18,<0.19", megatron, remedy=_MEGATRON),
+        Requirement("megatron-bridge", ">=0.5,<0.6", megatron, remedy=_MEGATRON),
+        Requirement("transformer-engine", ">=2", megatron, remedy=_MEGATRON),
     )

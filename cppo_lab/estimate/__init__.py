@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from cppo_lab.estimate.assumptions import GPU_MEMORY, UNCERTAINTY
+from cppo_lab.estimate.assumptions import UNCERTAINTY
 from cppo_lab.estimate.memory import MemoryEstimate, estimate_memory
 from cppo_lab.estimate.shape import amounts_of, shape_of
 from cppo_lab.estimate.time import TimeEstimate, estimate_time
 from cppo_lab.spec import LayoutSpec, RunSpec
 
-__all__ = ["GPU_MEMORY", "UNCERTAINTY", "Estimate", "MemoryEstimate", "TimeEstimate", "estimate"]
+__all__ = ["UNCERTAINTY", "Estimate", "MemoryEstimate", "TimeEstimate", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,13 @@ class Estimate:
     memory: MemoryEstimate
 
 
-def estimate(run: RunSpec, layout: LayoutSpec, available: float = GPU_MEMORY) -> Estimate | None:
-    """The cost of a run on H100s with `available` bytes of memory each; None where no GPU takes part."""
+def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> Estimate | None:
+    """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or what the layout says.
+
+    None where no GPU takes part.
+    """
     if run.core != "verl" or layout.device != "cuda":
         return None
     shape, amounts = shape_of(run), amounts_of(run)
+    available = available or layout.device_memory_gb * 1e9
     return Estimate(estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available))

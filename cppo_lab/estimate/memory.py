@@ -7,6 +7,9 @@ from cppo_lab.estimate.shape import Amounts, ModelShape
 from cppo_lab.estimate.time import kv_bytes
 from cppo_lab.spec import LayoutSpec
 
+# Of verl's tree. Its FSDP2 engine recomputes by the first, its Megatron engine by the others alone.
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+MEGATRON_RECOMPUTES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
 CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
 
 
@@ -54,14 +57,14 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, available: float = given.GPU_MEMORY
+    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, available: float
 ) -> MemoryEstimate:
     """The memory of one GPU of `layout` that has `available` bytes."""
     state = _state(shape, layout)
     split = (
         layout.megatron.tensor if layout.megatron else 1
     )  # sequence parallelism splits activations as well
-    activations = _activations(shape, layout.tokens_per_device) / split + _gathered(shape, layout)
+    activations = _activations(shape, layout) / split + _gathered(shape, layout)
     logits = layout.tokens_per_device * shape.vocabulary * given.LOGIT / split
     training = state + activations + logits + given.RESERVE
     engine = layout.rollout_memory * available
@@ -98,9 +101,29 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     return local * given.MEGATRON_LOCAL + optimiser
 
 
-def _activations(shape: ModelShape, tokens: int) -> float:
-    """The checkpointed inputs of all layers, and everything of the one that is recomputed."""
-    return tokens * shape.width * (shape.layers * given.CHECKPOINT + given.LAYER)
+def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
+    """The inputs of the layers that are recomputed, and everything of those that are not, or are at the moment."""
+    layer = given.LAYER_MOE if shape.is_moe else given.LAYER
+    kept, at_once = _recomputed(shape, layout)
+    per_token = (kept - at_once) * given.CHECKPOINT + (shape.layers - kept + at_once) * layer
+    return layout.tokens_per_device * shape.width * per_token
+
+
+def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
+    """How many layers are recomputed in the backward pass, and how many of them together.
+
+    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n one by one. What it
+    recomputes selectively (the core of attention) flash attention does not keep anyway.
+    """
+    settings = {key.removeprefix("+"): value for key, value in layout.verl.items()}
+    if layout.megatron is None:
+        return (shape.layers, 1) if settings.get(CHECKPOINTING, True) else (0, 0)
+    if settings.get(f"{MEGATRON_RECOMPUTES}granularity") != "full":
+        return 0, 0
+    number = min(int(settings.get(f"{MEGATRON_RECOMPUTES}num_layers") or 1), shape.layers)
+    if settings.get(f"{MEGATRON_RECOMPUTES}method") == "block":
+        return number, 1
+    return shape.layers, number
 
 
 def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:

@@ -82,7 +82,7 @@ def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> f
 
 def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
     """Responses of mean length for which one rollout engine has room at a time; at least 1."""
-    memory = layout.rollout_tensor_parallel * layout.rollout_memory * given.GPU_MEMORY
+    memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
     room = memory - shape.parameters * given.WEIGHT
     return max(1.0, room / (kv_bytes(shape) * (amounts.prompt + amounts.response)))
 

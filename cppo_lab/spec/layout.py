@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from cppo_lab.spec.base import Count, Probability, Spec, fingerprint
+from cppo_lab.spec.base import Count, Positive, Probability, Spec, fingerprint
 
 
 class Megatron(Spec):
@@ -30,6 +30,7 @@ class LayoutSpec(Spec):
 
     name: str
     device: Literal["cuda", "cpu"]
+    device_memory_gb: Positive = 80.0  # 1e9 bytes, of each device; nothing is asked of a CPU's
     nodes: Count
     devices_per_node: Count
     strategy: Literal["fsdp2", "megatron"]

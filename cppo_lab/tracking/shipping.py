@@ -285,7 +285,9 @@ class _Shipment:
         self._tags(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self._call(self.client.set_terminated, self.record.mlflow_id, status, line.time_ms)
-        self.record.ended = True
+        # An end that is sent again adds nothing: the history that the store has may hold steps that a full disk kept
+        # from the files here.
+        self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
         if status == "FINISHED":
             retire(self.client, self.record.mlflow_id)
 

@@ -1,5 +1,6 @@
 """MLflow is brought to the state of a spool, whatever is killed, lost, deleted or done twice on the way."""
 
+import errno
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -436,3 +437,35 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
     (folder / FOLDER / "shipped.json").unlink()  # it may be lost
     assert points(folder, REWARD)[:5] == before and steps(folder) == [0, 1, 2, 3, 4, 5]
     assert len(all_runs()) == 1
+
+
+def test_an_end_that_a_full_disk_took_late_leaves_the_history_of_the_store(
+    folder: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(None)
+    log(recorder, 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.spool, "_write", full)
+        log(recorder, 2)
+        recorder.finish(FINISHED)
+    client = open_client(tracking_uri())
+    ship(folder, tracking_uri(), client, recorder.spool.unwritten)
+    before = kept_history(folder)
+    assert len(before) == 3
+    assert close_dead(folder, schema.DONE, "", 5_000)  # once there is room
+    assert kept_history(folder) == before
+    assert steps(folder) == [0, 1, 2]
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def kept_history(folder: Path) -> list[tuple[int, float]]:
+    """(step, value) of the reward in the artifact that the store has."""
+    run = mlflow_run(folder)
+    path = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, history.HISTORY))
+    packed = history.unpack(path.read_bytes(), "it")
+    places = dict(packed.points())
+    return list(zip(packed.step[places[REWARD]].tolist(), packed.value[places[REWARD]].tolist(), strict=True))

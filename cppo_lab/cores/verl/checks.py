@@ -11,6 +11,7 @@ from cppo_lab.cores.verl import compat
 from cppo_lab.cores.verl.rollout.settings import RolloutSettings
 from cppo_lab.cores.verl.run_settings import top_k
 from cppo_lab.errors import UserError
+from cppo_lab.estimate import estimate
 from cppo_lab.spec import LayoutSpec, VerlRun
 
 # Sections that no run of ours uses; verl's own values there are not all of the types that it declares.
@@ -32,6 +33,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
         raise UserError(problem)
     _check_ours(spec, layout, config)
     _check_top_k(spec, config)
+    _check_memory(spec, layout)
     for key, value, hint in _typed_values(config):
         if not _fits(value, hint):
             name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
@@ -82,6 +84,17 @@ def _check_ours(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
             raise UserError(
                 f"verl's actor.{key}=True pads the rows that D_t is measured on: drop it from layout.verl"
             )
+
+
+def _check_memory(spec: VerlRun, layout: LayoutSpec) -> None:
+    """By the estimate, which may be wrong: `layout.device_memory_gb` says what the GPUs have, and can say more."""
+    cost = estimate(spec, layout)
+    if cost is not None and not cost.memory.fits:
+        raise UserError(
+            f"layout {layout.name}: run {spec.run_id} {cost.memory.verdict} by the estimate: choose another layout, a "
+            f"smaller layout.tokens_per_device={layout.tokens_per_device} or layout.rollout_memory="
+            f"{layout.rollout_memory:g}, or GPUs with more memory (layout.device_memory_gb={layout.device_memory_gb:g})"
+        )
 
 
 def _check_top_k(spec: VerlRun, config: Any) -> None:

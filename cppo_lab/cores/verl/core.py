@@ -15,6 +15,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints, steps
+from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
@@ -98,6 +99,7 @@ def own_ray(
 
     cpu = layout.device == "cpu"
     plugin = plugin_environment(cpu) | {
+        weight_socket.VARIABLE: weight_socket.new_name(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
     }

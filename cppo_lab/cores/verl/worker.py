@@ -11,6 +11,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab.cores.diagnostics import Diagnostics, Watched
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.spec import RuleSpec
 
 WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are traced; 0: none
@@ -29,6 +30,8 @@ class TrustRegionWorker(ActorRolloutRefWorker):
                 backend="cpu:gloo"
             )  # verl's own choice for a CPU is refused by torch
         super().init_model()
+        if (handle := getattr(self.rollout, "zmq_handle", None)) is not None:  # vLLM's
+            self.rollout.zmq_handle = weight_socket.of_this_run(handle)
         self.actor_config = self.loss_fn.keywords["config"]
         self.diagnostics: Diagnostics | None = None
         self._watched_step = 0

@@ -16,6 +16,7 @@ import ray
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.cores.verl.rollout.settings import (
     TOPK_DTYPE_REQUEST,
     TOPK_IDS,
@@ -59,6 +60,7 @@ class TopKServer(vLLMHttpServer):
 
     async def run_server(self, args: Any) -> None:
         """Starts vLLM, then stands before its engine."""
+        weight_socket.tell_engine()
         await super().run_server(args)
         self.engine = TopKEngine(self.engine)
 

@@ -1,0 +1,85 @@
+"""Makes requirements-gpu-fsdp.lock: what a machine with NVIDIA GPUs installs for FSDP2 layouts and vLLM.
+
+`python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` for CPython 3.12 on Linux
+(x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl settles in its own
+`[tool.uv]`, which pip ignores, stands here in OVERRIDES.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from dev.errors import DevError
+from dev.lock import Pin, canonical, pins
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements-gpu-fsdp.lock"
+FLASH = ROOT / "requirements-gpu-flash-attn.lock"
+EXTRAS = "train,search,report,ui,postgres,data,gpu"
+REQUIREMENTS = ("verl[vllm,fsdp]==0.9.1",)
+# verl 0.9.1's own (its pyproject.toml, [tool.uv].override-dependencies).
+OVERRIDES = ("transformers==5.9.0", "numpy>=2.0.0", "kernels>=0.12.0,<0.13")
+# A source archive, whose metadata takes torch to build. It comes last: it is built against the torch of the lock.
+LAST = "flash-attn"
+CONFIG = f"""override-dependencies = {list(OVERRIDES)}
+[[dependency-metadata]]
+name = "{LAST}"
+version = "2.8.3"
+requires-dist = ["torch", "einops"]
+"""
+PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_34")
+HEADER = """\
+# Made by `make lock-gpu`; do not edit. CPython 3.12 on Linux (x86-64), CUDA 13. To install from it: docs/verl.md.
+"""
+
+
+def resolved() -> dict[str, Pin]:
+    """The pins that uv finds, with the SHA-256 of their files.
+
+    Raises:
+        DevError: no uv, or there is no solution.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, config = Path(folder, "wanted.in"), Path(folder, "uv.toml")
+        ours = f"cppo-lab[{EXTRAS}] @ {ROOT.as_uri()}"
+        wanted.write_text("\n".join([ours, *REQUIREMENTS]) + "\n", encoding="utf-8")
+        config.write_text(CONFIG, encoding="utf-8")
+        command = ["uv", "pip", "compile", "--config-file", str(config), *PLATFORM, "--generate-hashes"]
+        command += ["--no-header", "--no-annotate", "--system-certs", "--quiet", str(wanted)]
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise DevError("uv is not installed: pip install uv") from None
+    if done.returncode:
+        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()):.300}")
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("cppo-lab")]
+    return pins("\n".join(lines))
+
+
+def as_text(locked: Mapping[str, Pin]) -> str:
+    """A lock as a file that pip and uv read."""
+    entries = (
+        " \\\n".join([f"{name}=={pin.version}", *(f"    --hash=sha256:{one}" for one in pin.hashes)])
+        for name, pin in sorted(locked.items())
+    )
+    return HEADER + "\n".join(entries) + "\n"
+
+
+def main() -> int:
+    """Writes both locks and returns the exit status."""
+    try:
+        found = resolved()
+    except DevError as error:
+        print(f"dev.lock_gpu: error: {error}", file=sys.stderr)
+        return 1
+    last = {canonical(LAST): found.pop(canonical(LAST))}
+    for path, locked in ((LOCK, found), (FLASH, last)):
+        path.write_text(as_text(locked), encoding="utf-8")
+        print(f"{path.name}: {len(locked)} packages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""What the estimate takes for the memory of activations, against bytes counted by hooks on saved tensors."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3Config, Qwen3MoeConfig
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeRotaryEmbedding
+
+from cppo_lab.estimate.assumptions import LAYER, LAYER_MOE
+
+pytestmark = pytest.mark.slow
+TOKENS = 64
+COMMON = {"head_dim": 128, "num_hidden_layers": 1, "vocab_size": 128, "dtype": torch.bfloat16}
+WIDTHS = {  # as published
+    "1.7B": {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8},
+    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32, "num_key_value_heads": 8},
+    "30B-A3B": {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "moe_intermediate_size": 768, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "num_experts": 8,  # of 128: how many there are to choose from has no part in what a token keeps
+    },
+}  # fmt: skip
+
+
+def layer_of(name: str) -> tuple[nn.Module, nn.Module, int]:
+    """One decoder layer in bfloat16, its rotary embedding and its width."""
+    moe = name.endswith("A3B")
+    config = (Qwen3MoeConfig if moe else Qwen3Config)(**WIDTHS[name], **COMMON)
+    config._attn_implementation = "sdpa"  # which keeps no matrix of attention, as flash attention does not
+    if moe:
+        config._experts_implementation = "grouped_mm"
+        return Qwen3MoeDecoderLayer(config, 0).bfloat16(), Qwen3MoeRotaryEmbedding(config), config.hidden_size
+    return Qwen3DecoderLayer(config, 0).bfloat16(), Qwen3RotaryEmbedding(config), config.hidden_size
+
+
+def saved_bytes(layer: nn.Module, rope: nn.Module, width: int) -> float:
+    """Bytes that are kept for the backward pass, per token and unit of width; weights are not counted."""
+    weights = {one.untyped_storage().data_ptr() for one in layer.parameters()}
+    found: dict[int, tuple[int, Tensor]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = (
+                storage.nbytes(),
+                tensor,
+            )  # kept, so that no other one gets its place
+        return tensor
+
+    inputs = torch.randn(1, TOKENS, width, dtype=torch.bfloat16, requires_grad=True)
+    positions = torch.arange(TOKENS)[None]
+    embeddings = rope(inputs, positions)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = layer(inputs, attention_mask=None, position_ids=positions, position_embeddings=embeddings)
+    del output
+    return sum(size for size, _ in found.values()) / TOKENS / width
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_layer_keeps_what_the_estimate_takes_for_granted(name: str) -> None:
+    assumed = LAYER_MOE if name.endswith("A3B") else LAYER
+    counted = saved_bytes(*layer_of(name))
+    assert 0.93 * assumed < counted <= assumed
