@@ -324,8 +324,8 @@ LAUNCH = (
     Fault(
         "two launchers submit at once (the lock is shared)",
         "cppo_lab/launch/slurm/ledger.py",
-        "fcntl.flock(descriptor, fcntl.LOCK_EX)",
-        "fcntl.flock(descriptor, fcntl.LOCK_SH)",
+        "fcntl.flock(file, fcntl.LOCK_EX)",
+        "fcntl.flock(file, fcntl.LOCK_SH)",
         "tests/launch/test_ledger_records.py",
     ),
     Fault(
