@@ -292,7 +292,7 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: list[str], mess
 
 
 def test_what_a_launch_through_slurm_needs(
-    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With stand-ins for Slurm's commands; the nodes, not this machine, have the GPUs."""
     monkeypatch.setenv("PATH", str(workspace / "bin"))

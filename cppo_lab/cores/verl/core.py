@@ -102,6 +102,7 @@ def own_ray(
         weight_socket.VARIABLE: weight_socket.new_name(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_NO_USAGE_STATS": "1",  # vLLM would report to its makers
     }
     before = dict(os.environ)
     os.environ.update(plugin)

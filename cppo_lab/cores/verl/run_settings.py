@@ -87,6 +87,10 @@ OPTIONS = {
 }
 
 
+def _is_moe(spec: VerlRun) -> bool:
+    return isinstance(spec.model, HubModel) and spec.model.active_parameters < spec.model.parameters
+
+
 def _horizon(spec: VerlRun) -> int | None:
     return (
         spec.rollout.max_response_length if spec.training.aggregation == "seq-mean-token-sum-norm" else None
@@ -132,7 +136,9 @@ def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
             "topk": top_k(spec),
             "topk_dtype": layout.topk_dtype,
             "seed": spec.seed,
-            "seed_requests": True,
+            # vLLM's sampler launches a kernel for each request that has a seed: too many in the batches of the mixture
+            # of experts, 4,096 responses a step.
+            "seed_requests": not _is_moe(spec),
         },
     }
     return {_below("actor_rollout_ref.rollout", key): value for key, value in values.items()}

@@ -160,7 +160,7 @@ def command_output(*command: str, seconds: float | None = None) -> "subprocess.C
         capture_output=True,
         encoding="utf-8",
         errors="replace",
-        timeout=seconds or PATIENCE_SECONDS,
+        timeout=PATIENCE_SECONDS if seconds is None else seconds,
         env=plain,
     )
 

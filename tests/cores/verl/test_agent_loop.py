@@ -144,6 +144,8 @@ def test_training_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
     unseeded = Server(3)
     run(loop(tiny_model, unseeded, seed_requests=False), extra_info={})
     assert "seed" not in unseeded.asked[0]
+    run(loop(tiny_model, unseeded, seed_requests=False), **{VALIDATE: True})
+    assert "seed" in unseeded.asked[1]
 
 
 def test_without_topk_rows_are_verls_own(tiny_model: Path) -> None:

@@ -405,3 +405,9 @@ def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:
             "moe_router_dtype": "fp32", "moe_permute_fusion": True,
         }  # fmt: skip
         assert {key: made[key] for key in wanted} == wanted
+
+
+def test_a_mixture_of_experts_trains_without_seeds_of_requests() -> None:
+    for model, seeded in ((EXPERTS, False), (DENSE, True), (TINY, True)):
+        rollout = tree(composed(*model)).actor_rollout_ref.rollout
+        assert rollout.engine_kwargs.cppo_lab.seed_requests is seeded

@@ -60,7 +60,7 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         settings = RolloutSettings.read(self.rollout_config.engine_kwargs)
         validate = _validates(row)
         request = dict(sampling_params)  # verl hands the same dict to all sessions of a prompt
-        if settings.seed_requests:
+        if settings.seed_requests or validate:
             request["seed"] = _seed(settings, row, validate)
         wanted = 0 if validate else settings.topk
         if wanted:

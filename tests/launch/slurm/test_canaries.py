@@ -1,0 +1,50 @@
+"""A launch on Slurm with passwords and keys in its environment: none is in anything that it or its job writes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import store
+from dev.servers.mlflow_server import MlflowServer
+from dev.slurm.cluster import Cluster
+from tests.conftest import TINY
+from tests.servers.canaries import SECRETS, ArgumentsOfProcesses, found_in, with_canary
+from tests.waiting import until
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+SWEEP = ["quickstart", *TINY, "variant=cppo", "seed=0"]
+
+
+def test_nothing_that_a_job_writes_has_a_secret(
+    bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm itself keeps the environment of a job in its own state folder, which only it can read: not looked at."""
+    work, kept = tmp_path / "work", tmp_path / "server"
+    for folder in (work, kept):
+        folder.mkdir()
+    server = MlflowServer(kept, f"sqlite:///{kept}/mlflow.db").start()
+    try:
+        for name, value in (SECRETS | {store.VARIABLE: with_canary(server.uri)}).items():
+            monkeypatch.setenv(name, value)
+        command = [sys.executable, "-m", "cppo_lab.cli"]
+        with ArgumentsOfProcesses() as arguments:
+            launch = [*command, "launch", *SWEEP, "launcher=slurm"]
+            done = subprocess.run(launch, cwd=work, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            until("the job has run", lambda: not bare_slurm.call("squeue", "-h"))
+        shown = [done.stdout, done.stderr]
+        run = next(path.parent.name for path in work.glob("runs/*/status.json"))
+        for words in (["status"], ["logs", run, "--all"], ["launch", *SWEEP, "launcher=slurm"]):
+            done = subprocess.run([*command, *words], cwd=work, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            shown += [done.stdout, done.stderr]
+    finally:
+        server.stop()
+    (tmp_path / "shown.txt").write_text("\n".join(shown))
+    assert "done" in shown[-2]
+    [log] = work.glob("runs/slurm/*/*_log.out")  # what the job printed
+    assert log.stat().st_size > 0
+    assert arguments.looks > 0 and arguments.found == set()
+    assert found_in(tmp_path) == []
