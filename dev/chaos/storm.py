@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.5  # between two looks at what is on file
 QUEUE_SECONDS = 2.0  # and at Slurm's queue
 CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
 COMMAND_SECONDS = 1800.0
-EAGER = Path(__file__).with_name("eager.py")
+EAGER = Path("dev", "chaos", "eager.py")  # below the project's code
 BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
 # Each is an option of its command, which hides jobs or changes what is printed.
 MISLEADING = {
@@ -143,7 +143,8 @@ class Storm:
 
     def _words(self, name: str) -> list[str]:
         # Whoever launches, jobs find a Python that their user can start.
-        python = shlex.join([str(self.place.colleague.python), str(EAGER)])
+        colleague = self.place.colleague
+        python = shlex.join([str(colleague.python), str(colleague.code / EAGER)])
         slurm = ["launcher=slurm", "launcher.grace_seconds=30", f"launcher.python={python}"]
         return [name, *self.study.words, *slurm, *(["--failed"] if name == "retry" else [])]
 

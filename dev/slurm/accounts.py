@@ -18,16 +18,22 @@ from typing import Any
 from dev.slurm.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
+CODE = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "tests", "dev")
 PATIENCE_SECONDS = 60.0  # for another program that changes the same files
 
 
 @dataclass(frozen=True)
 class Account:
-    """A user with a home and a private group, who is in the group `shared` too. `python` is one that they can start."""
+    """A user with a home and a private group, who is in the group `shared` too.
+
+    `python`, the project's `code` and the installed `packages` are where they can read them.
+    """
 
     name: str
     shared: str
     python: Path
+    code: Path
+    packages: Path
 
     @property
     def number(self) -> int:
@@ -40,7 +46,7 @@ class Account:
             "HOME": pwd.getpwnam(self.name).pw_dir,
             "USER": self.name,
             "LOGNAME": self.name,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")]),
+            "PYTHONPATH": os.pathsep.join([str(self.code), str(self.packages)]),
             "LD_LIBRARY_PATH": str(self.python.parents[1] / "lib"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -65,12 +71,12 @@ def two_accounts() -> Iterator[tuple[Account, Account, Path]]:
         for name in names:
             home = ["--create-home", "--home-dir", str(base / name)]
             _administer("useradd", "--user-group", "--groups", shared, *home, name)
-        python = _python(base)
+        places = _places(base)
         project = base / "project"
         project.mkdir()
         shutil.chown(project, "root", shared)
         project.chmod(0o2775)
-        first, second = (Account(name, shared, python) for name in names)
+        first, second = (Account(name, shared, *places) for name in names)
         yield first, second, project
     finally:
         for name in names:
@@ -91,16 +97,31 @@ def _administer(*command: str) -> None:
         time.sleep(0.2)
 
 
-def _python(base: Path) -> Path:
-    """This Python, where any user can start it: in root's home nobody else can. The project has to be readable."""
-    for needed in (ROOT, Path(sysconfig.get_path("purelib"))):
-        if not _is_open(needed):
-            raise ClusterError(f"{needed} can be read by its owner alone: other users cannot run it there")
-    prefix = Path(sys.base_prefix)
+def _places(base: Path) -> tuple[Path, Path, Path]:
+    """This Python, the project's code and the installed packages, where any user can read them.
+
+    What lies below a folder that is its owner's alone (root's home) gets a second name, by hard links.
+    """
+    prefix, packages, code = Path(sys.base_prefix), Path(sysconfig.get_path("purelib")), ROOT
     if not _is_open(prefix):
-        subprocess.run(["cp", "--archive", "--link", str(prefix), str(base / "python")], check=True)
-        prefix = base / "python"
-    return prefix / "bin" / f"python3.{sys.version_info.minor}"
+        prefix = _linked(prefix, base / "python")
+    if not _is_open(packages):
+        packages = _linked(packages, base / "packages")
+    if not _is_open(code):
+        code = base / "code"
+        code.mkdir()
+        for name in CODE:
+            _linked(ROOT / name, code / name)
+    return prefix / "bin" / f"python3.{sys.version_info.minor}", code, packages
+
+
+def _linked(source: Path, target: Path) -> Path:
+    """A tree's second name; a copy where the file system has no links."""
+    command = ["cp", "--archive", str(source), str(target)]
+    if subprocess.run([*command, "--link"], check=False, capture_output=True).returncode:
+        shutil.rmtree(target, ignore_errors=True)
+        subprocess.run(command, check=True)
+    return target
 
 
 def _is_open(path: Path) -> bool:
