@@ -65,13 +65,13 @@ def pins(text: str) -> dict[str, Pin]:
     return found
 
 
-def as_text(locked: Mapping[str, Pin]) -> str:
-    """The lock as a file that pip reads."""
+def as_text(locked: Mapping[str, Pin], header: str = HEADER) -> str:
+    """The lock as a file that pip and uv read."""
     entries = (
         " \\\n".join([f"{name}=={pin.version}", *(f"    --hash=sha256:{one}" for one in pin.hashes)])
         for name, pin in sorted(locked.items())
     )
-    return HEADER + "\n".join(entries) + "\n"
+    return header + "\n".join(entries) + "\n"
 
 
 def differences(wanted: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:

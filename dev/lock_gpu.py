@@ -8,11 +8,10 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from dev.errors import DevError
-from dev.lock import Pin, canonical, pins
+from dev.lock import Pin, as_text, canonical, pins
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements-gpu-fsdp.lock"
@@ -58,15 +57,6 @@ def resolved() -> dict[str, Pin]:
     return pins("\n".join(lines))
 
 
-def as_text(locked: Mapping[str, Pin]) -> str:
-    """A lock as a file that pip and uv read."""
-    entries = (
-        " \\\n".join([f"{name}=={pin.version}", *(f"    --hash=sha256:{one}" for one in pin.hashes)])
-        for name, pin in sorted(locked.items())
-    )
-    return HEADER + "\n".join(entries) + "\n"
-
-
 def main() -> int:
     """Writes both locks and returns the exit status."""
     try:
@@ -76,7 +66,7 @@ def main() -> int:
         return 1
     last = {canonical(LAST): found.pop(canonical(LAST))}
     for path, locked in ((LOCK, found), (FLASH, last)):
-        path.write_text(as_text(locked), encoding="utf-8")
+        path.write_text(as_text(locked, HEADER), encoding="utf-8")
         print(f"{path.name}: {len(locked)} packages")
     return 0
 

@@ -201,21 +201,21 @@ def _mend(look: Look, uri: str) -> list[str]:
 
 def _lacks_end(folder: Path, one: Attempt) -> bool:
     """Whether the run's folder does not say of this attempt that it has finished: a full disk had no room for that."""
-    told = read_status(folder)
-    if not one.record or told.get("record") != one.record:
+    status = read_status(folder)
+    if not one.record or status.get("record") != one.record:
         return False
-    return told.get("status") not in schema.FINISHED or has_checkpoint(folder)
+    return status.get("status") not in schema.FINISHED or has_checkpoint(folder)
 
 
 def _write_end(uri: str, folder: Path, one: Attempt) -> None:
     """Let the folder say so, unless it still has no room."""
     with contextlib.suppress(AlreadyRunning, OSError), held(folder):
-        record, told = newest_record(folder), read_status(folder)
-        if record is None or record.begin.record != one.record or told.get("record") != one.record:
+        record, status = newest_record(folder), read_status(folder)
+        if record is None or record.begin.record != one.record or status.get("record") != one.record:
             return
         ended = open_client(uri).get_run(one.mlflow_id).info.end_time
         if close_dead(folder, one.outcome or schema.DONE, one.reason, ended):
-            write_status(folder, {**told, "status": one.outcome or schema.DONE, "reason": one.reason})
+            write_status(folder, {**status, "status": one.outcome or schema.DONE, "reason": one.reason})
     tidy(folder)
 
 

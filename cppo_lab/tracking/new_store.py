@@ -28,7 +28,7 @@ def make_whole(path: Path, make: Callable[[Path], None]) -> None:
         left.unlink(missing_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ENDING}")
     try:
-        open_append(beside).close()  # SQLite would make it without leave for the group, whatever the umask
+        open_append(beside).close()  # SQLite ignores the umask and gives the group no write permission
         make(beside)
         with beside.open("rb") as file:
             os.fsync(file.fileno())

@@ -84,7 +84,7 @@ class Ledger:
     def __init__(self, runs: Path) -> None:
         runs.mkdir(parents=True, exist_ok=True)
         self.path = runs / NAME
-        if not self.path.exists():  # SQLite would make it without leave for the group, whatever the umask
+        if not self.path.exists():  # SQLite ignores the umask and gives the group no write permission
             open_append(self.path).close()
         with self._naming_faults():
             self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)

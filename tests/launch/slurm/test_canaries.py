@@ -1,7 +1,5 @@
 """A launch on Slurm with passwords and keys in its environment: none is in anything that it or its job writes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +9,18 @@ from dev.servers.mlflow_server import MlflowServer
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.servers.canaries import SECRETS, ArgumentsOfProcesses, found_in, with_canary
+from tests.servers.test_canaries import cppo
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 SWEEP = ["quickstart", *TINY, "variant=cppo", "seed=0"]
+
+
+def shown_by(words: tuple[str, ...], work: Path) -> list[str]:
+    """What a command prints; it has to end well."""
+    done = cppo(*words, folder=work)
+    assert done.returncode == 0, done.stderr
+    return [done.stdout, done.stderr]
 
 
 def test_nothing_that_a_job_writes_has_a_secret(
@@ -28,18 +34,13 @@ def test_nothing_that_a_job_writes_has_a_secret(
     try:
         for name, value in (SECRETS | {store.VARIABLE: with_canary(server.uri)}).items():
             monkeypatch.setenv(name, value)
-        command = [sys.executable, "-m", "cppo_lab.cli"]
+        launch = ("launch", *SWEEP, "launcher=slurm")
         with ArgumentsOfProcesses() as arguments:
-            launch = [*command, "launch", *SWEEP, "launcher=slurm"]
-            done = subprocess.run(launch, cwd=work, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            shown = shown_by(launch, work)
             until("the job has run", lambda: not bare_slurm.call("squeue", "-h"))
-        shown = [done.stdout, done.stderr]
         run = next(path.parent.name for path in work.glob("runs/*/status.json"))
-        for words in (["status"], ["logs", run, "--all"], ["launch", *SWEEP, "launcher=slurm"]):
-            done = subprocess.run([*command, *words], cwd=work, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            shown += [done.stdout, done.stderr]
+        for words in (("status",), ("logs", run, "--all"), launch):
+            shown += shown_by(words, work)
     finally:
         server.stop()
     (tmp_path / "shown.txt").write_text("\n".join(shown))

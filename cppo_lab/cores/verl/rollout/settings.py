@@ -28,9 +28,7 @@ class RolloutSettings:
     topk: int = 0  # tokens of mu kept per response token; 0: none
     topk_dtype: str = "float16"  # of the kept log-probabilities
     seed: int = 0  # of the run
-    seed_requests: bool = (
-        True  # every request of training carries its own seed, as those of validation always do
-    )
+    seed_requests: bool = True  # one seed per training request; validation requests always have one
 
     def __post_init__(self) -> None:
         if isinstance(self.topk, bool) or not isinstance(self.topk, int) or self.topk < 0:

@@ -9,9 +9,8 @@ import os
 import re
 import secrets
 
-VARIABLE = (
-    "CPPO_LAB_WEIGHT_SOCKET"  # in the environment of all processes of a run: what stands for the job's id
-)
+# In the environment of all processes of a run: replaces the job's id in the socket's name.
+VARIABLE = "CPPO_LAB_WEIGHT_SOCKET"
 VERL_VARIABLE = "VERL_RAY_JOB_ID"  # where the engine's process looks for it
 _JOB = re.compile(r"(?<=/rl-colocate-zmq-)[0-9a-zA-Z]+(?=-replica-)")
 
