@@ -175,12 +175,15 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
         return done.stderr
     job = done.stdout.strip().partition(";")[0]
     try:
+        reason = "None"
         for _ in range(REASON_TRIES):
-            if (
-                reason := _ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
-            ) != "None":
+            reason = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
+            if reason == "BeginTime":  # the scheduler has been there since, and its reason covers the one looked for
+                _ask("scontrol", "update", f"JobId={job}", "StartTime=now")
+            elif reason != "None":
                 break
-            time.sleep(REASON_SECONDS)
+            else:
+                time.sleep(REASON_SECONDS)
     finally:
         _ask("scancel", "--quiet", job)
     return f"{refusal}\nit would wait for ever ({reason})" if reason in _NEVER else ""

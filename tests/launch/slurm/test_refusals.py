@@ -13,7 +13,7 @@ from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.launch.slurm.settings import OURS
 from cppo_lab.launch.slurm.submit import launch_slurm
-from dev.slurm.cluster import Cluster
+from dev.slurm.cluster import PATH, Cluster
 from tests.conftest import TINY
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes
 from tests.waiting import until
@@ -57,6 +57,30 @@ def test_a_parameter_is_refused(
         with Ledger(runs) as ledger:
             assert ledger.open_tasks() == []
     assert not (workspace / "x").exists()
+
+
+def test_it_is_refused_however_late_the_answer_is_read(
+    bare_slurm: Cluster,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The scheduler's next pass replaces the reason that the submission gave by the begin time."""
+    sbatch = workspace / "bin" / "sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(f"""#!/bin/bash
+        PATH={PATH}
+        sbatch "$@" > {workspace}/said || exit $?
+        cat {workspace}/said
+        case "$*" in *--begin*) ;; *) exit;; esac
+        until [[ $(squeue --noheader --jobs=$(cat {workspace}/said) --format=%r) == BeginTime ]]; do sleep 0.2; done
+        """)
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
+    assert main([*LAUNCH, "resources.cpus=4000"]) == 2
+    assert "it would wait for ever (PartitionConfig)" in capsys.readouterr().err
+    assert (workspace / "said").read_text().strip().isdigit()
+    assert bare_slurm.call("squeue", "-h") == ""
 
 
 @pytest.mark.parametrize("name", [*sorted(OURS), "part", "no-re"])
