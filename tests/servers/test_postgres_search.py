@@ -3,20 +3,23 @@
 import os
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import create_engine, text
 
 from cppo_lab import schema, store
 from cppo_lab.cli import main
 from cppo_lab.store import absolute_uri
-from cppo_lab.sweep.search.storage import storage_url
+from cppo_lab.sweep.search.storage import alone, storage_url
 from cppo_lab.tracking.client import open_client
 from dev.servers.postgres import Postgres
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.terminals import searching
+from tests.waiting import until
 
 TRIALS = 4
 STUDY = "tune-mini_base"
@@ -72,6 +75,27 @@ def test_workers_search_in_postgres(
 
 def trials(url: str) -> list[FrozenTrial]:
     return optuna.load_study(study_name=STUDY, storage=storage_url(url)).get_trials()
+
+
+def test_one_worker_at_a_time_changes_a_study_on_a_server(postgres: Postgres) -> None:
+    """Of any machine: two that begin at once would both add the trials that are left."""
+    url = storage_url(postgres.make_database("turns"))
+    order: list[str] = []
+
+    def second() -> None:
+        with alone(url):
+            order.append("second")
+
+    engine = create_engine(url)
+    waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+    with ThreadPoolExecutor(1) as pool:
+        with alone(url):
+            begun = pool.submit(second)
+            with engine.connect() as connection:
+                until("the second waits", lambda: connection.execute(waiting).scalar_one() == 1)
+            order.append("first")
+        begun.result()
+    assert order == ["first", "second"]
 
 
 @pytest.mark.parametrize("wrong", ["password", "database", "port"])

@@ -12,6 +12,7 @@ import optuna
 from optuna.exceptions import OptunaError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
@@ -24,6 +25,7 @@ VARIABLE = (
 )
 DEFAULT_URL = "sqlite:///optuna.db"  # relative to the working folder
 TRIES = 3  # two machines may make the tables of a new server at the same moment
+ADVISORY_LOCK = 0x6370706F  # PostgreSQL's locks are numbers that all of a database's users share: "cppo"
 LOCK_WAIT_SECONDS = 60  # of SQLite, while another process writes
 
 
@@ -52,15 +54,17 @@ def file_of(url: str) -> Path | None:
 
 @contextlib.contextmanager
 def alone(url: str) -> Iterator[None]:
-    """Let one process at a time change what others must not see half done.
-
-    SQLite has no lock on the rows of a transaction; a server decides by itself who was first.
-    """
+    """Let one process at a time change what others must not see half done; on a server, of whatever machine."""
     path = file_of(url)
-    if path is None:
-        yield
+    if path is not None:
+        with store.locked(path, "search.lock"):
+            yield
         return
-    with store.locked(path, "search.lock"):
+    engine = create_engine(url, poolclass=NullPool)
+    with (
+        engine.connect() as connection
+    ):  # PostgreSQL gives the lock back when the connection ends, however that is
+        connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
         yield
 
 
