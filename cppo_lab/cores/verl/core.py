@@ -90,6 +90,16 @@ def _train_on(
     return outcome
 
 
+# Of vLLM's build for CPUs: 1 GiB of KV cache; the operating system places its threads, which vLLM would bind to cores;
+# nothing is compiled, which would take longer than small models compute.
+VLLM_ON_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+
 @contextmanager
 def own_ray(
     layout: LayoutSpec, memory_gb: float | None = None, allocation: Allocation | None = None
@@ -104,6 +114,8 @@ def own_ray(
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",  # vLLM would report to its makers
     }
+    if cpu and layout.rollout == "vllm":
+        plugin |= VLLM_ON_CPU
     before = dict(os.environ)
     os.environ.update(plugin)
     if cpu:
@@ -163,9 +175,7 @@ def _run(config: Any) -> None:
         cause = error
         while isinstance(cause, RayTaskError) and cause.cause is not None:
             cause = cause.cause
-        raise RuntimeError(
-            f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[-1]}"
-        ) from error
+        raise RuntimeError(f"{type(cause).__name__}: {_last_words(cause)}") from error
     except SystemExit as error:
         if type(error) is not SystemExit:  # a signal's
             raise
@@ -173,6 +183,13 @@ def _run(config: Any) -> None:
         # comes in the same moment, and tells that the run has not failed.
         time.sleep(ENDING_SECONDS)
         raise RuntimeError("Ray's processes on this machine have ended (out of memory?)") from error
+
+
+def _last_words(error: BaseException) -> str:
+    """The last line of an error's text that says something: pydantic ends with a link."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith("For further information visit")]
+    return said[-1] if said else ""
 
 
 @contextmanager

