@@ -98,7 +98,7 @@ def execute(attempt: Attempt) -> None:
     What ends the run before its last step is recorded and raised again: a signal as an interruption, anything else
     as a failure with its traceback.
     """
-    _prepare_process(attempt)
+    prepare_process(attempt.threads, attempt.visible_devices)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
     from cppo_lab.tracking.naming import resolved_yaml
     from cppo_lab.tracking.recorder import Recorder
@@ -207,7 +207,7 @@ def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
 
 def accompany(attempt: Attempt) -> None:
     """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
-    _prepare_process(attempt)
+    prepare_process(attempt.threads, attempt.visible_devices)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
     # Without an error: Slurm would end the machine that trains at once, and it has last words to write.
     with contextlib.suppress(Interrupted):
@@ -303,12 +303,12 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _prepare_process(attempt: Attempt) -> None:
+def prepare_process(threads: int, visible_devices: str | None) -> None:
     """Threads, devices, and an orderly end on SIGTERM and on SIGUSR2, which submitit sends before a time limit."""
-    os.environ["OMP_NUM_THREADS"] = str(attempt.threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
     # submitit's local executor hides every device from a job that asked it for none.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    if attempt.visible_devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = attempt.visible_devices
+    if visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
     hear_signals()

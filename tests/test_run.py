@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.interruption import Interrupted, hear_signals, interruption_behind
-from cppo_lab.run import Attempt, _prepare_process, describe
+from cppo_lab.run import Attempt, describe, prepare_process
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import tracking_uri
@@ -37,7 +37,7 @@ def test_a_run_sees_the_devices_it_was_given(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what submitit's local executor sets
     monkeypatch.setattr("signal.signal", lambda *_: None)
     attempt = Attempt(tiny_spec, runs=None, uri="", threads=3, visible_devices=given)  # type: ignore[arg-type]
-    _prepare_process(attempt)
+    prepare_process(attempt.threads, attempt.visible_devices)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
     assert os.environ["OMP_NUM_THREADS"] == "3"
 

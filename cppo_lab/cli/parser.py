@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import __version__
-from cppo_lab.cli import comparing, environment, reporting, searching, theory, training, ui
+from cppo_lab.cli import comparing, environment, preflight, reporting, searching, theory, training, ui
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
 
@@ -74,6 +74,15 @@ def _add_training(commands: Commands) -> None:
         action="store_true",
         help="train again what other code has finished; each old result goes once its new one is there",
     )
+
+    flight = add_sweep(
+        commands,
+        "preflight",
+        preflight.preflight,
+        "try each kind of run of a sweep (core=verl) with a short job: does it start, fit, and what will it cost",
+    )
+    flight.add_argument("--again", action="store_true", help="measure again what is on file")
+    flight.add_argument("--show", action="store_true", help="only show what is on file")
 
 
 def _add_within(command: argparse.ArgumentParser) -> None:

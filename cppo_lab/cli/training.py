@@ -134,8 +134,8 @@ def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
     return plain_config(run.spec, run.layout, found.paths, runs_folder())
 
 
-def _require_machine(found: "Plan", uri: str) -> None:
-    """See that what the runs of the verl core need is here, before any of them is started.
+def require_plan(found: "Plan", uri: str) -> None:
+    """See that what the runs of a plan need is here, before any of them is started.
 
     Raises UserError naming everything that is missing.
     """
@@ -190,7 +190,7 @@ def train(
     from cppo_lab.sweep.table import table
     from cppo_lab.tracking.client import where_to_look
 
-    _require_machine(found, uri)
+    require_plan(found, uri)
     take_for_ctrl_c()  # the runs are ended and recorded
     done = launch(found, uri, getattr(options, "replace", False), retry)
     print(table(found.runs, done.states, past_costs(found.runs, uri), width()))

@@ -1,30 +1,78 @@
-"""What runs cost: by the estimate for GPUs, corrected by the step times of past runs of the same kind.
+"""What runs cost: by the estimate for GPUs, by a preflight, or by the step times of past runs of the same kind.
 
-Runs are of one kind if core, model, layout, batch and response length agree. Where no estimate exists (the embedded
-core, CPUs) past runs alone say the time of the training steps; validations, warm start and start-up are not in it.
+Runs are of one kind if core, model, layout, batch and response length agree. Past runs count for more than a preflight,
+and that for more than the estimate. Where no estimate exists (the embedded core, CPUs) past runs alone say the time of
+the training steps; validations, warm start and start-up are not in it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from cppo_lab.estimate import Estimate, estimate
+from cppo_lab.estimate.shape import amounts_of
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.places import runs_folder
+from cppo_lab.tracking import preflight
 from cppo_lab.tracking.measured import StepTimes
-from cppo_lab.tracking.naming import flatten
 
 MOST_RUNS = 5  # of the newest past runs of a kind
-ESTIMATE, MEASURED = "estimate", "measured"
+ESTIMATE, PREFLIGHT, MEASURED = "estimate", "preflight", "measured"
+
+
+# Answers may grow longer in training than they are before it. Where nothing says by how much, by half.
+LONGER = 1.5
+# Of one measured step, whatever else is known: steps differ, and the first ones are warm-up.
+SPREAD = 0.15
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Wall-clock hours of one run: the shortest and the longest that the measurement allows."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        """The geometric mean."""
+        return float((self.low * self.high) ** 0.5)
+
+
+def whole_run(found: preflight.Measured, spec: RunSpec) -> Hours | None:
+    """What a run to its last step takes, with a start and all its validations and checkpoints; None if unknown.
+
+    The low end is the fastest measured step with SPREAD taken off. The high end is the slowest with SPREAD added,
+    where sampling and updates last longer in proportion to the mean length of responses: from the measured one to the
+    one that the estimate assumes for this model (the paper's, where it is known), but at least LONGER times.
+    """
+    steps = [one for one in found.steps if one.logprob_error is not None]
+    if found.error or not steps or found.start is None or found.validation is None:
+        return None
+    measured = sum(one.response_length for one in steps) / len(steps)
+    longest = spec.rollout.max_response_length / measured
+    growth = min(max(LONGER, amounts_of(spec).response / measured), longest)
+    marks = spec.training.t_stop // spec.validation.every
+    often = (marks + 1) * found.validation + marks * (found.checkpoint or 0.0)
+    other = min(one.other for one in steps)  # the rest of it is warm-up
+    low = min(one.rollout + one.update + one.weights for one in steps) + other
+    high = max(growth * (one.rollout + one.update) + one.weights for one in steps) + other
+    ends = (
+        found.start + spec.training.t_stop * low * (1 - SPREAD) + often * (1 - SPREAD),
+        found.start + spec.training.t_stop * high * (1 + SPREAD) + often * growth * (1 + SPREAD),
+    )
+    return Hours(ends[0] / 3600, ends[1] / 3600)
 
 
 @dataclass(frozen=True)
 class Cost:
     """Wall-clock hours of one run, and those of its GPUs together where it takes any.
 
-    `basis` is ESTIMATE or MEASURED, the latter by `measured_runs` past runs. `verdict` says of a run on GPUs whether
-    its memory `fits`.
+    `basis` is ESTIMATE, PREFLIGHT or MEASURED, the last by `measured_runs` past runs. `verdict` says of a run on GPUs
+    whether its memory `fits`: by the estimate, or since a preflight has shown it.
     """
 
     hours: float
@@ -41,13 +89,19 @@ class Cost:
         return f"{self.basis} ({runs})" if self.measured_runs else self.basis
 
 
-def cost_of(spec: RunSpec, layout: LayoutSpec, medians: Sequence[float]) -> Cost | None:
+def cost_of(
+    spec: RunSpec, layout: LayoutSpec, medians: Sequence[float], short: Hours | None = None
+) -> Cost | None:
     """The cost of a run whose kind took `medians` seconds per step, one number for each past run; None if unknown.
 
+    `short`: what a preflight says of the whole run, where there are no past runs.
     An estimate's rollout, update and overhead are scaled by the median of measured over estimated seconds of a step;
     its start and its validations stay.
     """
     found = estimate(spec, layout)
+    if not medians and short is not None:
+        gpus = layout.devices if layout.device == "cuda" else None
+        return Cost(short.middle, short.middle * gpus if gpus else None, PREFLIGHT)
     if found is None:
         if not medians:
             return None
@@ -75,35 +129,28 @@ Measure = Callable[
 ]  # core, model, layout, params -> seconds
 
 
-def costs(runs: Iterable[PlannedRun], measure: Measure) -> dict[str, Cost | None]:
-    """The cost of every run; `measure` is asked once for each kind."""
+def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = None) -> dict[str, Cost | None]:
+    """The cost of every run; `measure` is asked once for each kind. `folder` of all runs may have preflights."""
     known: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
     found = {}
     for run in runs:
         spec = run.spec
         layout = layout_tag(run.layout) if spec.core == "verl" else ""
-        params = _kind(spec)
+        params = preflight.kind_of(spec)
         kind = (spec.core, layout, tuple(params.items()))
         if kind not in known:
             known[kind] = [median(one) for one in measure(spec.core, spec.model.name, layout, params)]
-        found[run.run_id] = cost_of(spec, run.layout, known[kind])
+        short = None
+        if folder is not None and spec.core == "verl":
+            there = preflight.read(preflight.folder_of(spec, run.layout, folder))
+            short = whole_run(there, spec) if there else None
+        found[run.run_id] = cost_of(spec, run.layout, known[kind], short)
     return found
 
 
-def _kind(spec: RunSpec) -> dict[str, str]:
-    """The parameters, as they are logged, in which runs of one kind agree."""
-    return flatten(
-        {
-            "model": spec.model.model_dump(mode="json"),
-            "batch": spec.batch.model_dump(mode="json"),
-            "rollout": {"max_response_length": spec.rollout.max_response_length},
-        }
-    )
-
-
 def past_costs(runs: Iterable[PlannedRun], uri: str) -> dict[str, Cost | None]:
-    """The cost of every run by what the store at `uri` knows."""
-    return costs(runs, StepTimes(uri, MOST_RUNS))
+    """The cost of every run by what the store at `uri` and the folder of runs know."""
+    return costs(runs, StepTimes(uri, MOST_RUNS), runs_folder())
 
 
 @dataclass(frozen=True)
@@ -123,7 +170,7 @@ class CostSum:
 def sum_costs(found: Mapping[str, Cost | None], done: Callable[[str], bool]) -> list[CostSum]:
     """One sum for each basis that occurs, those to come (not `done`) beside the total."""
     sums = []
-    for basis in (ESTIMATE, MEASURED):
+    for basis in (ESTIMATE, PREFLIGHT, MEASURED):
         all_of_it = {
             run_id: cost for run_id, cost in found.items() if cost and cost.fits and cost.basis == basis
         }

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from cppo_lab.estimate import UNCERTAINTY
 from cppo_lab.launch.reconcile import State
-from cppo_lab.sweep.cost import ESTIMATE, Cost, CostSum
+from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
 from cppo_lab.sweep.enumerate import PlannedRun
 
 LEFT_OUT = "validations, warm start and start-up are not in it"
@@ -73,6 +73,14 @@ def _sentence(cost: CostSum) -> str:
         return (
             f"Estimated cost: {cost.gpu_hours or 0:.0f} GPU-hours of an H100 80 GB for {runs}, good to a factor of "
             f"{UNCERTAINTY:g} either way; {cost.gpu_hours_left or 0:.0f} {to_come}."
+        )
+    if cost.basis == PREFLIGHT:
+        hours, left, unit = cost.hours, cost.hours_left, "hours of one process"
+        if cost.gpu_hours is not None:
+            hours, left, unit = cost.gpu_hours, cost.gpu_hours_left or 0.0, "GPU-hours"
+        return (
+            f"Cost by preflight: {_short(hours)} {unit} for {runs}; {_short(left)} {to_come}. "
+            "`cppo preflight --show` has the interval."
         )
     past = "the newest past run" if cost.measured_runs == 1 else f"up to {cost.measured_runs} past runs"
     by = f"by the step times of {past} of each kind"

@@ -4,6 +4,7 @@ Everything else is verl's. What is overridden here is listed in `touch_points`.
 """
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl import phases, steps
 from cppo_lab.cores.verl.checkpoints import keep_best
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
@@ -169,9 +170,11 @@ class LabTrainer(PPOTrainerSync):
 
     def _validate(self) -> dict[str, float]:
         """verl's validation; kept in our names for the row of this step."""
+        began = time.monotonic()
         found: dict[str, float] = super()._validate()
         self._validation = validation_metrics(found, self.spec.data.benchmarks, self.spec.validation.samples)
         if self.global_steps == 0:
+            phases.append(self.folder, 0, {"testing": time.monotonic() - began}, {})
             self._record(0, {})
         return found
 
@@ -205,6 +208,7 @@ class LabTrainer(PPOTrainerSync):
             row["perf/trained_tokens_per_second"] = self._trained_tokens / update
         if "perf/mfu/actor" in reduced:
             row["perf/mfu"] = reduced["perf/mfu/actor"]
+        phases.append(self.folder, global_steps, timing_raw, reduced)
         metrics.clear()
         metrics |= row | self._validation  # what verl's console shows
         if not self._broken:

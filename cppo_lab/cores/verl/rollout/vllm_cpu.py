@@ -1,5 +1,7 @@
 """verl's hands in vLLM's own process, where both run on the CPU: for `layout=cpu_vllm`, which tries a GPU's path."""
 
+from typing import Any
+
 import torch
 import vllm._custom_ops
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
@@ -13,7 +15,7 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
     memory that verl closes next."""
 
     def _update_weights(
-        self, weights: list[tuple[str, torch.Tensor]], peft_config: dict, base_sync_done: bool
+        self, weights: list[tuple[str, torch.Tensor]], peft_config: Any, base_sync_done: bool
     ) -> None:
         super()._update_weights(
             [(name, tensor.clone()) for name, tensor in weights], peft_config, base_sync_done

@@ -1,0 +1,30 @@
+"""`cppo preflight`."""
+
+import argparse
+import sys
+
+from cppo_lab.cli.training import planned, require_plan
+
+
+def preflight(options: argparse.Namespace) -> int:
+    """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
+    from cppo_lab.interruption import take_for_ctrl_c
+    from cppo_lab.sweep import preflight as short
+    from cppo_lab.sweep.places import require_folder, runs_folder
+
+    found, uri = planned(options)
+    runs = runs_folder()
+    require_folder(runs)
+    kinds = short.kinds(found, runs)
+    todo = [] if options.show else short.open_kinds(kinds, found, runs, options.again)
+    if todo:
+        require_plan(found, uri)
+        take_for_ctrl_c()
+        count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
+        print(f"{found.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
+        short.measure(todo, found, runs)
+    print("\n\n".join(short.report(kind) for kind in kinds))
+    if found.launcher.name == "slurm" and todo:
+        print("\nSlurm has the jobs: with --show this command says what they have found")
+        return 0
+    return 0 if all(kind.is_measured for kind in kinds) else 1

@@ -1,0 +1,44 @@
+"""How long the parts of each step took, and the most memory: lines of `verl_phases.jsonl` in the run's folder.
+
+Seconds are verl's own timers (`gen`, `update_actor`, `update_weights`, `save_checkpoint`, `testing`, `step`, ...).
+Memory is in 2^30 bytes, of the trainer's process on one device and of the host.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cppo_lab.plain_file import open_append
+
+FILE = "verl_phases.jsonl"
+_MEMORY = ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One step; step 0 is the validation before the first."""
+
+    step: int
+    seconds: Mapping[str, float]
+    memory: Mapping[str, float] = field(default_factory=dict)
+
+
+def append(folder: Path, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+    """Add the line of `step`; `metrics` are all that verl has, of which the memory is kept."""
+    memory = {
+        name: max(values)
+        for name in _MEMORY
+        if (values := [value for key, value in metrics.items() if key.endswith(name)])
+    }
+    with open_append(folder / FILE) as file:
+        file.write(json.dumps({"step": step, "seconds": dict(seconds), "memory": memory}) + "\n")
+
+
+def read(folder: Path) -> list[Phases]:
+    """The lines that are whole, in the order in which they were written."""
+    try:
+        lines = (folder / FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [Phases(**json.loads(line)) for line in lines if line.endswith("\n")]

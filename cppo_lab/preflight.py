@@ -1,0 +1,284 @@
+"""A short job before a run's GPU-hours are spent: start, validate, one step, checkpoint; from that, one step more.
+
+`runs/preflight` has a folder for each kind of run; nothing goes to MLflow, since it is no result.
+
+Each part runs in a process of its own, since Ray and verl can be loaded only once, and since the second is to find
+what a run finds that was killed. On several nodes there is only the first part: the other machines leave with it.
+"""
+
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cppo_lab.cores.base import Allocation, Resources, load_companion, load_core
+from cppo_lab.cores.verl import phases
+from cppo_lab.plain_file import replace_file
+from cppo_lab.redaction import mask_output
+from cppo_lab.run import describe, prepare_process
+from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, VerlRun
+from cppo_lab.tracking.preflight import FILE, Measured, Step
+from cppo_lab.tracking.system import SystemSampler
+
+SYSTEM_SECONDS = 1.0  # between two looks at the memory of machine and GPUs
+
+
+def shortened(spec: VerlRun, last: int) -> VerlRun:
+    """`spec` with `last` steps that do everything once; all shapes stay.
+
+    No group is left out, so that an update is as large as it can become.
+    """
+    return spec.model_copy(
+        update={
+            "training": spec.training.model_copy(update={"t_stop": last}),
+            "validation": spec.validation.model_copy(update={"every": 1}),
+            "advantage": spec.advantage.model_copy(update={"drop_zero_variance": False}),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class PreflightJob:
+    """What a launcher runs; `runs` is the folder of all runs, `folder` this preflight's own."""
+
+    spec: VerlRun
+    layout: LayoutSpec
+    paths: PathsSpec
+    resources: ResourcesSpec | None
+    runs: Path
+    folder: Path
+    threads: int = 1
+    visible_devices: str | None = None
+    allocation: Allocation | None = None
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls it."""
+        return f"preflight-{self.folder.name}"
+
+    @property
+    def fresh_process(self) -> bool:
+        """It starts processes of its own."""
+        return False
+
+    @property
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return self.layout.nodes
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes of each machine."""
+        return self.layout.devices_per_node if self.layout.device == "cuda" else 0
+
+    def run(self) -> None:
+        """Measure, and write what was found; on the other machines of an allocation, help with it."""
+        if self.allocation is not None and self.allocation.rank:
+            prepare_process(self.threads, self.visible_devices)
+            load_companion("verl")(self.resources_here())
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _clear(self.folder, keep=("attempts",))
+        parts = {1: self._part(1)}
+        if self.layout.nodes == 1 and not parts[1].error:
+            parts[2] = self._part(2)
+        found = self._measured(parts)
+        found.write(self.folder)
+        _clear(self.folder, keep=("attempts", FILE, phases.FILE))
+
+    def give_up(self, why: str) -> None:
+        """Note why no launcher goes on with it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._nothing(why).write(self.folder)
+
+    def _part(self, last: int) -> "_Part":
+        """Train up to step `last` in a process of its own."""
+        process = multiprocessing.get_context("spawn").Process(target=_train, args=(self, last))
+        process.start()
+        try:
+            process.join()
+        finally:
+            if process.is_alive():  # interrupted
+                process.terminate()
+                process.join()
+        found = _Part.read(self.folder, last)
+        if found.ended:
+            return found
+        return replace(found, error=f"its process was ended from outside (exit code {process.exitcode})")
+
+    def resources_here(self) -> Resources:
+        """What the core is given."""
+        return Resources(
+            self.runs,
+            self.folder,
+            threads=self.threads,
+            layout=self.layout,
+            paths=self.paths,
+            memory_gb=self.resources.memory_gb if self.resources else None,
+            allocation=self.allocation,
+        )
+
+    def _nothing(self, error: str = "") -> Measured:
+        return Measured(
+            self.spec.model.name, self.layout.name, self.layout.devices, self.spec.run_id, error=error
+        )
+
+    def _measured(self, parts: Mapping[int, "_Part"]) -> Measured:
+        lines = {one.step: one for one in phases.read(self.folder)}
+        rows = {int(step): row for part in parts.values() for step, row in part.rows.items()}
+        memory: dict[str, float] = {}
+        for values in [*(line.memory for line in lines.values()), *(part.memory for part in parts.values())]:
+            for name, value in values.items():
+                memory[name] = max(value, memory.get(name, value))
+        failed = [
+            f"{'resuming' if number > 1 else 'starting'}, {_reached(part)}: {part.error}"
+            for number, part in parts.items()
+            if part.error
+        ]
+        return replace(
+            self._nothing(failed[0] if failed else ""),
+            steps=tuple(_step(rows[step], lines[step]) for step in sorted(rows) if step and step in lines),
+            start=_until_begun(parts[1], lines),
+            resume=_until_begun(parts[2], lines) if 2 in parts else None,
+            validation=_median(line.seconds.get("testing") for line in lines.values()),
+            checkpoint=_median(line.seconds.get("save_checkpoint") for line in lines.values()),
+            memory=memory,
+        )
+
+
+def _reached(part: "_Part") -> str:
+    """How far a part came."""
+    steps = [int(step) for step in part.rows]
+    return f"after step {max(steps)}" if steps else "before the first validation"
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One process: its times in seconds since the epoch, the rows that it recorded, its most memory."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    row_times: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+    @classmethod
+    def read(cls, folder: Path, last: int) -> "_Part":
+        """What the process that trained up to step `last` has written; an empty one if it has not."""
+        try:
+            return cls(**json.loads(_part_file(folder, last).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return cls()
+
+
+def _part_file(folder: Path, last: int) -> Path:
+    return folder / f"part-{last}.json"
+
+
+class _Rows:
+    """A metric sink that keeps rows and when they came. Nothing is sent anywhere."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.times: dict[int, float] = {}
+        self._known = -1
+
+    def begin(self, step: int | None) -> None:
+        """The rows up to `step` are an earlier part's, and come again."""
+        self._known = -1 if step is None else step
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep a new row."""
+        if step > self._known:
+            self.rows[step], self.times[step] = dict(metrics), time.time()
+
+    def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+        """Not kept."""
+
+
+def _train(job: PreflightJob, last: int) -> None:
+    """One part, in a process of its own: train up to step `last`, and write what came of it."""
+    _say_into(job.folder / "attempts" / f"part-{last}.log")
+    prepare_process(job.threads, job.visible_devices)
+    began, sink, error = time.time(), _Rows(), ""
+    with SystemSampler(job.folder, SYSTEM_SECONDS) as sampler:
+        try:
+            load_core("verl")(shortened(job.spec, last), sink, job.resources_here())
+        except Exception as raised:  # noqa: BLE001 - whatever it is, it is the result
+            traceback.print_exc()
+            error = describe(raised)
+    peaks = {name: value for name, value in sampler.drain().items() if name.endswith("peak_megabytes")}
+    part = _Part(
+        began,
+        time.time(),
+        {str(step): row for step, row in sink.rows.items()},
+        {str(step): when for step, when in sink.times.items()},
+        peaks,
+        error,
+    )
+    replace_file(_part_file(job.folder, last), json.dumps(asdict(part)))
+
+
+def _say_into(path: Path) -> None:
+    """Send all that this process and its children print to a file, without secrets where Python prints it."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    mask_output()
+
+
+def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | None:
+    """Seconds from the start of a part to the first timer of verl; None if it did not come so far.
+
+    A row comes when its step, and its validation, have been timed.
+    """
+    first = min((int(step) for step in part.row_times), default=None)
+    if first is None or first not in lines:
+        return None
+    timed = lines[first].seconds.get("step", 0.0) + lines[first].seconds.get("testing", 0.0)
+    return part.row_times[str(first)] - part.began - timed
+
+
+def _step(row: Mapping[str, float], line: phases.Phases) -> Step:
+    whole = line.seconds["step"] - line.seconds.get("save_checkpoint", 0.0)  # verl counts it in
+    rollout, update = row["perf/rollout_seconds"], row["perf/update_seconds"]
+    weights = line.seconds.get("update_weights", 0.0)
+    return Step(
+        step=line.step,
+        seconds=whole,
+        rollout=rollout,
+        update=update,
+        weights=weights,
+        other=whole - rollout - update - weights,
+        sampled_per_second=row.get("perf/sampled_tokens_per_second", 0.0),
+        trained_per_second=row.get("perf/trained_tokens_per_second", 0.0),
+        response_length=row.get("train/response_length", 0.0),
+        topk_megabytes=row.get("perf/topk_megabytes", 0.0),
+        logprob_error=row.get("train/relative_logprob_error"),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _clear(folder: Path, keep: Collection[str]) -> None:
+    """Remove all that is in the folder but what is to be kept."""
+    for path in folder.iterdir():
+        if path.name in keep:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -1,0 +1,174 @@
+"""Which kinds of runs a plan has, measuring them, and what it all says."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+from cppo_lab.estimate import Estimate, estimate
+from cppo_lab.launch.base import Event, load_launcher
+from cppo_lab.preflight import PreflightJob
+from cppo_lab.spec import VerlRun
+from cppo_lab.sweep.cost import Hours, whole_run
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.plan import Plan
+from cppo_lab.tracking.preflight import FOLDER, Measured, folder_of, read
+from cppo_lab.tracking.system import PREFIX
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Runs that take the same time and memory, with the folder of their preflight."""
+
+    runs: tuple[PlannedRun, ...]
+    folder: Path
+
+    @property
+    def example(self) -> PlannedRun:
+        """The one that is tried: of those that keep the most of mu."""
+        return max(self.runs, key=lambda run: run.spec.divergence.k or 0)
+
+    @property
+    def measured(self) -> Measured | None:
+        """What is on file."""
+        return read(self.folder)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a preflight of it has come to its end."""
+        found = self.measured
+        return found is not None and not found.error
+
+    def hours(self, run: PlannedRun) -> Hours | None:
+        """What one of the runs will take by what is on file."""
+        found = self.measured
+        return whole_run(found, run.spec) if found else None
+
+
+def kinds(plan: Plan, runs: Path) -> list[Kind]:
+    """The kinds of runs of a plan, in its order.
+
+    Raises UserError for runs of another core than verl's.
+    """
+    if plan.core != "verl":
+        raise UserError(
+            f"core={plan.core} needs no preflight: its runs take minutes on a CPU. Add core=verl for those on GPUs"
+        )
+    found: dict[Path, list[PlannedRun]] = {}
+    for run in plan.runs:
+        found.setdefault(folder_of(run.spec, run.layout, runs), []).append(run)
+    return [Kind(tuple(some), folder) for folder, some in found.items()]
+
+
+def job_of(kind: Kind, plan: Plan, runs: Path) -> PreflightJob:
+    """The short job of a kind."""
+    run = kind.example
+    assert isinstance(run.spec, VerlRun)  # of core=verl
+    return PreflightJob(
+        run.spec, run.layout, plan.paths, run.resources, runs, kind.folder, plan.launcher.threads
+    )
+
+
+def open_kinds(found: Sequence[Kind], plan: Plan, runs: Path, again: bool = False) -> list[Kind]:
+    """Those that are to be measured: not on file, or broken off there, or all if `again`; none that is in the queue.
+
+    Raises UserError if Slurm does not answer.
+    """
+    queued = set[str]()
+    if plan.launcher.name == "slurm":
+        from cppo_lab.launch.slurm.reconcile import in_queue
+
+        queued = set(in_queue(runs / FOLDER))
+    free = [kind for kind in found if job_of(kind, plan, runs).name not in queued]
+    return [kind for kind in free if again or not kind.is_measured]
+
+
+def measure(chosen: Sequence[Kind], plan: Plan, runs: Path) -> None:
+    """Hand the short jobs to the plan's launcher, and say on standard error what it does. Slurm only queues them."""
+
+    def see(event: Event[PreflightJob]) -> None:
+        print(f"{event.job.name}: {event.kind}", file=sys.stderr, flush=True)
+
+    load_launcher(plan.launcher.name)([job_of(kind, plan, runs) for kind in chosen], plan.launcher, see)
+
+
+def report(kind: Kind) -> str:
+    """What is known of a kind, in lines of plain text; the estimate beside it where there is one."""
+    run, found = kind.example, kind.measured
+    count = f"{len(kind.runs)} run" + ("s" if len(kind.runs) > 1 else "")
+    lines = [f"{run.spec.model.name}, layout {run.layout.name}: {count}"]
+    if found is None:
+        return "\n".join([*lines, "  not measured yet"])
+    if found.error:
+        lines += [f"  FAILED {found.error}", f"  logs: {kind.folder / 'attempts'}"]
+    planned = estimate(run.spec, run.layout)
+    lines += _aligned([*_times(found, planned), *_memory(found, planned), *_gap(found)])
+    hours = [known for one in kind.runs if (known := kind.hours(one))]
+    if hours:
+        cuda = run.layout.device == "cuda"
+        low, high = (sum(getattr(one, end) for one in hours) for end in ("low", "high"))
+        gpus = run.layout.devices if cuda else 1
+        beside = f" (estimate: {_number(planned.time.gpu_hours * len(kind.runs))})" if planned else ""
+        lines.append(
+            f"  {count} to the last step: {_number(low * gpus)} to {_number(high * gpus)} "
+            f"{'GPU-hours' if cuda else 'hours'}{beside}"
+        )
+    return "\n".join(lines)
+
+
+Line = tuple[str, str, str]  # what, measured, estimated
+
+
+def _times(found: Measured, planned: Estimate | None) -> Iterator[Line]:
+    time = planned.time if planned else None
+    yield from _line("start", found.start, "s")
+    yield from _line("start from a checkpoint", found.resume, "s")
+    yield from _line("validation", found.validation, "s", time.validation if time else None)
+    yield from _line("checkpoint", found.checkpoint, "s")
+    for step in found.steps:
+        yield from _line(f"step {step.step}", step.seconds, "s", time.step if time else None)
+        yield from _line("  sampling", step.rollout, "s", time.rollout if time else None)
+        yield from _line("  update", step.update, "s", time.update if time else None)
+        yield from _line("  weights to the rollout engine", step.weights, "s")
+        yield from _line("  other", step.other, "s", time.overhead if time else None)
+        yield from _line("  sampled", step.sampled_per_second, "tokens/s")
+        yield from _line("  trained", step.trained_per_second, "tokens/s")
+        yield from _line("  mean response", step.response_length, "tokens")
+        yield from _line("  Top-K of mu", step.topk_megabytes, "MB")
+
+
+def _memory(found: Measured, planned: Estimate | None) -> Iterator[Line]:
+    guess = planned.memory.training / GIB if planned else None
+    for name, value in sorted(found.memory.items()):
+        if name == "max_memory_allocated_gb":
+            yield from _line("memory of the trainer on one device, allocated", value, "GiB", guess)
+        elif name == "max_memory_reserved_gb":
+            yield from _line("memory of the trainer on one device, reserved", value, "GiB")
+        elif name == "cpu_memory_used_gb":
+            yield from _line("memory of the host, all that runs on it", value, "GiB")
+        else:  # of tracking.system, in 1e6 bytes
+            what = name.removeprefix(PREFIX).removesuffix("_memory_peak_megabytes").replace("_", " ")
+            yield from _line(f"memory of {what}, highest", value * 1e6 / GIB, "GiB")
+
+
+def _gap(found: Measured) -> Iterator[Line]:
+    errors = [step.logprob_error for step in found.steps if step.logprob_error is not None]
+    if errors:
+        yield "mean |mu/pi - 1| over a step's updates", f"{errors[0]:.1e}", ""
+
+
+def _line(name: str, value: float | None, unit: str, guess: float | None = None) -> Iterator[Line]:
+    if value is not None:
+        yield name, f"{_number(value)} {unit}", "" if guess is None else f"estimate {_number(guess)} {unit}"
+
+
+def _aligned(rows: Sequence[Line]) -> list[str]:
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return [f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {guess}".rstrip() for name, value, guess in rows]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
