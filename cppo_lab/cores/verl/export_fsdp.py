@@ -4,22 +4,19 @@ verl's own loads shards as whatever objects they name, and rounds every weight t
 float32 would not say what the checkpoint says.
 """
 
-import contextlib
-import io
 import json
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch.distributed.tensor import DTensor  # also tells torch that shards may name it
-from transformers.utils import logging as transformers_logging
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from cppo_lab.cores.mini.checkpoint import load_whole
+from cppo_lab.cores.verl.hub_folder import CONFIG, quiet
 from cppo_lab.errors import UserError, one_line
 
 Say = Callable[[str], None]
@@ -37,7 +34,7 @@ def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say)
         target_dir=str(target),
         hf_model_config_path=str(description),
     )
-    with _quiet():
+    with quiet():
         try:
             LabMerger(config, shards, say).merge_and_save()
         except (AssertionError, LookupError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -106,26 +103,7 @@ class LabMerger(FSDPModelMerger):
         """verl's; the configuration then says the precision that the weights have, by which they are loaded."""
         self._say("writing the model")
         super().save_hf_model_and_tokenizer(state_dict)
-        path = Path(self.config.target_dir) / "config.json"
+        path = Path(self.config.target_dir) / CONFIG
         config = json.loads(path.read_bytes())
         config["dtype"] = str(self._dtype).removeprefix("torch.")
         path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what verl prints, torch's warning on meshes without processes, and bars of other people's steps."""
-    meshes = logging.getLogger("torch.distributed.device_mesh")
-    level, bars = meshes.level, transformers_logging.is_progress_bar_enabled()
-    meshes.setLevel(logging.ERROR)
-    transformers_logging.disable_progress_bar()
-    verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        meshes.setLevel(level)
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

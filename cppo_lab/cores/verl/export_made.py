@@ -29,7 +29,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
     from cppo_lab.cores.mini.checkpoint import read_checkpoint, same_form
     from cppo_lab.cores.mini.model import Transformer
     from cppo_lab.cores.mini.tasks.base import make_task
-    from cppo_lab.cores.verl.hub_folder import require_complete
+    from cppo_lab.cores.verl.hub_folder import quiet, require_complete
     from cppo_lab.cores.verl.made_model import as_fast_tokenizer, as_qwen3
 
     tokenizer = make_task(spec.data).tokenizer
@@ -46,7 +46,8 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
             raise UserError(f"{runs / spec.run_id / CHECKPOINT} is not exported: {error}") from None
     model.load_state_dict(weights)
     say("writing the model")
-    as_qwen3(model, tokenizer).save_pretrained(target)
-    as_fast_tokenizer(tokenizer).save_pretrained(target)
+    with quiet():
+        as_qwen3(model, tokenizer).save_pretrained(target)
+        as_fast_tokenizer(tokenizer).save_pretrained(target)
     dtype, parameters = require_complete(target)
     return Exported(found["history"][-1][0], False, dtype, parameters)

@@ -1,9 +1,12 @@
 """Folders in Hugging Face's format: taken over from where others may write, and looked at when they are made."""
 
 import contextlib
+import io
 import json
+import logging
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +75,20 @@ def require_complete(folder: Path) -> tuple[str, int]:
     Raises UserError if weights are missing, left over, or of another shape than its configuration says.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    quiet = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder, device_map="meta", output_loading_info=True, local_files_only=True
-        )
+        with quiet():
+            model, found = AutoModelForCausalLM.from_pretrained(
+                folder,
+                device_map="meta",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told with the others
+                local_files_only=True,
+            )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise UserError(
             f"the checkpoint does not make a model that transformers reads: {one_line(str(error))}"
         ) from None
-    finally:
-        if quiet:
-            logging.enable_progress_bar()
     wrong = {name: sorted(map(str, found[name])) for name in _FAULTS if found.get(name)}
     if wrong:
         said = "; ".join(f"{_FAULTS[name]}: {', '.join(which[:3])}" for name, which in wrong.items())
@@ -100,3 +102,24 @@ _FAULTS = {
     "mismatched_keys": "of another shape",
     "error_msgs": "not read",
 }
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what verl prints, torch's warning on meshes without processes, and transformers' bars and reports."""
+    from transformers.utils import logging as transformers_logging
+
+    meshes = logging.getLogger("torch.distributed.device_mesh")
+    level, bars = meshes.level, transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
+    meshes.setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        meshes.setLevel(level)
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
