@@ -6,6 +6,7 @@ are read as tensors alone, and of its other files only those are taken that say 
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -148,7 +149,10 @@ def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> 
         config = json.loads((local / "model" / "huggingface" / "config.json").read_bytes())
         if config.get("tie_word_embeddings"):
             command.append("--tie-word-embedding")
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # all that it needs is here
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=offline
+        )
     if done.returncode:
         last = (done.stdout.strip().splitlines() or [""])[-1]
         raise UserError(f"verl's merger has failed with exit code {done.returncode}: {one_line(last)}")

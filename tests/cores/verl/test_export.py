@@ -4,8 +4,9 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,11 +65,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(saved: dict[int, Path], recorded: Path, workspace: Path) -> Path:
-    """A working folder with the run, and a best checkpoint of one rank."""
+def run(
+    saved: dict[int, Path], recorded: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """A working folder with the run, and a best checkpoint of one rank; whatever is done, no name is looked up."""
     shutil.copytree(recorded, workspace / "runs")
     keep(workspace / "runs" / RUN, saved[1])
-    return workspace
+    asked: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **_: asked.append(names) or [])
+    yield workspace
+    assert asked == []
 
 
 def keep_instead(saved: Path) -> None:
