@@ -78,20 +78,19 @@ def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        found = read_checkpoint(path, run_id)
-        if found["maker"] != maker:
-            raise ValueError(f"it was made by {found['maker']}, this is {maker}")
+        return read_checkpoint(path, run_id, maker)
     except ValueError as error:
         refuse_checkpoint(path, error)
         return None
-    return found
 
 
-def read_checkpoint(source: Path | BinaryIO, run_id: str) -> Checkpoint:
-    """The checkpoint of run `run_id`, whoever made it. Raises ValueError if it is damaged, or none of that run."""
+def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = None) -> Checkpoint:
+    """The checkpoint of run `run_id` by `maker`, or whoever made it. Raises ValueError if it is none, or damaged."""
     found: Checkpoint = load_whole(source)
     if not isinstance(found, dict) or (found.get("run_id"), found.get("format")) != (run_id, FORMAT):
         raise ValueError(f"it is no checkpoint of run {run_id} in this version's format")
+    if maker is not None and found.get("maker") != maker:
+        raise ValueError(f"it was made by {found.get('maker')}, this is {maker}")
     if found.keys() != Checkpoint.__annotations__.keys() or not _is_history(found["history"]):
         raise ValueError("its metrics are not such as a run logs")
     return found

@@ -16,8 +16,8 @@ from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
 from cppo_lab.cores.mini.checkpoint import load_whole
-from cppo_lab.cores.verl.hub_folder import CONFIG, quiet
-from cppo_lab.errors import UserError, one_line
+from cppo_lab.cores.verl.hub_folder import CONFIG, quiet, refusing
+from cppo_lab.errors import UserError
 
 Say = Callable[[str], None]
 
@@ -34,13 +34,8 @@ def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say)
         target_dir=str(target),
         hf_model_config_path=str(description),
     )
-    with quiet():
-        try:
-            LabMerger(config, shards, say).merge_and_save()
-        except (AssertionError, LookupError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"the checkpoint cannot be merged: {type(error).__name__}: {one_line(str(error))}"
-            ) from error
+    with quiet(), refusing("the checkpoint cannot be merged"):
+        LabMerger(config, shards, say).merge_and_save()
 
 
 class LabMerger(FSDPModelMerger):

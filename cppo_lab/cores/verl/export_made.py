@@ -39,7 +39,8 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
     with file:
         try:
             found = read_checkpoint(file, spec.run_id)
-            weights: Any = found["trainer"].get("model")
+            state = found["trainer"]
+            weights: Any = state.get("model") if isinstance(state, dict) else None
             if not same_form(weights, model.state_dict()):
                 raise ValueError("it holds the weights of another model")
         except ValueError as error:

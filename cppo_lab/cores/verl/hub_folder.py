@@ -76,19 +76,14 @@ def require_complete(folder: Path) -> tuple[str, int]:
     """
     from transformers import AutoModelForCausalLM
 
-    try:
-        with quiet():
-            model, found = AutoModelForCausalLM.from_pretrained(
-                folder,
-                device_map="meta",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are told with the others
-                local_files_only=True,
-            )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise UserError(
-            f"the checkpoint does not make a model that transformers reads: {one_line(str(error))}"
-        ) from None
+    with quiet(), refusing("the checkpoint does not make a model that transformers reads"):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            device_map="meta",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told with the others
+            local_files_only=True,
+        )
     wrong = {name: sorted(map(str, found[name])) for name in _FAULTS if found.get(name)}
     if wrong:
         said = "; ".join(f"{_FAULTS[name]}: {', '.join(which[:3])}" for name, which in wrong.items())
@@ -123,3 +118,19 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(verbosity)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """`what`, and why, as a UserError, whatever libraries raise on files that others may have written.
+
+    Errors of the system stay as they are: the disk may be full.
+    """
+    try:
+        yield
+    except (UserError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # tokenizers raises Exception itself, transformers nearly every kind
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise UserError(f"{what}: {type(error).__name__}: {one_line(str(error))}") from error

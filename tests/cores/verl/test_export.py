@@ -454,6 +454,11 @@ DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: _config(auto_map={"AutoModelForCausalLM": "mine.Mine"}),
         "asks for code of the model's own",
     ),
+    "text for a number": (lambda: _config(hidden_size="x"), "the checkpoint cannot be merged: Strict"),
+    "half a tokenizer": (
+        lambda: os.truncate(ACTOR / "huggingface" / "tokenizer.json", 100),
+        "the checkpoint cannot be merged: ",
+    ),
     "no configuration": (
         lambda: (ACTOR / "huggingface" / "config.json").unlink(),
         "nothing says what model it is",
