@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ _FAULTS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what verl prints, torch's warning on meshes without processes, and transformers' bars and reports."""
+    """Without what verl prints, torch's warning on meshes without processes, warnings, transformers' bars and reports."""
     from transformers.utils import logging as transformers_logging
 
     meshes = logging.getLogger("torch.distributed.device_mesh")
@@ -111,7 +112,8 @@ def quiet() -> Iterator[None]:
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity(transformers_logging.CRITICAL)
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         meshes.setLevel(level)
