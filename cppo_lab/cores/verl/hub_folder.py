@@ -102,7 +102,7 @@ _FAULTS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without what verl prints, torch's warning on meshes without processes, warnings, transformers' bars and reports."""
+    """Without warnings, what verl prints, torch's word on meshes without processes, transformers' bars and reports."""
     from transformers.utils import logging as transformers_logging
 
     meshes = logging.getLogger("torch.distributed.device_mesh")
