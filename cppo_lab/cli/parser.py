@@ -155,7 +155,7 @@ def _add_export(commands: Commands) -> None:
         "export",
         help=text,
         description=f"{text[0].upper()}{text[1:]}: transformers loads it with from_pretrained. Shards of verl are "
-        "merged and keep their precision; of the embedded core it is the last checkpoint of a run that has not ended. "
+        "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
         "Progress goes to standard error, the folder's place to standard output. See docs/verl.md.",
     )
     export.set_defaults(command=exporting.export)

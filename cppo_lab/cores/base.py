@@ -24,7 +24,9 @@ class MetricSink(Protocol):
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 
 
-# In the run's folder; removed when the run is recorded.
+# In the run's folder.
+BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation, which stay
+# Removed when the run is recorded.
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINTS = "verl_checkpoints"  # of the core that has a folder of them
 
@@ -86,19 +88,18 @@ class Datasets(Protocol):
 
 @dataclass(frozen=True)
 class Exported:
-    """A model that was written: the training step behind which it is, and whether it is the best of its run.
+    """A model that was written: the training step behind which it is the best of its run.
 
     `dtype` is that of its weights, `parameters` how many there are; weights that two layers share count once.
     """
 
     step: int
-    best: bool
     dtype: str
     parameters: int
 
 
 class Exporter(Protocol):
-    """Write the model that a run has kept to `target`, an empty folder, in Hugging Face's format.
+    """Write the best model of a run to `target`, an empty folder, in Hugging Face's format.
 
     `runs` is the folder of all runs; `say` takes lines of progress. Raises UserError if the run has kept none, or one
     that cannot be read.

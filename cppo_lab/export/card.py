@@ -78,10 +78,10 @@ def _is_published(spec: RunSpec) -> bool:
 
 def _summary(subject: Subject, exported: Exported) -> str:
     spec = subject.spec
-    kind = "The best checkpoint by validation" if exported.best else "The last checkpoint"
     text = (
-        f"{kind} of run `{spec.run_id}`: {code(spec.model.name)} trained with the rule {code(spec.rule.name)} by "
-        f"CPPO Lab, which compares trust-region rules for reinforcement learning of language models ({PAPER})."
+        f"The best checkpoint by validation of run `{spec.run_id}`: {code(spec.model.name)} trained with the rule "
+        f"{code(spec.rule.name)} by CPPO Lab, which compares trust-region rules for reinforcement learning of language "
+        f"models ({PAPER})."
     )
     if _is_published(spec):
         return text

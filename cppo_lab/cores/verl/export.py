@@ -54,7 +54,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     if _step(runs, spec.run_id) != step:
         raise UserError(f"run {spec.run_id} has replaced its best checkpoint meanwhile: call this again")
     dtype, parameters = require_complete(target)
-    return Exported(step, True, dtype, parameters)
+    return Exported(step, dtype, parameters)
 
 
 def _step(runs: Path, run_id: str) -> int:

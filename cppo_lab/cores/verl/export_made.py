@@ -1,24 +1,25 @@
-"""The checkpoint of a run of the embedded core as a folder in Hugging Face's format: its transformer is a Qwen3."""
+"""The best model of a run of the embedded core as a folder in Hugging Face's format: its transformer is a Qwen3."""
 
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.base import CHECKPOINT, Exported
+from cppo_lab.cores.base import BEST_MODEL, Exported
 from cppo_lab.errors import UserError
 from cppo_lab.plain_file import open_below
 from cppo_lab.spec import MiniRun, RunSpec
 
 
 def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported:
-    """Write the model of the last checkpoint of `spec` to `target`. As `cores.base.Exporter`."""
+    """Write the best model of `spec` to `target`. As `cores.base.Exporter`."""
     assert isinstance(spec, MiniRun)
-    file = open_below(runs, spec.run_id, CHECKPOINT)
+    file = open_below(runs, spec.run_id, BEST_MODEL)
     if file is None:
         raise UserError(
-            f"run {spec.run_id} has kept no checkpoint: the embedded core has one from its first validation behind "
-            "step 0 until the run is recorded; a run with core=verl keeps its best (model=tiny_qwen3 trains on a CPU)"
+            f"run {spec.run_id} has kept no checkpoint: there is no {BEST_MODEL} in {runs / spec.run_id}. It is "
+            "written at the first validation behind step 0, by this version; `cppo launch SWEEP --replace` trains runs "
+            "of an older one again"
         )
     for package in ("transformers", "tokenizers", "pyarrow"):
         if importlib.util.find_spec(package) is None:
@@ -35,7 +36,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
     tokenizer = make_task(spec.data).tokenizer
     context = spec.data.prompt_length + spec.rollout.max_response_length
     model = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-    say(f"reading {CHECKPOINT}")
+    say(f"reading {BEST_MODEL}")
     with file:
         try:
             found = read_checkpoint(file, spec.run_id)
@@ -44,11 +45,11 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
             if not same_form(weights, model.state_dict()):
                 raise ValueError("it holds the weights of another model")
         except ValueError as error:
-            raise UserError(f"{runs / spec.run_id / CHECKPOINT} is not exported: {error}") from None
+            raise UserError(f"{runs / spec.run_id / BEST_MODEL} is not exported: {error}") from None
     model.load_state_dict(weights)
     say("writing the model")
     with quiet():
         as_qwen3(model, tokenizer).save_pretrained(target)
         as_fast_tokenizer(tokenizer).save_pretrained(target)
     dtype, parameters = require_complete(target)
-    return Exported(found["history"][-1][0], False, dtype, parameters)
+    return Exported(found["history"][-1][0], dtype, parameters)

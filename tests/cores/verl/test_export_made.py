@@ -11,13 +11,14 @@ from huggingface_hub import ModelCard
 from transformers import AutoTokenizer
 
 from cppo_lab.cli import main
-from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.cores.base import BEST_MODEL, Resources
 from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.export.folder import appearing, require_free
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
+from cppo_lab.tracking.spool import read_rows
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
 from tests.cores.verl.exported import loaded, record, sequences
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[MiniRun, Path]:
-    """A run with its last checkpoint, as a kill before its end is recorded leaves it; the folder of all runs."""
+    """A run as a kill before its end is recorded leaves it; the folder of all runs."""
     spec = compose([*TINY, "model.architecture.layers=2", "data.spellings=3"]).run
     assert isinstance(spec, MiniRun)
     runs = tmp_path_factory.mktemp("made") / "runs"
@@ -50,14 +51,14 @@ def test_the_model_says_what_the_embedded_one_says(
     assert main(["export", run.run_id, "--out", "model"]) == 0
     found = capsys.readouterr()
     assert found.out == f"{workspace / 'model'}\n"
-    assert found.err.splitlines() == ["cppo: reading checkpoint.pt", "cppo: writing the model"]
+    assert found.err.splitlines() == ["cppo: reading best_model.pt", "cppo: writing the model"]
     tokenizer = make_task(run.data).tokenizer
     ours = Transformer(
         run.model.architecture,
         tokenizer.vocabulary,
         run.data.prompt_length + run.rollout.max_response_length,
     )
-    state = torch.load(workspace / "runs" / run.run_id / CHECKPOINT, weights_only=True)
+    state = torch.load(workspace / "runs" / run.run_id / BEST_MODEL, weights_only=True)
     ours.load_state_dict(state["trainer"]["model"])
     tokens = sequences(tokenizer.vocabulary)
     expected = ours(tokens).log_softmax(-1)
@@ -73,21 +74,35 @@ def test_the_model_says_what_the_embedded_one_says(
 
     text = (workspace / "model" / "README.md").read_text()
     assert ModelCard(text).data.tags == ["cppo-lab", "reinforcement-learning", "miniature"]
-    assert f"The last checkpoint of run `{run.run_id}`" in text
-    assert "| Step of these weights | 4; the run: 4 of 4, without a recorded end |" in text
+    assert f"The best checkpoint by validation of run `{run.run_id}`" in text
+    assert (
+        f"| Step of these weights | {state['history'][-1][0]}; the run: 4 of 4, without a recorded end |"
+        in text
+    )
     assert "trained by the embedded core" in text
 
 
-def test_a_recorded_run_has_kept_none(
-    trained: tuple[MiniRun, Path], workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["launch", "quickstart", *TINY, "variant=grpo", "seed=0", "launcher=inline"]) == 0
+def test_a_finished_run(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As `cppo launch` leaves it: its best model is there, and no checkpoint."""
+    longer = ["training.t_stop=8", "seed=0", "variant=grpo", "launcher=inline"]
+    assert main(["launch", "quickstart", *TINY, *longer]) == 0
     [folder] = [path.parent for path in Path("runs").glob("*/config.json")]
+    assert not (folder / "checkpoint.pt").exists()
+    assert main(["export", folder.name, "--out", "model"]) == 0
+    text = Path("model", "README.md").read_text()
+    rows = {row.step: row.metrics for row in read_rows(folder)}
+    name = next(key for key in rows[0] if key.startswith("val/mean/"))
+    scores = {step: row[name] for step, row in rows.items() if step and name in row}
+    best = max(scores, key=lambda step: (scores[step], step))
+    assert len(scores) == 4
+    assert f"| Step of these weights | {best}; the run: 8 of 8, done |" in text
+    assert f"| Score of these weights | {scores[best]:.4f} (mean " in text
     capsys.readouterr()
-    assert main(["export", folder.name, "--out", "model"]) == 2
+    (folder / BEST_MODEL).unlink()
+    assert main(["export", folder.name, "--out", "other"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "has kept no checkpoint" in line and "until the run is recorded" in line and "core=verl" in line
-    assert not Path("model").exists()
+    assert "has kept no checkpoint: there is no best_model.pt in " in line and "--replace" in line
+    assert not Path("other").exists()
 
 
 def test_a_checkpoint_of_another_run(
@@ -95,13 +110,13 @@ def test_a_checkpoint_of_another_run(
 ) -> None:
     other = compose([*TINY, "seed=7"]).run
     folder = record(workspace / "runs", other, ends=False)
-    (folder / CHECKPOINT).write_bytes((trained[1] / trained[0].run_id / CHECKPOINT).read_bytes())
+    (folder / BEST_MODEL).write_bytes((trained[1] / trained[0].run_id / BEST_MODEL).read_bytes())
     assert main(["export", other.run_id, "--out", "model"]) == 2
     assert f"it is no checkpoint of run {other.run_id}" in capsys.readouterr().err
-    (folder / CHECKPOINT).unlink()
-    (folder / CHECKPOINT).symlink_to(trained[1] / trained[0].run_id / CHECKPOINT)
+    (folder / BEST_MODEL).unlink()
+    (folder / BEST_MODEL).symlink_to(trained[1] / trained[0].run_id / BEST_MODEL)
     assert main(["export", other.run_id, "--out", "model"]) == 2
-    assert f"{folder / CHECKPOINT} is a link or no plain file" in capsys.readouterr().err
+    assert f"{folder / BEST_MODEL} is a link or no plain file" in capsys.readouterr().err
     assert sorted(path.name for path in workspace.iterdir()) == ["runs"]
 
 
