@@ -178,9 +178,7 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
         reason = "None"
         for _ in range(REASON_TRIES):
             reason = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
-            if (
-                reason == "BeginTime"
-            ):  # the scheduler has been there since, and its reason covers the one looked for
+            if reason == "BeginTime":  # the scheduler has been there since, and its reason covers the one looked for
                 _ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             elif reason != "None":
                 break
