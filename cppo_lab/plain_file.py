@@ -8,7 +8,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -38,6 +38,81 @@ def open_plain(path: Path) -> BinaryIO | None:
         os.close(descriptor)
         return None
     return os.fdopen(descriptor, "rb")
+
+
+def open_below(folder: Path, *names: str) -> BinaryIO | None:
+    """The plain file that `names` lead to, one folder below the other, from `folder` on; None if there is none.
+
+    Raises UserError if a link is on the way, or in the file's place, or something that is no plain file; OSError if it
+    cannot be read.
+    """
+    place = folder.joinpath(*names)
+    parent = _folder_below(folder, names[:-1])
+    if parent is None:
+        return None
+    try:
+        descriptor = os.open(
+            names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
+        )
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _not_plain(place) from None
+        if leads_nowhere(error):
+            return None
+        raise
+    finally:
+        os.close(parent)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_plain(place)
+    return os.fdopen(descriptor, "rb")
+
+
+def names_below(folder: Path, *names: str) -> list[str]:
+    """What is in the folder that `names` lead to from `folder` on, in order; nothing if there is none.
+
+    Raises as `open_below` does.
+    """
+    descriptor = _folder_below(folder, names)
+    if descriptor is None:
+        return []
+    try:
+        return sorted(os.listdir(descriptor))  # noqa: PTH208  of the folder that was opened
+    finally:
+        os.close(descriptor)
+
+
+def _folder_below(folder: Path, names: Sequence[str]) -> int | None:
+    """The folder that `names` lead to, opened; None if there is none. Each step begins where the last one came to."""
+    if any(name in ("", ".", "..") or "/" in name for name in names):
+        raise ValueError(f"{names}: names within a folder are wanted")
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(folder, flags)
+    except OSError as error:
+        if leads_nowhere(error):
+            return None
+        raise
+    for depth, name in enumerate(names, 1):
+        parent = descriptor
+        try:
+            descriptor = os.open(name, flags | os.O_NOFOLLOW, dir_fd=parent)
+        except OSError as error:
+            if not leads_nowhere(error):
+                raise
+            if _is_link(name, parent):
+                raise _not_plain(folder.joinpath(*names[:depth])) from None
+            return None
+        finally:
+            os.close(parent)
+    return descriptor
+
+
+def _is_link(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
 
 
 def read_plain(path: Path, largest: int) -> bytes | None:

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import __version__
-from cppo_lab.cli import comparing, environment, preflight, reporting, searching, theory, training, ui
+from cppo_lab.cli import (
+    comparing,
+    environment,
+    exporting,
+    preflight,
+    reporting,
+    searching,
+    theory,
+    training,
+    ui,
+)
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
 
@@ -35,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_monitoring(commands)
     _add_searching(commands)
     _add_reporting(commands)
+    _add_export(commands)
     _add_ui(commands)
     _add_theory(commands)
     _add_data(commands)
@@ -155,6 +166,26 @@ def _add_reporting(commands: Commands) -> None:
         "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
     )
     load.set_defaults(command=reporting.reference_import)
+
+
+def _add_export(commands: Commands) -> None:
+    text = "write a run's best checkpoint as a Hugging Face folder, with its model card"
+    export = commands.add_parser(
+        "export",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}: transformers loads it with from_pretrained. Shards of verl are "
+        "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
+        "Progress goes to standard error, the folder's place to standard output. See docs/verl.md.",
+    )
+    export.set_defaults(command=exporting.export)
+    export.add_argument("run", metavar="RUN", help="id of a run or its beginning (4 digits or more)")
+    export.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="where to write: a folder that is not there, or empty; it appears as a whole or not at all",
+    )
 
 
 def _add_theory(commands: Commands) -> None:

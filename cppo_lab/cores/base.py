@@ -1,7 +1,7 @@
 """What a trainer core is: a function from a RunSpec to metrics. Cores know nothing of sweeps, launchers or MLflow."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,7 +24,9 @@ class MetricSink(Protocol):
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 
 
-# In the run's folder; removed when the run is recorded.
+# In the run's folder.
+BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation, which stay
+# Removed when the run is recorded.
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINTS = "verl_checkpoints"  # of the core that has a folder of them
 
@@ -84,6 +86,28 @@ class Datasets(Protocol):
     def __call__(self, spec: RunSpec, resources: Resources) -> tuple[Dataset, ...]: ...
 
 
+@dataclass(frozen=True)
+class Exported:
+    """A model that was written: the training step behind which it is the best of its run.
+
+    `dtype` is that of its weights, `parameters` how many there are; weights that two layers share count once.
+    """
+
+    step: int
+    dtype: str
+    parameters: int
+
+
+class Exporter(Protocol):
+    """Write the best model of a run to `target`, an empty folder, in Hugging Face's format.
+
+    `runs` is the folder of all runs; `say` takes lines of progress. Raises UserError if the run has kept none, or one
+    that cannot be read.
+    """
+
+    def __call__(self, spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported: ...
+
+
 CORES: dict[str, str] = {
     "mini": "cppo_lab.cores.mini.loop:train",
     "verl": "cppo_lab.cores.verl.core:train",
@@ -91,6 +115,11 @@ CORES: dict[str, str] = {
 DATASETS: dict[str, str] = {
     "mini": "cppo_lab.cores.mini.datasets:datasets",
     "verl": "cppo_lab.cores.verl.datasets:datasets",
+}
+# Both in the room that knows transformers.
+EXPORTERS: dict[str, str] = {
+    "mini": "cppo_lab.cores.verl.export_made:export",
+    "verl": "cppo_lab.cores.verl.export:export",
 }
 COMPANIONS: dict[str, str] = {"verl": "cppo_lab.cores.verl.ray_nodes:accompany"}
 
@@ -114,6 +143,17 @@ def load_datasets(name: str) -> Datasets:
     if name not in DATASETS:
         raise unknown("core", name, DATASETS)
     found: Datasets = _load(DATASETS[name])
+    return found
+
+
+def load_exporter(name: str) -> Exporter:
+    """What writes the models of the core called `name` in Hugging Face's format.
+
+    Raises UserError for an unknown name, ModuleNotFoundError if a package is not installed.
+    """
+    if name not in EXPORTERS:
+        raise unknown("core", name, EXPORTERS)
+    found: Exporter = _load(EXPORTERS[name])
     return found
 
 

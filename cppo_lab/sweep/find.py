@@ -41,17 +41,22 @@ def is_run_id(text: str) -> bool:
     )
 
 
+def require_beginning(text: str) -> None:
+    """Raises UserError if `text` cannot be the beginning of a run's id, or is too short for one."""
+    if not _BEGINNING.fullmatch(text):
+        raise UserError(
+            f"run {text!r} is not the beginning of a run's id: give 4 to {LENGTH} hexadecimal digits "
+            "(`cppo plan SWEEP` lists the ids)"
+        )
+
+
 def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
     """The run whose id begins with `beginning`: among what is recorded and what `sweeps` declare, else among what
     the shipped sweeps declare.
 
     Raises UserError if there is none or more than one.
     """
-    if not _BEGINNING.fullmatch(beginning):
-        raise UserError(
-            f"run {beginning!r} is not the beginning of a run's id: give 4 to {LENGTH} hexadecimal digits "
-            "(`cppo plan SWEEP` lists the ids)"
-        )
+    require_beginning(beginning)
     sources: list[Callable[[], dict[str, Found]]] = [
         lambda: _recorded(beginning, uri, runs) | _of_sweeps(beginning, sweeps),
         lambda: _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps]),

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.mini import trainer as trainer_module
-from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
+from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.maths.rules import get_rule
@@ -94,6 +94,55 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, o
         assert resumed.numbers() == unbroken.numbers(), moment
         assert resumed.artifacts == unbroken.artifacts
         assert outcome == Outcome(schema.DONE, 8)
+
+
+def test_killed_at_any_file_it_keeps_the_best_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before and after each file that it writes: what is kept is of the best step, to the bit."""
+    spec = compose(LONGER).run
+    weights: dict[int, dict[str, torch.Tensor]] = {}
+    validate = Trainer.validate
+
+    def seen(self: Trainer) -> dict[str, float]:
+        weights[self.steps] = {name: one.clone() for name, one in self.model.state_dict().items()}
+        return validate(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "validate", seen)
+        unbroken, _ = run(spec, tmp_path, tmp_path / "unbroken")
+    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    scores = {step: row[name] for step, row in unbroken.rows if step and name in row}
+    best = max(scores, key=lambda step: (scores[step], step))
+    assert len(scores) == 4 and not all(
+        torch.equal(weights[best][key], weights[0][key]) for key in weights[0]
+    )
+    replace = Path.replace
+    for moment in range(100):
+        folder, left = tmp_path / str(moment), moment
+
+        def dying(path: Path, target: Path) -> Path:
+            nonlocal left
+            for before in (True, False):
+                if not before:
+                    replace(path, target)
+                if not left:
+                    raise Killed
+                left -= 1
+            return target
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", dying)
+            try:
+                run(spec, tmp_path, folder)
+                break
+            except Killed:
+                pass
+        run(spec, tmp_path, folder)
+        kept = read_checkpoint(folder / BEST_MODEL, spec.run_id)
+        assert [step for step, _ in kept["history"]] == [best]
+        assert all(torch.equal(kept["trainer"]["model"][key], weights[best][key]) for key in weights[best])
+    assert moment >= 2 * (4 + 1)  # a checkpoint at each validation, and at least one best
 
 
 def test_a_resumed_run_does_not_start_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

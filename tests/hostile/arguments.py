@@ -65,6 +65,13 @@ RUNS = [
     _case("logs", "", says="run '': the id of a run, or its beginning, is wanted: see `cppo status`"),
     _case("logs", "../../etc/passwd", says=f"run '../../etc/passwd': …{NO_RUN}"),
     _case("logs", "*", says=f"run '*': …{NO_RUN}"),
+    _case("export", "1234", "--out", "x", says=f"run '1234': …{NO_RUN}"),
+    _case("export", "123", "--out", "x", says=f"run '123' {DIGITS}"),
+    _case("export", "../../etc", "--out", "x", says=f"run '../../etc' {DIGITS}"),
+    _case("export", "", "--out", "x", says=f"run '' {DIGITS}"),
+    _case("export", "1234", says="the following arguments are required: --out: see `cppo export --help`"),
+    _case("export", "1234", "--out", "/etc", says="--out /etc exists and is not empty: name another folder"),
+    _case("export", "1234", "--out", "/dev/null", says="--out /dev/null is a file: name a folder"),
     _case("cancel", says="cppo cancel: name a sweep, or runs with --run ID, and not both"),
     _case(
         "cancel",

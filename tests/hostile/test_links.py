@@ -16,7 +16,15 @@ from cppo_lab.tracking.run_folder import cancel, write_status
 
 PRECIOUS = "mine"
 # What a run of the embedded core writes into its folder, and what it is written as before it is whole.
-WRITTEN = ("config.json", "config.yaml", "requirements.txt", "status.json", "cancelled", "checkpoint.pt")
+WRITTEN = (
+    "config.json",
+    "config.yaml",
+    "requirements.txt",
+    "status.json",
+    "cancelled",
+    "checkpoint.pt",
+    "best_model.pt",
+)
 TARGETS = [*WRITTEN, *(f"{name}.partial" for name in WRITTEN), "checkpoint.partial", "spool/shipped.json"]
 
 

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  what torch raises for a file of other things than tensors
-from typing import Any, TypedDict
+from typing import Any, BinaryIO, TypedDict
 
 import torch
 from torch import Tensor
@@ -78,16 +78,21 @@ def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        found: Checkpoint = load_whole(path)
-        if not isinstance(found, dict) or (found.get("run_id"), found.get("format")) != (run_id, FORMAT):
-            raise ValueError(f"it is no checkpoint of run {run_id} in this version's format")
-        if found.get("maker") != maker:
-            raise ValueError(f"it was made by {found.get('maker')}, this is {maker}")
-        if found.keys() != Checkpoint.__annotations__.keys() or not _is_history(found["history"]):
-            raise ValueError("its metrics are not such as a run logs")
+        return read_checkpoint(path, run_id, maker)
     except ValueError as error:
         refuse_checkpoint(path, error)
         return None
+
+
+def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = None) -> Checkpoint:
+    """The checkpoint of run `run_id` by `maker`, or whoever made it. Raises ValueError if it is none, or damaged."""
+    found: Checkpoint = load_whole(source)
+    if not isinstance(found, dict) or (found.get("run_id"), found.get("format")) != (run_id, FORMAT):
+        raise ValueError(f"it is no checkpoint of run {run_id} in this version's format")
+    if maker is not None and found.get("maker") != maker:
+        raise ValueError(f"it was made by {found.get('maker')}, this is {maker}")
+    if found.keys() != Checkpoint.__annotations__.keys() or not _is_history(found["history"]):
+        raise ValueError("its metrics are not such as a run logs")
     return found
 
 
@@ -96,23 +101,29 @@ def refuse_checkpoint(path: Path, why: ValueError) -> None:
     print(f"checkpoint {path} is not used, training starts anew: {why}", file=sys.stderr, flush=True)
 
 
-def load_whole(path: Path) -> Any:
+def load_whole(source: Path | BinaryIO) -> Any:
     """What `save_whole` wrote, held against the checksums in the file: torch reads over a flipped bit.
 
     Nothing but tensors, numbers and text is read, and no more than the file has bytes. Raises ValueError if it is
     damaged, or no such file.
     """
-    if not path.is_file() or not zipfile.is_zipfile(path):
+    if isinstance(source, Path):
+        if not source.is_file():
+            raise ValueError("it is damaged")
+        with source.open("rb") as file:
+            return load_whole(file)
+    if not zipfile.is_zipfile(source):
         raise ValueError("it is damaged")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(source) as archive:
             members = archive.infolist()
             packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
-            if packed or sum(one.file_size for one in members) > path.stat().st_size:
+            if packed or sum(one.file_size for one in members) > source.seek(0, os.SEEK_END):
                 raise ValueError("it is packed, which ours are not")
             if (broken := archive.testzip()) is not None:
                 raise ValueError(f"it is damaged: {broken!r} does not agree with its checksum")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        source.seek(0)
+        return torch.load(source, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise ValueError("it holds more than tensors, numbers and text, or is damaged") from None
     except OSError as error:  # a place before the file's beginning, says its list

@@ -1,9 +1,11 @@
 """One embedded run from its first step or its checkpoint to its end."""
 
+from pathlib import Path
+
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
+from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, MetricSink, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.mini.checkpoint import (
     Row,
@@ -41,6 +43,8 @@ def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
         history = [(0, trainer.validate())]
     for step, metrics in history:
         sink.log(step, metrics)
+    best = resources.folder / BEST_MODEL
+    _keep_best(spec, best, maker, history, trainer)  # killed between its checkpoint and this
 
     reason = _collapsed(spec, history)
     while not reason and trainer.steps < spec.training.t_stop:
@@ -56,13 +60,30 @@ def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:
         sink.log(*history[-1])
         if validated:
             save_checkpoint(path, make_checkpoint(spec.run_id, maker, history, trainer.state()))
+            _keep_best(spec, best, maker, history, trainer)
             reason = _collapsed(spec, history)
     for name, table in trainer.diagnostics.tables().items():
         sink.artifact(f"diagnostics/{name}.json", table)
     return Outcome(schema.COLLAPSED if reason else schema.DONE, history[-1][0], reason)
 
 
-def _collapsed(spec: MiniRun, history: list[Row]) -> str:
+def _keep_best(spec: MiniRun, path: Path, maker: str, history: list[Row], trainer: Trainer) -> None:
+    """Keep the weights if the last row has the highest score behind step 0, the later of equals; for `cppo export`.
+
+    Called behind each validation and its checkpoint: the checkpoint alone says which weights they should be.
+    """
+    scores = _scores(spec, [row for row in history if row[0]])
     name = schema.validation_metric(schema.MEAN, spec.validation.samples)
-    scores = [metrics[name] for _, metrics in history if name in metrics]
+    if scores and history[-1][1].get(name) == max(scores):
+        weights = {"model": trainer.model.state_dict()}
+        save_checkpoint(path, make_checkpoint(spec.run_id, maker, history[-1:], weights))
+
+
+def _scores(spec: MiniRun, history: list[Row]) -> list[float]:
+    name = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    return [metrics[name] for _, metrics in history if name in metrics]
+
+
+def _collapsed(spec: MiniRun, history: list[Row]) -> str:
+    scores = _scores(spec, history)
     return collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)

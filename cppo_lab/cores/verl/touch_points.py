@@ -106,6 +106,20 @@ _WORKER = {
     "TrainingWorker.set_loss_fn": "self loss_fn",
 }
 
+_MERGER = {
+    "FSDPModelMerger.__init__": "self config",
+    "FSDPModelMerger._get_world_size": "self",
+    "FSDPModelMerger._load_rank_zero_state_dict": "self world_size",
+    "FSDPModelMerger._load_and_merge_state_dicts": "self world_size total_shards mesh_shape mesh_dim_names",
+    "FSDPModelMerger._merge_by_placement": "self tensors placement",
+    "FSDPModelMerger.save_hf_model_and_tokenizer": "self state_dict",
+    "FSDPModelMerger.merge_and_save": "self",
+}
+_MERGER_CONFIG = {
+    "ModelMergerConfig": "operation backend target_dir hf_upload_path private test_hf_dir tie_word_embedding "
+    "trust_remote_code is_value_model local_dir hf_model_config_path use_cpu_initialization"
+}
+
 _LOOPS = "verl.experimental.agent_loop"
 _V1 = "verl.trainer.ppo.v1"
 _ULYSSES = {
@@ -170,6 +184,10 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
     *_points(CALL, "verl.workers.utils.padding", {"no_padding_2_padding": "tensor data"}),
     *_points(CALL, "verl.utils.metric", {"Metric": "aggregation value"}),
     *_points(CALL, "verl.utils.ulysses", _ULYSSES),
+    # Export
+    *_points(OVERRIDE, "verl.model_merger.fsdp_model_merger", _MERGER),
+    *_points(CALL, "verl.model_merger.fsdp_model_merger", {"merge_non_dtensor_shards": "key shards"}),
+    *_points(CALL, "verl.model_merger.base_model_merger", _MERGER_CONFIG),
     # Reward
     *_points(OVERRIDE, "verl.experimental.reward_loop.reward_manager.base", _REWARD),
     # Configuration

@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.waiting import until
+
+if TYPE_CHECKING:
+    from tests.cores.verl.story import Story
 
 ROOT = Path(__file__).parents[3]
 
@@ -146,3 +149,12 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
         yield job
     finally:
         job.end()
+
+
+@pytest.fixture(scope="session")
+def story(on_ray: OnRay) -> "Story":
+    """Told while another Ray of the same user is up on this machine."""
+    from tests.cores.verl.story import tell
+
+    on_ray.found("up")
+    return tell(on_ray.shared.parent)

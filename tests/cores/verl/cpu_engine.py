@@ -28,7 +28,14 @@ def join(rank: int, ranks: int, store: Path) -> None:
     )
 
 
-def make_worker(path: Path, *, micro_batch: int, remove_padding: bool = False, **optim: Any) -> Any:
+def make_worker(
+    path: Path,
+    *,
+    micro_batch: int,
+    remove_padding: bool = False,
+    load_tokenizer: bool = False,
+    **optim: Any,
+) -> Any:
     """A TrainingWorker on the model saved at `path`, all in float32; without loss."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import (
@@ -49,7 +56,7 @@ def make_worker(path: Path, *, micro_batch: int, remove_padding: bool = False, *
     )
     model = HFModelConfig(
         path=str(path),
-        load_tokenizer=False,
+        load_tokenizer=load_tokenizer,
         use_remove_padding=remove_padding,
         enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "sdpa"},

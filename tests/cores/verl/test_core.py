@@ -18,18 +18,11 @@ from cppo_lab.cores.verl import steps
 from cppo_lab.spec import RuleSpec
 from tests.cores.verl.conftest import OnRay
 from tests.cores.verl.on_ray import RULES
-from tests.cores.verl.story import EVERY, KILLED_AFTER, RULE, SAMPLES, STEPS, Story, tell
+from tests.cores.verl.story import EVERY, KILLED_AFTER, RULE, SAMPLES, STEPS, Story
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 SCORE = schema.validation_metric(schema.MEAN, SAMPLES)
-
-
-@pytest.fixture(scope="module")
-def story(on_ray: OnRay) -> Story:
-    """Told while another Ray of the same user is up on this machine."""
-    on_ray.found("up")
-    return tell(on_ray.shared.parent)
 
 
 def test_a_run_is_killed_and_continues_in_the_same_mlflow_run(story: Story) -> None:

@@ -1,0 +1,104 @@
+"""verl's merger of FSDP's shards, which here unpickles nothing and keeps the precision of the weights.
+
+verl's own loads shards as whatever objects they name, and rounds every weight to bfloat16: a model that was trained in
+float32 would not say what the checkpoint says.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.distributed.tensor import DTensor  # also tells torch that shards may name it
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
+
+from cppo_lab.cores.mini.checkpoint import load_whole
+from cppo_lab.cores.verl.hub_folder import CONFIG, quiet, refusing
+from cppo_lab.errors import UserError
+
+Say = Callable[[str], None]
+
+
+def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say) -> None:
+    """Merge `shards`, one of each rank, into a model at `target`.
+
+    `description` is a folder with the configuration and tokenizer. Raises UserError if they do not make a model.
+    """
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(description),
+        target_dir=str(target),
+        hf_model_config_path=str(description),
+    )
+    with quiet(), refusing("the checkpoint cannot be merged"):
+        LabMerger(config, shards, say).merge_and_save()
+
+
+class LabMerger(FSDPModelMerger):
+    """Reads open files; the rest of the work is verl's."""
+
+    def __init__(self, config: ModelMergerConfig, shards: Sequence[BinaryIO], say: Say) -> None:
+        super().__init__(config)
+        self._files, self._say = shards, say
+        self._first: dict[str, Any] = {}
+        self._dtype = torch.float32
+
+    def _get_world_size(self) -> int:
+        return len(self._files)
+
+    def _load_rank_zero_state_dict(self, world_size: int) -> dict[str, Any]:
+        self._first = self._read(0)
+        return self._first
+
+    def _read(self, rank: int) -> dict[str, Any]:
+        """The weights of one rank: tensors, and how they are spread over ranks."""
+        self._say(f"reading shard {rank + 1} of {len(self._files)}")
+        try:
+            found = load_whole(self._files[rank])
+        except ValueError as error:
+            raise UserError(f"the shard of rank {rank} is not read: {error}") from None
+        if not isinstance(found, dict) or not found or not all(map(torch.is_tensor, found.values())):
+            raise UserError(f"the shard of rank {rank} is not read: it holds other things than weights")
+        if any("lora_" in name for name in found):
+            raise UserError("the checkpoint holds LoRA adapters, which are not exported")
+        return dict(found)
+
+    def _load_and_merge_state_dicts(
+        self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
+    ) -> dict[str, torch.Tensor]:
+        """Whole weights. With replicas (`ddp`) the first `total_shards` ranks have one of each part."""
+        parts = [self._first, *(self._read(rank) for rank in range(1, total_shards))]
+        self._first = {}
+        if any(part.keys() != parts[0].keys() for part in parts):
+            raise ValueError("the ranks have saved different weights")
+        whole = {}
+        for name in sorted(parts[0]):
+            whole[name] = self._whole(name, [part.pop(name) for part in parts], mesh_dim_names)
+        kinds = {one.dtype for one in whole.values() if one.is_floating_point()}
+        self._dtype = reduce(torch.promote_types, kinds) if kinds else self._dtype
+        return whole
+
+    def _whole(self, name: str, parts: list[Any], mesh_dim_names: tuple[str, ...]) -> torch.Tensor:
+        """One weight from the parts of it that the ranks have."""
+        if not isinstance(parts[0], DTensor):
+            return merge_non_dtensor_shards(name, parts)
+        ways = [part.placements[1:] if mesh_dim_names[0] == "ddp" else part.placements for part in parts]
+        if any(way != ways[0] for way in ways) or len(ways[0]) != 1:
+            raise ValueError(f"{name} is spread over ranks in a way that verl's merger does not know")
+        merged: torch.Tensor = self._merge_by_placement([part._local_tensor for part in parts], ways[0][0])
+        if merged.shape != parts[0].shape:
+            raise ValueError(f"{name} has the shape {tuple(merged.shape)}, not {tuple(parts[0].shape)}")
+        return merged
+
+    def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """verl's; the configuration then says the precision that the weights have, by which they are loaded."""
+        self._say("writing the model")
+        super().save_hf_model_and_tokenizer(state_dict)
+        path = Path(self.config.target_dir) / CONFIG
+        config = json.loads(path.read_bytes())
+        config["dtype"] = str(self._dtype).removeprefix("torch.")
+        path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

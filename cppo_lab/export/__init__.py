@@ -1,0 +1,38 @@
+"""What a run has learned, as a folder that `transformers` loads: `cppo export`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cppo_lab.cores.base import load_exporter
+from cppo_lab.errors import UserError
+from cppo_lab.export.card import model_card
+from cppo_lab.export.folder import appearing, require_free
+from cppo_lab.export.subject import read_subject
+from cppo_lab.lock import is_held
+
+CARD = "README.md"
+
+
+def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Path:
+    """Write the model that run `run_id` has kept, its tokenizer and its model card to the folder `out`.
+
+    `runs` is the folder of all runs, `say` takes lines of progress. `out` appears as a whole or not at all. Returns its
+    real place. Raises UserError if the run is being trained, has kept no checkpoint or one that cannot be used, or if
+    `out` is there and not empty.
+    """
+    place = require_free(out)
+    if is_held(runs / run_id):
+        raise being_trained(run_id)
+    subject = read_subject(runs, run_id)
+    with appearing(place) as folder:
+        exported = load_exporter(subject.spec.core)(subject.spec, runs, folder, say)
+        (folder / CARD).write_text(model_card(subject, exported), encoding="utf-8")
+    return place
+
+
+def being_trained(run_id: str) -> UserError:
+    """What is said of a run whose checkpoints still change."""
+    return UserError(
+        f"run {run_id} is being trained, and its best checkpoint may change: wait for its end (`cppo watch`), or end "
+        f"it with `cppo cancel --run {run_id}`"
+    )

@@ -1,0 +1,197 @@
+"""The model card of an exported run: README.md with the front matter that the Hugging Face hub reads."""
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Exported
+from cppo_lab.errors import printable
+from cppo_lab.export.subject import Subject
+from cppo_lab.spec import HubModel, RunSpec, TaskData
+from cppo_lab.tracking.code_version import code_version
+from cppo_lab.tracking.markdown import code
+from cppo_lab.tracking.naming import resolved_yaml
+
+PAPER = "arXiv 2606.10968"
+DATASETS = {"dapo_math_17k": "BytedTsinghua-SIA/DAPO-Math-17k"}  # on the hub, by `data.training`
+_PACKAGES = ("torch", "verl", "transformers")
+
+
+def model_card(subject: Subject, exported: Exported) -> str:
+    """The whole card. Nothing in it but what the run's folder says and what was exported."""
+    front = yaml.safe_dump(front_matter(subject, exported), sort_keys=False, allow_unicode=True, width=120)
+    parts = [
+        f"---\n{front}---",
+        f"# {code(printable(subject.name))}",
+        _summary(subject, exported),
+        _table(_facts(subject, exported)),
+        "## Evaluation",
+        _evaluation(subject, exported),
+        "## Use",
+        _use(subject.spec),
+        "## Configuration",
+        _configuration(subject),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def front_matter(subject: Subject, exported: Exported) -> dict[str, Any]:
+    """What the hub reads of a card."""
+    spec = subject.spec
+    found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    if isinstance(spec.model, HubModel):
+        found["base_model"] = spec.model.repository
+    if not isinstance(spec.data, TaskData) and spec.data.training in DATASETS:
+        found["datasets"] = [DATASETS[spec.data.training]]
+    found["tags"] = ["cppo-lab", "reinforcement-learning", *([] if _is_published(spec) else ["miniature"])]
+    if results := _results(subject, exported):
+        found["model-index"] = [{"name": printable(subject.name), "results": results}]
+    return found
+
+
+def _results(subject: Subject, exported: Exported) -> list[dict[str, Any]]:
+    """The scores of the exported checkpoint, one entry for each benchmark that was validated."""
+    scores, samples = _by_benchmark(subject, exported.step), subject.spec.validation.samples
+    return [
+        {
+            "task": {"type": "text-generation"},
+            "dataset": {"type": name, "name": name},
+            "metrics": [{"type": f"avg_at_{samples}", "name": f"Avg@{samples}", "value": value}],
+        }
+        for name, value in scores.items()
+    ]
+
+
+def _by_benchmark(subject: Subject, step: int) -> dict[str, float]:
+    row, samples = subject.metrics.get(step, {}), subject.spec.validation.samples
+    names = {name: schema.validation_metric(name, samples) for name in subject.spec.data.benchmarks}
+    return {name: row[metric] for name, metric in names.items() if metric in row}
+
+
+def _is_published(spec: RunSpec) -> bool:
+    return isinstance(spec.model, HubModel)
+
+
+def _summary(subject: Subject, exported: Exported) -> str:
+    spec = subject.spec
+    text = (
+        f"The best checkpoint by validation of run `{spec.run_id}`: {code(spec.model.name)} trained with the rule "
+        f"{code(spec.rule.name)} by CPPO Lab, which compares trust-region rules for reinforcement learning of language "
+        f"models ({PAPER})."
+    )
+    if _is_published(spec):
+        return text
+    core = "the embedded core" if spec.core == "mini" else "verl's trainer"
+    return (
+        f"{text}\n\n**A miniature**: {exported.parameters:,} parameters on a made-up arithmetic task, trained by "
+        f"{core}. It is no language model, and no evidence for or against the paper's claims."
+    )
+
+
+def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
+    """What the run is, as Markdown."""
+    spec, tags, scores = subject.spec, subject.tags, subject.scores
+    sweeps = [f"{code(name)} (variant {code(variant)})" for name, variant in sorted(subject.sweeps.items())]
+    model = code(spec.model.name)
+    if isinstance(spec.model, HubModel):
+        model += f": {code(spec.model.repository)} at {code(spec.model.revision)}"
+    how = f", {subject.status}" if subject.status else ", without a recorded end"
+    facts = {
+        "Run": code(spec.run_id),
+        "Sweep": ", ".join(sweeps) or "none on record",
+        "Rule": code(spec.rule.name),
+        "Model": model,
+        "Seed": str(spec.seed),
+        "Core": code(spec.core),
+        "Data": code(spec.data.name),
+        "Step of these weights": f"{exported.step}; the run: {_last(subject)} of {spec.training.t_stop}{how}",
+        "Score of these weights": _score(scores, exported.step, spec.validation.samples),
+    }
+    later = {step: score for step, score in scores.items() if step}
+    if later:
+        best = max(later, key=lambda step: (later[step], step))
+        facts["Best score of the run"] = _score(later, best, spec.validation.samples)
+    facts["Score before training"] = _score(scores, 0, spec.validation.samples)
+    facts["Weights"] = f"{exported.parameters:,} in {exported.dtype}"
+    facts["Code"] = _code_of(tags)
+    versions = {name: tags.get(f"{schema.TAG_PACKAGE_PREFIX}{name}") for name in _PACKAGES}
+    facts["Packages"] = ", ".join(f"{name} {code(found)}" for name, found in versions.items() if found)
+    if subject.ended is not None:
+        facts["Ended"] = f"{datetime.fromtimestamp(subject.ended / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    facts["Exported by"] = f"CPPO Lab {code(code_version())}"
+    return {name: printable(value) for name, value in facts.items() if value}
+
+
+def _last(subject: Subject) -> str:
+    return str(max(subject.metrics)) if subject.metrics else "an unknown number"
+
+
+def _score(scores: Mapping[int, float], step: int, samples: int) -> str:
+    """A validation score, which is a fraction, and its step."""
+    if step not in scores:
+        return "not on record"
+    return f"{scores[step]:.4f} (mean Avg@{samples}) at step {step}"
+
+
+def _code_of(tags: Mapping[str, str]) -> str:
+    """Version and commit of the code that trained the run; several commits if it was continued by another."""
+    version, commits = tags.get(schema.TAG_CODE_VERSION, ""), tags.get(schema.TAG_COMMIT, "").split()
+    said = [f"CPPO Lab {code(version)}"] if version else []
+    said += [f"commit {' '.join(code(one) for one in commits)}"] if commits else []
+    said += ["with changes that are in no commit"] if tags.get(schema.TAG_DIRTY) == "true" else []
+    return ", ".join(said) or "not on record"
+
+
+def _evaluation(subject: Subject, exported: Exported) -> str:
+    spec = subject.spec
+    settings = spec.validation
+    graded = "by mathematical equality (math-verify)" if _is_published(spec) else "by the task's own check"
+    text = (
+        f"Avg@{settings.samples}: the share of right answers among {settings.samples} responses to each problem, "
+        f"sampled at temperature {settings.temperature:g} and top-p {settings.top_p:g} with at most "
+        f"{spec.rollout.max_response_length:,} tokens, graded {graded}. Validated every {settings.every} steps; the "
+        "mean over the benchmarks chooses the checkpoint, the later of equals, so the chosen score is the luckiest of "
+        "them."
+    )
+    scores = _by_benchmark(subject, exported.step)
+    if not scores:
+        return f"{text}\n\nThe scores of step {exported.step} are not on record."
+    rows = {code(name): f"{value:.4f}" for name, value in scores.items()}
+    if exported.step in subject.scores:
+        rows["mean"] = f"{subject.scores[exported.step]:.4f}"
+    return f"{text}\n\n{_table(rows, ('Benchmark', f'Avg@{settings.samples} at step {exported.step}'))}"
+
+
+def _use(spec: RunSpec) -> str:
+    prompt = (
+        "Prompts are chat messages with the problem in DAPO-Math-17k's wording, as in training."
+        if _is_published(spec)
+        else "A text is symbols of the task, separated by spaces; the tokenizer knows no others."
+    )
+    return (
+        "```python\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("this folder")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("this folder")\n'
+        f"```\n\n{prompt} There is no state of an optimiser here: training goes on from the run's own checkpoints."
+    )
+
+
+def _configuration(subject: Subject) -> str:
+    """Everything that decides the run's numbers, folded."""
+    text = resolved_yaml(subject.spec)
+    if layout := subject.tags.get(schema.TAG_LAYOUT):
+        text += yaml.safe_dump({"layout": layout})
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    head = "<details>\n<summary>Resolved, as the run's id names it</summary>"
+    return f"{head}\n\n{fence}yaml\n{text}{fence}\n\n</details>"
+
+
+def _table(rows: Mapping[str, str], head: tuple[str, str] = ("", "")) -> str:
+    lines = [head, ("---", "---"), *rows.items()]
+    return "\n".join(f"| {left} | {right} |" for left, right in lines)

@@ -1,0 +1,77 @@
+"""A folder that appears as a whole or not at all: it is written beside its place and renamed.
+
+What a killed export has left beside it, the next one to the same place removes.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+
+
+def require_free(out: Path) -> Path:
+    """The real place of `out`. Raises UserError if something is there, an empty folder apart."""
+    try:
+        place = out.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: what pathlib makes of a loop before Python 3.13
+        raise UserError(f"--out {out} is a link that leads to itself: name another folder") from None
+    if place.exists() and not place.is_dir():
+        raise UserError(f"--out {out} is a file: name a folder")
+    if place.is_dir() and any(place.iterdir()):
+        raise UserError(f"--out {out} exists and is not empty: name another folder, or remove it yourself")
+    return place
+
+
+@contextlib.contextmanager
+def appearing(place: Path) -> Iterator[Path]:
+    """An empty folder that takes the `place`, of `require_free`, at the end; if writing fails, nothing is there.
+
+    Raises UserError if somebody else has put something there meanwhile.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left(place)
+    folder = place.with_name(f".{place.name}.export-{secrets.token_hex(4)}")
+    folder.mkdir()
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody removes what is left
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+        for path in folder.rglob("*"):  # transformers lets nobody else read its weights, whatever the umask
+            if path.is_file():
+                path.chmod(os.fstat(lock).st_mode & 0o666)
+        try:
+            folder.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise UserError(f"--out {place}: somebody else has written there meanwhile") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_left(place: Path) -> None:
+    """Remove what exports to `place` have left that were killed; who lives holds a lock."""
+    ours = re.compile(rf"\.{re.escape(place.name)}\.export-[0-9a-f]{{8}}")
+    for path in place.parent.iterdir():
+        if not ours.fullmatch(path.name):
+            continue
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # somebody writes there
+            continue
+        finally:
+            os.close(lock)
