@@ -70,7 +70,6 @@ bench: $(VENV)/.installed-dev
 
 # TORCH: a folder or index with torch's CPU builds, if not PyTorch's own index.
 lock: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet uv
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock $(if $(TORCH),--torch $(TORCH))
 
 # Editable installs cannot be checked against hashes, nor can the packages that pip fetches on its own to build others:
@@ -85,7 +84,6 @@ locked: | $(VENV)/bin/pip
 
 # What GPU machines install, resolved here without one (docs/verl.md).
 lock-gpu: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet uv
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock_gpu
 
 # In an environment of its own: what pip-audit needs is not what the tests have passed with.

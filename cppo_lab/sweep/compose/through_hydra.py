@@ -183,9 +183,10 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
     base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
     if any(re.split(r"[=@]", text)[0] == key for text in base) or len(base) == len(overrides):
         return UserError(f"override of group {key!r}: {str(error).strip().splitlines()[0]}")
-    if key.startswith("launcher.container"):
+    known = composed(base, resolved=True)
+    if key.startswith("launcher.container") and "container" not in known["launcher"]:
         return container_is_of_slurm()
-    names = dotted(composed(base, resolved=True))
+    names = dotted(known)
     section = key.rpartition(".")[0]
     siblings = [name for name in names if section and name.rpartition(".")[0] == section]
     valid = siblings or [*groups(), *{name.partition(".")[0] for name in names}]

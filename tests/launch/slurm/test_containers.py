@@ -194,6 +194,9 @@ def test_without_the_runtime_the_job_ends_and_says_why(
     bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    folders = os.environ["PATH"].split(os.pathsep)
+    without = [folder for folder in folders if not Path(folder, "apptainer").exists()]
+    monkeypatch.setenv("PATH", os.pathsep.join(without))
     for runtime in RUNTIMES:
         container = settings(runtime, tmp_path / "image")
         launch_slurm([Looks(tmp_path, runtime)], slurm_spec(container=container), lambda event: None)
