@@ -204,3 +204,38 @@ def test_without_the_runtime_the_job_ends_and_says_why(
     assert not list(tmp_path.glob("*.json"))
     printed = "".join(path.read_text() for path in tmp_path.glob(f"{submit.FOLDER}/*/*_log.out"))
     assert "--container-image" in printed and "apptainer" in printed
+
+
+def test_the_doctor_asks_a_node(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models, image = tmp_path / "the models", site / "the image.sqsh"
+    models.mkdir()
+    mounts = f"launcher.container.mounts=['{models}:/models:ro']"
+    for runtime in RUNTIMES:
+        assert (
+            main(["doctor", SLURM, *overrides(runtime, image), mounts, "launcher.setup=['echo hello']"]) == 0
+        )
+        said = capsys.readouterr().out.splitlines()
+        assert f"ok          container's image: {image}" in said
+        assert f"ok          container's mount: {models}" in said
+        assert any(line.startswith("ok          container's runtime: ") for line in said)
+        assert not any("torch" in line for line in said)  # that is in the image
+    folders = os.environ["PATH"].split(os.pathsep)
+    monkeypatch.setenv("PATH", os.pathsep.join(one for one in folders if not Path(one, "apptainer").exists()))
+    gone = overrides("apptainer", tmp_path / "gone.sif")
+    assert main(["doctor", SLURM, *gone]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert (
+        f"missing     container's image: a node does not see {tmp_path}/gone.sif: put it where all nodes see it"
+        in said
+    )
+    assert (
+        "missing     container's runtime: no apptainer on a node: name its module in launcher.setup, or set "
+        in "\n".join(said)
+    )
+    # Where no node is free, or the setup ends the shell, nothing is claimed.
+    for unseen in ("launcher.setup=['exit 0']", "resources.constraint=none_such"):
+        assert main(["doctor", SLURM, *gone, unseen]) == 0
+        assert "warning     container: no node has been looked at: " in capsys.readouterr().out
