@@ -226,3 +226,20 @@ def test_a_warning_inside_asks_as_often_as_it_may(
         SlurmTask(Noted(tmp_path, "job"), requeues=3).checkpoint()
     assert (outside.read_text() if outside.exists() else None) == asked
     assert (tmp_path / "log").exists() == (asked is None)  # it gave up
+
+
+def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search.space import resolve
+    from cppo_lab.sweep.search.worker import Worker
+
+    declared = load_sweep("tune_cppo")
+    assert isinstance(declared, Search)
+    worker = Worker(resolve(declared), f"sqlite:///{work}/mlflow.db", work / "runs", 0, "1")
+    assert mounted(wrapping(worker, spec(), None)) == [f"{work}:{work}"]
+    (work.parent / "studies").mkdir()
+    monkeypatch.setenv("OPTUNA_STORAGE", f"{work.parent}/studies/study.journal")
+    assert mounted(wrapping(worker, spec(), None)) == [
+        f"{place}:{place}" for place in (work, work.parent / "studies")
+    ]
