@@ -71,7 +71,6 @@ bench: $(VENV)/.installed-dev
 
 # TORCH: a folder or index with torch's CPU builds, if not PyTorch's own index.
 lock: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet uv
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock $(if $(TORCH),--torch $(TORCH))
 
 # Editable installs cannot be checked against hashes, nor can the packages that pip fetches on its own to build others:
@@ -86,7 +85,6 @@ locked: | $(VENV)/bin/pip
 
 # What GPU machines install, resolved here without one (docs/verl.md).
 lock-gpu: $(VENV)/.installed-dev
-	$(BIN)/pip install --quiet uv
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock_gpu
 
 # A real vLLM for CPUs, over this environment: for layout=cpu_vllm and its tests (docs/verl.md).

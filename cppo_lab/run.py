@@ -15,10 +15,11 @@ from typing import Any, TypeGuard
 from cppo_lab import schema, store
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
+from cppo_lab.hub import hub_cache
 from cppo_lab.interruption import Interrupted, hear_no_more, hear_signals, hold_signals, interruption_behind
 from cppo_lab.lock import AlreadyRunning, held
 from cppo_lab.redaction import redacted
-from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.tracking.run_folder import begin_status, forget_cancelled, is_cancelled
 from cppo_lab.tracking.spool import Record, newest_record
@@ -58,6 +59,19 @@ class Attempt:
     def name(self) -> str:
         """What the launcher calls it."""
         return self.spec.run_id
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders of runs and of the store; for published models theirs, and that of the prepared data."""
+        found, file = [self.runs], store.sqlite_file(self.uri)
+        if file is not None:
+            found.append(file.parent)  # SQLite and MLflow make files beside it
+        if isinstance(self.spec.data, MathData) and self.paths is not None:
+            found.append(Path(self.paths.data))
+        if isinstance(self.spec.model, HubModel):
+            models = self.paths.models if self.paths is not None else None
+            found += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
+        return tuple(found)
 
     @property
     def fresh_process(self) -> bool:

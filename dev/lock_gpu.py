@@ -2,12 +2,15 @@
 
 `python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` for CPython 3.12 on Linux
 (x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl settles in its own
-`[tool.uv]`, which pip ignores, stands here in OVERRIDES.
+`[tool.uv]`, which pip ignores, stands here in OVERRIDES. The locks say until when a release counts: whoever resolves
+with that date gets the same packages, whatever has come since.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 from dev.errors import DevError
@@ -31,11 +34,25 @@ requires-dist = ["torch", "einops"]
 PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_34")
 HEADER = """\
 # Made by `make lock-gpu`; do not edit. CPython 3.12 on Linux (x86-64), CUDA 13. To install from it: docs/verl.md.
+# Of what the package index had at {until}.
 """
+UNTIL = re.compile(r"^# Of what the package index had at (\S+)\.$", re.M)
 
 
-def resolved() -> dict[str, Pin]:
-    """The pins that uv finds, with the SHA-256 of their files.
+def until(text: str) -> str:
+    """Until when a release counted for a lock, as it says itself: a time of RFC 3339.
+
+    Raises:
+        DevError: it does not say.
+    """
+    found = UNTIL.search(text)
+    if found is None:
+        raise DevError("the lock does not say until when a release counted: run `make lock-gpu`")
+    return found[1]
+
+
+def resolved(newest: str) -> dict[str, Pin]:
+    """The pins that uv finds among releases until `newest` (a time of RFC 3339), with the SHA-256 of their files.
 
     Raises:
         DevError: no uv, or there is no solution.
@@ -46,6 +63,8 @@ def resolved() -> dict[str, Pin]:
         wanted.write_text("\n".join([ours, *REQUIREMENTS]) + "\n", encoding="utf-8")
         config.write_text(CONFIG, encoding="utf-8")
         command = ["uv", "pip", "compile", "--config-file", str(config), *PLATFORM, "--generate-hashes"]
+        # To read this project's metadata any Python does: none is downloaded.
+        command += ["--exclude-newer", newest, "--no-python-downloads"]
         command += ["--no-header", "--no-annotate", "--system-certs", "--quiet", str(wanted)]
         try:
             done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -57,17 +76,27 @@ def resolved() -> dict[str, Pin]:
     return pins("\n".join(lines))
 
 
+def locks(newest: str) -> dict[Path, str]:
+    """Both locks as they are to be, of releases until `newest`.
+
+    Raises:
+        DevError: no uv, or there is no solution.
+    """
+    found, header = resolved(newest), HEADER.format(until=newest)
+    last = {canonical(LAST): found.pop(canonical(LAST))}
+    return {LOCK: as_text(found, header), FLASH: as_text(last, header)}
+
+
 def main() -> int:
     """Writes both locks and returns the exit status."""
     try:
-        found = resolved()
+        found = locks(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
     except DevError as error:
         print(f"dev.lock_gpu: error: {error}", file=sys.stderr)
         return 1
-    last = {canonical(LAST): found.pop(canonical(LAST))}
-    for path, locked in ((LOCK, found), (FLASH, last)):
-        path.write_text(as_text(locked, HEADER), encoding="utf-8")
-        print(f"{path.name}: {len(locked)} packages")
+    for path, text in found.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"{path.name}: {len(pins(text))} packages")
     return 0
 
 

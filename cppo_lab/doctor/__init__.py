@@ -6,8 +6,9 @@ from pathlib import Path
 from cppo_lab.doctor.check import MISSING, Check
 from cppo_lab.doctor.inputs import check_data, check_interfaces, check_model, check_store
 from cppo_lab.doctor.machine import check_devices, check_machine
-from cppo_lab.doctor.packages import check_packages
+from cppo_lab.doctor.packages import check_launcher, check_packages
 from cppo_lab.doctor.slurm import check_slurm
+from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.sweep.compose import Composed
 
 __all__ = ["MISSING", "Check", "examine", "lines", "ready"]
@@ -19,12 +20,16 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
     Looking at verl's `interfaces` takes some seconds; the check of its version is enough before a launch.
     """
     run, layout, paths = composed.run, composed.layout, composed.paths
-    slurm = composed.launcher.name == "slurm"
+    launcher = composed.launcher
+    slurm = launcher if isinstance(launcher, SlurmSpec) else None
+    boxed = slurm is not None and slurm.container.runtime is not None
     return [
-        *check_packages(run, layout, composed.launcher.name),
-        *(check_interfaces(run) if interfaces else ()),
+        # What a container has is in its image.
+        *(() if boxed else check_packages(run, layout)),
+        *check_launcher(launcher.name),
+        *(check_interfaces(run) if interfaces and not boxed else ()),
         # Slurm's nodes have their own devices; this machine only submits.
-        *(check_slurm(composed.resources.partition, runs) if slurm else check_devices(run, layout)),
+        *(check_slurm(composed.resources, runs, slurm) if slurm else check_devices(run, layout)),
         *check_machine(run, layout, runs),
         check_model(run, paths),
         check_data(run, paths),

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from cppo_lab import store
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
 from cppo_lab.errors import UserError
+from cppo_lab.hub import hub_cache
 from cppo_lab.spec import HubModel, MathData, PathsSpec, RunSpec
 
 PATIENCE = 5.0  # seconds for a server to answer
@@ -65,7 +66,7 @@ def check_model(run: RunSpec, paths: PathsSpec) -> Check:
             return Check("model", OK, str(folder))
         remedy = f"hf download {model.repository} --revision {model.revision} --local-dir {folder}"
         return Check("model", MISSING, f"no config.json in {folder}", remedy)
-    cache = _hub_cache() / f"models--{model.repository.replace('/', '--')}"
+    cache = hub_cache() / f"models--{model.repository.replace('/', '--')}"
     if any(cache.glob("snapshots/*/config.json")):
         return Check("model", OK, str(cache))
     remedy = f"hf download {model.repository} --revision {model.revision}"
@@ -80,14 +81,6 @@ def check_model(run: RunSpec, paths: PathsSpec) -> Check:
     return Check(
         "model", WARNING, f"{model.repository} ({size}) will be downloaded to {cache.parent}", remedy
     )
-
-
-def _hub_cache() -> Path:
-    """Where huggingface_hub keeps downloads, by its documented variables."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
-    return Path(home).expanduser() / "hub"
 
 
 def check_store(uri: str) -> Check:

@@ -1,4 +1,4 @@
-"""GPUs and what runs on them, shared memory, open files, disk."""
+"""GPUs and what runs on them, shared and locked memory, open files, disk."""
 
 import os
 import re
@@ -93,11 +93,12 @@ def _gpus(run: RunSpec, layout: LayoutSpec, found: Sequence[Device]) -> Iterator
 
 
 def check_machine(run: RunSpec, layout: LayoutSpec, runs: Path) -> Iterator[Check]:
-    """Shared memory, open files, and room for checkpoints."""
+    """Shared and locked memory, open files, and room for checkpoints."""
     if run.core == "verl":
         yield _shared_memory(layout)
         yield _open_files(layout)
     if run.core == "verl" and layout.device == "cuda":
+        yield _locked_memory()
         yield from _driver()
         yield from _host_memory(run, layout)
     yield _disk(run, layout, runs)
@@ -161,6 +162,18 @@ def _open_files(layout: LayoutSpec) -> Check:
             "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
         )
     return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {wanted} before the run")
+
+
+def _locked_memory() -> Check:
+    """What NCCL may register with the network's devices; containers have a few megabytes unless told otherwise."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    name = "locked memory (ulimit -l)"
+    if soft == resource.RLIM_INFINITY:
+        return Check(name, OK, "unlimited")
+    remedy = (
+        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it"
+    )
+    return Check(name, WARNING, f"{soft / 1e6:.1f} MB", remedy)
 
 
 def _disk(run: RunSpec, layout: LayoutSpec, runs: Path) -> Check:

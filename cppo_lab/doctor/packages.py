@@ -44,7 +44,13 @@ class Requirement:
         )
 
 
-def check_packages(run: RunSpec, layout: LayoutSpec, launcher: str) -> Iterator[Check]:
+def check_launcher(launcher: str) -> Iterator[Check]:
+    """What starts runs in processes of their own."""
+    needed = f"launcher={launcher}" if launcher in ("local", "slurm") else ""
+    yield Requirement("submitit", ">=1.5.2,<2", needed, install="cppo-lab[train]").check()
+
+
+def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     """Python, then every package of the run's core."""
     versions = ">=3.11,<3.13" if run.core == "verl" else ">=3.11"  # verl's own metadata ends below 3.13
     python = platform.python_version()
@@ -58,8 +64,6 @@ def check_packages(run: RunSpec, layout: LayoutSpec, launcher: str) -> Iterator[
         yield Check("Python", MISSING, f"{python} is outside {versions}", remedy)
     for requirement in _verl(run, layout) if run.core == "verl" else _MINI:
         yield requirement.check()
-    needed = f"launcher={launcher}" if launcher in ("local", "slurm") else ""
-    yield Requirement("submitit", ">=1.5.2,<2", needed, install="cppo-lab[train]").check()
 
 
 _MEGATRON = (

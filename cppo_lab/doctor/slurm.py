@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
+from cppo_lab.doctor.container import check_container
 from cppo_lab.launch.slurm.queue import command_output
+from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.spec import ResourcesSpec
 
 COMMANDS = ("sbatch", "squeue", "scancel", "srun")
 PATIENCE = 15.0  # seconds for the controller to answer
@@ -27,8 +30,8 @@ SHARED = (
 )
 
 
-def check_slurm(partition: str | None, runs: Path) -> Iterator[Check]:
-    """Slurm's side of a launch from here, its `partition` (None: the cluster's default) and the folder of all runs."""
+def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> Iterator[Check]:
+    """Slurm's side of a launch from here: its partition, the folder of all runs, and a node's side of a container."""
     lacking = [name for name in COMMANDS if shutil.which(name) is None]
     if lacking:
         remedy = "go to a login node of the cluster (`make slurm-dev` starts a Slurm to try things out)"
@@ -42,8 +45,11 @@ def check_slurm(partition: str | None, runs: Path) -> Iterator[Check]:
         )
         return
     yield Check("Slurm's controller", OK, said)
-    yield _partition(partition)
+    partition = _partition(resources.partition)
+    yield partition
     yield _shared(runs)
+    if partition.status == OK:
+        yield from check_container(launcher, resources)
 
 
 def _partition(wanted: str | None) -> Check:

@@ -30,6 +30,10 @@ class Job(Protocol):
         """Where the launcher keeps its logs, in a folder `attempts`."""
 
     @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders that it reads and writes, beside the working folder: what a container has to show it."""
+
+    @property
     def fresh_process(self) -> bool:
         """Whether it must not run in the launcher's own process."""
 

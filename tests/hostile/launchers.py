@@ -11,6 +11,12 @@ def _slurm(override: str, says: str) -> Case:
     return Case([*RUN, "launcher=slurm", override], says)
 
 
+def _container(override: str, says: str) -> Case:
+    chosen = ["launcher.container.runtime=pyxis", "launcher.container.image=lab.sqsh"]
+    chosen = [text for text in chosen if not override.startswith(text.partition("=")[0] + "=")]
+    return Case([*RUN, "launcher=slurm", *chosen, override], says)
+
+
 def _local(override: str, says: str) -> Case:
     return Case([*RUN, override], says)
 
@@ -58,6 +64,55 @@ CASES = [
     _slurm("launcher.srun=--mpi", "launcher: srun='--mpi': must be a list: [...]"),
     _slurm("launcher.python='a\nb'", f"launcher: python='a\\nb': {LINE}"),
     _slurm("launcher.python=[a]", "launcher: python=['a']: must be text: quote it"),
+    _container("launcher.container.runtime=docker", "runtime='docker': must be 'pyxis' or 'apptainer'"),
+    _container("launcher.container.image=null", "with image=None: set launcher.container.image"),
+    _container("launcher.container.image=' '", "with image=' ': set launcher.container.image"),
+    _container("launcher.container.image='a\nb'", f"image='a\\nb': {LINE}"),
+    _container(
+        "launcher.container.image='--bind=/'", "image='--bind=/' would be read as an option: write ./--bind"
+    ),
+    _container(
+        "launcher.container.mount=[]", "unknown key 'launcher.container.mount': …launcher.container.mounts"
+    ),
+    _container("+launcher.container.user=x", "unknown key 'container.user': …valid: container.environment"),
+    _container("launcher.container.mounts=/a:/b", "mounts='/a:/b': must be a list: [...]"),
+    _container("launcher.container.mounts=['/a']", "mounts: '/a' is not two paths …write SOURCE:TARGET or"),
+    _container("launcher.container.mounts=['/a:/b:rx']", "mounts: '/a:/b:rx' is not two paths"),
+    _container("launcher.container.mounts=['a:/b']", "'a' is no absolute path: write SOURCE:TARGET"),
+    _container("launcher.container.mounts=['/a/../c:/b']", "'/a/../c' is no absolute path"),
+    _container("launcher.container.mounts=['/a:/']", "mounts: '/a:/' would hide the whole image"),
+    _container(
+        "launcher.container.mounts=['/a,/x:/b']", "mounts: '/a,/x' has ',' in it, which container runtimes"
+    ),
+    _container(
+        "launcher.container.mounts=['/a$(touch x):/b']", "'/a$(touch x)' has '$' in it, which container"
+    ),
+    _container("launcher.container.mounts=['/a\n:/b']", f"mounts.0='/a\\n:/b': {LINE}"),
+    _container("launcher.container.mounts=['/a:/c','/b:/c/']", "mounts: two have the target /c: remove one"),
+    _container("launcher.container.environment=['A B']", "environment: 'A B': write NAME, or NAME=VALUE"),
+    _container("launcher.container.environment=['=x']", "environment: '=x': write NAME, or NAME=VALUE"),
+    _container("launcher.container.environment=['A=b\nc']", f"environment.0='A=b\\nc': {LINE}"),
+    _container("launcher.container.environment=[A,'A=1']", "environment: A comes twice: remove one"),
+    _container(
+        "launcher.container.environment=['SLURM_JOB_ID=1']", "SLURM_JOB_ID is set by Slurm and the launcher"
+    ),
+    _slurm(
+        "launcher.container.image=x.sqsh",
+        "image='x.sqsh' has no use without a runtime: set launcher.container.runt",
+    ),
+    _slurm("launcher.container=x", "launcher: container='x': must be a mapping: KEY: VALUE"),
+    _local(
+        "launcher.container.runtime=pyxis",
+        "launcher.container needs launcher=slurm: choose it, or start `cppo`",
+    ),
+    _local(
+        "+launcher.container.runtime=pyxis",
+        "launcher.container needs launcher=slurm: choose it, or start `cppo`",
+    ),
+    _local(
+        "+launcher.container={image: x}",
+        "launcher.container needs launcher=slurm: choose it, or start `cppo`",
+    ),
     _slurm("launcher.requeues=-1", "launcher: requeues=-1: must be in [0, 1000]"),
     _slurm("launcher.requeues=x", "launcher: requeues='x': must be a whole number in [0, 1000]"),
     _slurm("launcher.grace_seconds=5", "launcher: grace_seconds=5: must be in [10, 3600]"),

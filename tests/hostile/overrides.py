@@ -245,7 +245,9 @@ VERL = [
         "set layout.tokens_per_device=18 or more, or raise layout.sequence_parallel",
     ),
     _verl("layout.sequence_parallel=3", "sequence_parallel=3 must divide the 1 devices of the layout"),
-    _verl("layout.device=cuda", "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm"),
+    _verl(
+        "layout.device=cuda", "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm"
+    ),
     _verl("layout.rollout_memory=2", "layout: rollout_memory=2: must be in [0, 1]"),
     _verl("layout.verl=5", "layout: verl=5: must be a mapping: KEY: VALUE"),
     _verl("layout.megatron={}", "layout: megatron.tensor is missing: add it"),

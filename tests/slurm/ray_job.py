@@ -1,6 +1,7 @@
 """A job over several machines with Ray between them, submitted by the launcher: for `test_ray_nodes`.
 
-Run as `python -m tests.slurm.ray_job RUNS NAME KIND [OPTION=VALUE ...]`; the options are sbatch's.
+Run as `python -m tests.slurm.ray_job RUNS NAME KIND [OPTION=VALUE ...]`; the options are `partition`, and `pyxis` or
+`apptainer` with an image.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.launch.slurm.container_settings import NO_CONTAINER, ContainerSpec
 from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.spec import LayoutSpec, ResourcesSpec
@@ -39,6 +41,10 @@ class RayJob:
     @property
     def folder(self) -> Path:
         return self.runs / self.name
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        return (self.runs,)
 
     @property
     def nodes(self) -> int:
@@ -130,12 +136,18 @@ def main(runs: Path, name: str, kind: str, options: list[str]) -> None:
     """Submit one job."""
     layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
     assert layout is not None
-    partition = dict(option.split("=") for option in options).get("partition")
+    given = dict(option.split("=") for option in options)
+    partition = given.pop("partition", None)
+    containers = [
+        ContainerSpec.model_validate({"runtime": runtime, "image": image, "mounts": (), "environment": ()})
+        for runtime, image in given.items()
+    ]
     resources = ResourcesSpec(
         hours=0.2, cpus=1, memory_gb=1.0, partition=partition, account=None, qos=None, constraint=None
     )
     spec = SlurmSpec(
-        name="slurm", workers=None, threads=1, requeues=3, grace_seconds=60, python=None, setup=(), srun=(), sbatch={}
+        name="slurm", workers=None, threads=1, requeues=3, grace_seconds=60, python=None, setup=(), srun=(), sbatch={},
+        container=containers[0] if containers else NO_CONTAINER
     )  # fmt: skip
     job = RayJob(name, runs, kind, layout, resources)
     job.folder.mkdir(parents=True, exist_ok=True)

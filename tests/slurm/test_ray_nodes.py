@@ -19,9 +19,10 @@ import pytest
 from cppo_lab.cores.verl.ray_folder import remove_abandoned
 from cppo_lab.launch.slurm.queue import ACTIVE, WAITING
 from dev.slurm import starting
-from dev.slurm.cluster import Cluster
+from dev.slurm.cluster import PATH, Cluster
 from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
+from tests.launch.slurm.containers import RUNTIMES, asked, make_image, stand_ins
 from tests.requirement import SLURM
 from tests.slurm.conftest import remove, session_folder
 from tests.waiting import CEILING_SECONDS, until
@@ -92,10 +93,10 @@ class Submitted:
         return self.state()
 
 
-def submit(cluster: Cluster, runs: Path, name: str, kind: str) -> Submitted:
-    done = cluster.run(
-        sys.executable, "-m", "tests.slurm.ray_job", str(runs), name, kind, seconds=CEILING_SECONDS
-    )
+def submit(cluster: Cluster, runs: Path, name: str, kind: str, *options: str, path: str = PATH) -> Submitted:
+    command = ["env", f"PATH={path}", sys.executable, "-m", "tests.slurm.ray_job"]
+    command += [str(runs), name, kind, *options]
+    done = cluster.run(*command, seconds=CEILING_SECONDS)
     assert done.returncode == 0, done.stderr
     return Submitted(cluster, runs, name)
 
@@ -145,6 +146,27 @@ def test_two_jobs_share_two_machines_and_each_ends_without_the_other(
     assert "UserError: n2 did not join Ray's cluster on n1 within 1 s" in alone.output()
     remove_abandoned()  # as the next run on the machine does: Slurm kills what would remove the killed one's folder
     nothing_is_left(machines, up, first, again)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_machines_join_from_containers(runtime: str, machines: Cluster, tmp_path: Path) -> None:
+    """One container on each machine, without Slurm's commands; a warning starts both again, with a new cluster."""
+    site = stand_ins(tmp_path / "site")
+    image = make_image(tmp_path / "image", HF_HUB_OFFLINE="1")
+    path = os.pathsep.join([str(site), PATH])
+    job = submit(machines, tmp_path / "runs", "held", "hold", f"{runtime}={image}", path=path)
+    first = job.wait_for("up")
+    machines.call("scancel", "--signal=USR2", job.job())
+    again = job.wait_for("up", life=1)
+    assert job.wait_for_end() == "FAILED"
+    assert "RuntimeError: the trainer fails" in job.output()
+    assert [note["machine"] for note in job.notes("left", life=1)] == ["n2"]
+    for end in (first, again):
+        assert end["sums"] == [SUM, SUM]
+        assert len(set(end["addresses"])) == 2
+        assert not end["endangered"]
+    assert [one["runtime"] for one in asked(site)] == [runtime] * (2 if runtime == "pyxis" else 4)
+    nothing_is_left(machines, first, again)
 
 
 def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) -> None:

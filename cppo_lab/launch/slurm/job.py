@@ -7,15 +7,19 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
+from cppo_lab import schema
 from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Job, run_masked
+from cppo_lab.launch.slurm.container import GO_BACK, GO_BACK_IF_PREEMPTED, OUTSIDE, ask_outside
 from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.lock import AlreadyRunning
 from cppo_lab.run import Allocation
+from cppo_lab.tracking.code_version import code_version
 
 # A run that was taken away may still be writing its last words on the other machine.
 PREDECESSOR_SECONDS = 120.0
@@ -38,7 +42,7 @@ class SlurmTask:
         try:
             self._run(_in_this_job(self.job, allocation))
         except Interrupted as error:  # the job has recorded it, and has taken submitit's handlers away
-            if not callable(requeue) or not (error.number == signal.SIGUSR2 or _preempted()):
+            if not callable(requeue) or not (error.number == signal.SIGUSR2 or self._preempted()):
                 raise  # a person cancelled or requeued it
             try:
                 requeue(signal.SIGUSR2, None)
@@ -64,11 +68,26 @@ class SlurmTask:
         Called when a job is preempted or reaches its time limit, for jobs with no handler of their own within
         submitit's. Ends the process where the job may not go back into the queue.
         """
-        # Slurm's SIGTERM follows: the job is ending already, and writes down how far it came.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # Slurm's SIGTERM follows, and Apptainer hands on what its container has heard from Slurm: the job is ending
+        # already, and writes down how far it came.
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
         if _restarts() >= self.requeues:
             sys.exit(self._give_up())
+        if ask_outside(GO_BACK):
+            sys.exit(f"{self.job.name}: the batch script puts the job back into the queue")
         return DelayedSubmission(self)
+
+    def _preempted(self) -> bool:
+        """Whether a job of higher rank wants this one's place. Slurm leaves it to such a job to go back into the queue.
+
+        In a container only the batch script can find out, and does the rest.
+        """
+        if OUTSIDE not in os.environ:
+            return _preempted()
+        if _restarts() < self.requeues:
+            ask_outside(GO_BACK_IF_PREEMPTED)
+        return False
 
     def _give_up(self) -> str:
         why = (
@@ -85,7 +104,7 @@ def _restarts() -> int:
 
 
 def _preempted() -> bool:
-    """Whether a job of higher rank wants this one's place. Slurm leaves it to such a job to go back into the queue."""
+    """Whether Slurm says so of this job."""
     job = os.environ.get("SLURM_JOB_ID", "")
     try:
         said = command_output("scontrol", "show", "job", "--oneliner", job).stdout
@@ -107,7 +126,15 @@ def _allocation(job: Job) -> Allocation | None:
 
 def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
     """`job` with the machines and GPUs that Slurm gave to it, in place of those that the launcher saw."""
-    here = {"visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "allocation": allocation}
+    here: dict[str, Any] = {
+        "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "allocation": allocation,
+    }
+    if OUTSIDE in os.environ:  # the project that trains is the image's
+        version = code_version()
+        here |= {"code_version": version}
+        if hasattr(job, "tags"):
+            here |= {"tags": {**job.tags, schema.TAG_CODE_VERSION: version}}
     known = {name: value for name, value in here.items() if hasattr(job, name)}
     if not known:
         return job

@@ -7,6 +7,7 @@ from typing import Any
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import J, Job
+from cppo_lab.launch.slurm.container import wrapping
 from cppo_lab.launch.slurm.settings import SlurmSpec
 
 EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
@@ -14,8 +15,17 @@ START_SECONDS = 15  # until a job hears the warning
 
 
 def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
-    """Keyword arguments of `SlurmExecutor.update_parameters`; those that are None take the cluster's default."""
+    """Keyword arguments of `SlurmExecutor.update_parameters`, and `python`, the command that starts it on a node.
+
+    Those that are None take the cluster's default. Raises UserError for a job that its container cannot hold.
+    """
     taken = job.resources
+    wrapped = wrapping(job, spec.container, spec.python) if spec.container.runtime else None
+    srun = [
+        *(["--kill-on-bad-exit=1"] if job.nodes > 1 else []),
+        *(wrapped.srun if wrapped else ()),
+        *spec.srun,
+    ]
     values: dict[str, Any] = {
         "job_name": "cppo",
         "nodes": job.nodes,
@@ -23,9 +33,10 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "gpus_per_node": job.gpus or None,
         "cpus_per_task": (taken.cpus if taken else None) or (None if job.gpus else spec.threads),
         "signal_delay_s": spec.grace_seconds,
-        "setup": list(spec.setup) or None,
+        "python": wrapped.python if wrapped else spec.python,
+        "setup": [*spec.setup, *(wrapped.setup if wrapped else ())] or None,
         # One task of several that fails is the end of the job.
-        "srun_args": [*(["--kill-on-bad-exit=1"] if job.nodes > 1 else []), *spec.srun] or None,
+        "srun_args": srun or None,
         "stderr_to_stdout": True,
         "wckey": None,  # submitit's own, which clusters that check them refuse
         # What Slurm itself may put back into the queue: a job that is preempted, or whose machine breaks down.

@@ -5,6 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.launch.slurm.container_settings import NO_CONTAINER, ContainerSpec, Line
 
 # sbatch's options that are ours to set: a second source for them would be silently overruled.
 OURS = {
@@ -39,16 +40,15 @@ OURS = {
 }
 WHOLE = {"gpus"}  # an option that begins like one of ours
 
-# A name of sbatch's, and words in which no shell and no batch script reads anything else.
+# A name of sbatch's.
 Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
-Line = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$", max_length=4096)]
 
 
 class SlurmSpec(LauncherSpec):
     """How runs become Slurm jobs.
 
     `sbatch` holds options of sbatch for which `resources` and `layout` have no word; `setup` lines of shell before
-    Python starts (modules, environments); `python` the command that starts it (within a container, say).
+    Python starts (modules, environments); `python` the command that starts it, in the image where there is one.
     """
 
     requeues: Annotated[int, Field(ge=0, le=1000)]  # after preemption, time limit, or a node's failure
@@ -57,6 +57,7 @@ class SlurmSpec(LauncherSpec):
     setup: tuple[Line, ...]
     srun: tuple[Line, ...]
     sbatch: dict[Option, Line | int | bool]
+    container: ContainerSpec = NO_CONTAINER
 
     @model_validator(mode="after")
     def _check(self) -> Self:

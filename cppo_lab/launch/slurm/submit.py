@@ -16,6 +16,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, J, LauncherSpec
+from cppo_lab.launch.slurm.container import after, before
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
 from cppo_lab.launch.slurm.parameters import groups
@@ -101,8 +102,11 @@ def _saying_if_slow() -> Iterator[None]:
 
 
 def _executor(folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int) -> SlurmExecutor:
-    executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=spec.python)
-    executor.update_parameters(**values, comment=token, array_parallelism=spec.workers or size)
+    options = dict(values)
+    executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
+    if spec.container.runtime:
+        options |= {"setup": [*options["setup"], *before(folder.resolve())], "teardown": after()}
+    executor.update_parameters(**options, comment=token, array_parallelism=spec.workers or size)
     return executor
 
 

@@ -183,11 +183,21 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
     base = [text for text in overrides if re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0] in groups()]
     if any(re.split(r"[=@]", text)[0] == key for text in base) or len(base) == len(overrides):
         return UserError(f"override of group {key!r}: {str(error).strip().splitlines()[0]}")
-    names = dotted(composed(base, resolved=True))
+    known = composed(base, resolved=True)
+    if key.startswith("launcher.container") and "container" not in known["launcher"]:
+        return container_is_of_slurm()
+    names = dotted(known)
     section = key.rpartition(".")[0]
     siblings = [name for name in names if section and name.rpartition(".")[0] == section]
     valid = siblings or [*groups(), *{name.partition(".")[0] for name in names}]
     return UnknownKey(key, str(unknown("key", key, set(valid))))
+
+
+def container_is_of_slurm() -> UserError:
+    """For other launchers: their runs are in whatever container `cppo` itself is in."""
+    return UserError(
+        "launcher.container needs launcher=slurm: choose it, or start `cppo` itself within the container (docs/verl.md)"
+    )
 
 
 def dotted(values: dict[str, Any], before: str = "") -> list[str]:

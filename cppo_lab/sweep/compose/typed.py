@@ -24,6 +24,7 @@ from cppo_lab.spec import (
 )
 from cppo_lab.sweep.compose.checks import check_constants, check_model, check_placement
 from cppo_lab.sweep.compose.settings import Section, settings
+from cppo_lab.sweep.compose.through_hydra import container_is_of_slurm
 
 S = TypeVar("S", bound=Spec)
 
@@ -56,6 +57,8 @@ def compose(overrides: Sequence[str]) -> Composed:
     sections.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
     chosen = sections["launcher"].value if "launcher" in sections else None
     kind = launcher_kind(chosen.get("name") if isinstance(chosen, dict) else None)
+    if kind is LauncherSpec and isinstance(chosen, dict) and "container" in chosen:
+        raise container_is_of_slurm()
     launcher = _part(kind, sections, "launcher")
     tracking = _part(TrackingSpec, sections, "tracking")
     layout = _part(LayoutSpec, sections, "layout")

@@ -18,7 +18,7 @@ from cppo_lab.sweep.search.objectives import running_mean, values_of
 from cppo_lab.sweep.search.progress import Watch
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState
-from cppo_lab.sweep.search.storage import storage_url
+from cppo_lab.sweep.search.storage import file_of, storage_url
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, Claim, SearchStudy, searches_folder
 from cppo_lab.sweep.search.training import Pruned, Run, TrainingFailed, train
 from cppo_lab.tracking import search_record
@@ -55,6 +55,12 @@ class Worker:
         return searches_folder(self.runs) / self.tuning.study
 
     @property
+    def places(self) -> tuple[Path, ...]:
+        """Those of its training runs, and the folder of the study's file."""
+        file = file_of(storage_url())
+        return (*self._attempt.places, *(() if file is None else (file.parent,)))
+
+    @property
     def fresh_process(self) -> bool:
         """Its training runs have processes of their own."""
         return False
@@ -78,7 +84,7 @@ class Worker:
     def _attempt(self) -> Attempt:
         """A training run like all those of the search."""
         base = self.tuning.base
-        return Attempt(spec=base.run, runs=self.runs, uri=self.uri, layout=base.layout)
+        return Attempt(base.run, self.runs, self.uri, layout=base.layout, paths=base.paths)
 
     def give_up(self, why: str) -> None:
         """Say why it stops; its trial is anybody's."""

@@ -1,0 +1,128 @@
+"""From a job and the settings of its container to the lines of its batch script, outside and inside of the image.
+
+Only the job's Python is in the container: Slurm's own commands are outside, with the batch script. Whoever is inside
+and would have Slurm put the job back into the queue leaves word in a file, and the batch script does it when `srun`
+has returned. The files that the two sides share have the same paths on both.
+"""
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+from cppo_lab.hub import hub_cache
+from cppo_lab.launch.base import Job
+from cppo_lab.launch.slurm.container_settings import MISREAD, ContainerSpec
+
+OUTSIDE = "CPPO_OUTSIDE"  # set inside alone: the file by which the batch script is told
+GO_BACK, GO_BACK_IF_PREEMPTED = "requeue", "requeue if preempted"  # what it may be told
+# Python's own, which name places of the machine that the image does not have, or worse, has.
+_OF_PYTHON = ("PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "VIRTUAL_ENV")
+# The project is the image's: neither a checkout in the working folder nor packages in the home folder come before it.
+_IN_THE_IMAGE = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """What a container adds to a batch script: arguments of srun, the command that starts Python, lines before."""
+
+    srun: tuple[str, ...]
+    python: str
+    setup: tuple[str, ...]
+
+
+def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping:
+    """How `job` gets into its container; `python` is the command in the image, None for what is called python there.
+
+    Raises UserError for a folder that cannot be mounted under its name.
+    """
+    assert container.image is not None
+    folder, places = Path.cwd(), [Path.cwd(), *job.places]
+    mounts = [*_mounts(places, container), *container.mounts]
+    given = [entry for entry in container.environment if "=" in entry]
+    names = [entry for entry in container.environment if "=" not in entry]
+    values = dict(_IN_THE_IMAGE)
+    if hub_cache() in places:
+        values["HF_HUB_CACHE"] = str(hub_cache())  # the home folder may be another one in there
+    command = shlex.join(["env", *(f"{name}={value}" for name, value in values.items()), *given])
+    command = f"{command} {python or 'python'}"
+    setup = [f"unset {' '.join(name for name in _OF_PYTHON if name not in names)}"]
+    if container.runtime == "pyxis":
+        options = [
+            f"--container-image={container.image}",
+            f"--container-mounts={','.join(mounts)}",
+            f"--container-workdir={folder}",
+            "--no-container-mount-home",
+            "--no-container-remap-root",  # files are made, and read, by the same user as outside
+            "--container-writable",  # caches of compilers; gone with the container
+            f"--container-env={','.join([OUTSIDE, *names])}",
+        ]
+        return Wrapping(tuple(options), command, tuple(setup))
+    words = ["apptainer", "exec", *(["--nv"] if job.gpus else [])]
+    words += [word for mount in mounts for word in ("--bind", mount)]
+    words += ["--pwd", str(folder), container.image]
+    # By variables, not arguments: those are shown to every user of the machine.
+    setup += [f'[ -z "${{{name}+x}}" ] || export APPTAINERENV_{name}="${name}"' for name in names]
+    return Wrapping((), f"{shlex.join(words)} {command}", tuple(setup))
+
+
+def before(folder: Path) -> list[str]:
+    """Lines of shell before srun, the last ones; `folder` is the submission's, and has no `%` nor line breaks."""
+    word = f"{shlex.quote(str(folder))}/outside-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
+    return [f"export {OUTSIDE}={word}", "set +e"]  # what follows srun is done however it ends
+
+
+def after() -> list[str]:
+    """Lines of shell after srun: what was asked for inside. The job ends as srun did."""
+    preempted = (
+        'scontrol show job --oneliner "$SLURM_JOB_ID" | grep -Eq " JobState=RUNNING .* PreemptTime=[0-9]"'
+    )
+    return [
+        "status=$?",
+        f'if [ -f "${OUTSIDE}" ]; then',
+        f'  asked=$(cat "${OUTSIDE}"); rm -f "${OUTSIDE}"',
+        # The number of an array's last task is that of the array, which would go back as a whole.
+        "  job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
+        f'  if [ "$asked" = "{GO_BACK}" ] || {preempted}; then scontrol requeue "${{job:-$SLURM_JOB_ID}}"; fi',
+        "fi",
+        "exit $status",
+    ]
+
+
+def ask_outside(what: str) -> bool:
+    """Have the batch script do `what` once this job's processes have ended; False where the job is in no container."""
+    path = os.environ.get(OUTSIDE)
+    if path is None:
+        return False
+    Path(path).write_text(what, encoding="utf-8")
+    return True
+
+
+def _mounts(places: Sequence[Path], container: ContainerSpec) -> list[str]:
+    """Mounts of `places` under the names that they have here, and of where links on the way lead to."""
+    whole = [place.absolute() for place in places]
+    real = [place.resolve() for place in whole]
+    named = [pair for pair in zip(real, whole, strict=True) if ".." not in pair[1].parts]
+    found: dict[Path, Path] = {}
+    # What others are in comes first: it would hide them. A link within a mount leads to what is mounted as well.
+    for source, target in [*_by_depth(zip(real, real, strict=True)), *_by_depth(named)]:
+        _require_mountable(target, container)
+        if not any(target.is_relative_to(there) for there in found):
+            found[target] = source
+    theirs = {Path(mount.split(":")[1]) for mount in container.mounts}
+    return [f"{source}:{target}" for target, source in found.items() if target not in theirs]
+
+
+def _by_depth(pairs: Iterable[tuple[Path, Path]]) -> list[tuple[Path, Path]]:
+    return sorted(pairs, key=lambda pair: len(pair[1].parts))
+
+
+def _require_mountable(place: Path, container: ContainerSpec) -> None:
+    text = str(place)
+    if len(place.parts) == 1 or MISREAD.search(text) or text != text.strip():
+        raise UserError(
+            f"launcher.container.runtime={container.runtime}: the folder {text!r} cannot be mounted by its "
+            "name (no comma, colon, quote, $, ` or backslash, and not the root): rename it, or work in another folder"
+        )

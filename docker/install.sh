@@ -1,0 +1,42 @@
+#!/bin/bash
+# What an image for GPU machines has in it: docker/Dockerfile.gpu and docker/apptainer.def call this and nothing else, and
+# docs/verl.md has the same lines for a machine without containers (tests/dev/test_docker.py compares them).
+#
+#   bash docker/install.sh system|packages|project      three steps, in this order, each a layer of its own
+#
+# VENV says where the environment comes to be; PYTHON which Python makes it. MAX_JOBS is flash-attn's: compilers at a time,
+# of which each takes gigabytes of memory.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=${VENV:-/opt/venv}
+
+case "${1:-}" in
+system)
+    # A compiler and Python's headers for flash-attn's build, and for Triton, which compiles while it trains; git says which
+    # commit trained.
+    apt-get update
+    DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+        build-essential ca-certificates git python3.12 python3.12-dev python3.12-venv
+    rm -rf /var/lib/apt/lists/*
+    ;;
+packages)
+    "${PYTHON:-python3.12}" -m venv "$venv"
+    "$venv/bin/pip" install uv
+    . "$venv/bin/activate"
+    export UV_NO_CACHE=1 # an image has no use for it
+    uv pip install --require-hashes -r requirements-gpu-fsdp.lock
+    uv pip install setuptools wheel ninja
+    # Forced, since its build would else take a wheel from elsewhere, which no hash is known of.
+    FLASH_ATTENTION_FORCE_BUILD=TRUE uv pip install --require-hashes --no-deps --no-build-isolation -r requirements-gpu-flash-attn.lock
+    ;;
+project)
+    . "$venv/bin/activate"
+    uv pip install --no-deps -e .
+    # The user who trains does not own these files, and git tells such users nothing.
+    git config --system --add safe.directory "$PWD"
+    ;;
+*)
+    echo "usage: bash docker/install.sh system|packages|project" >&2
+    exit 2
+    ;;
+esac

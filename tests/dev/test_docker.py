@@ -1,0 +1,152 @@
+"""The images for GPU machines, as far as that goes without building one: no network reaches their base image here."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dev.lock import pins
+from dev.lock_gpu import FLASH, LOCK
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docker" / "install.sh"
+DOCKER, APPTAINER = ROOT / "docker" / "Dockerfile.gpu", ROOT / "docker" / "apptainer.def"
+STEPS = ["system", "packages", "project"]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's, in order: a word in capitals each, and what follows."""
+    lines = [line for line in DOCKER.read_text().splitlines() if line and not line.startswith("#")]
+    found = [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
+    assert {word for word, _ in found} <= {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "WORKDIR", "CMD"}
+    return found
+
+
+def sections() -> dict[str, list[str]]:
+    """Apptainer's, by name; the header's lines under an empty one."""
+    found: dict[str, list[str]] = {"": []}
+    name = ""
+    for line in APPTAINER.read_text().splitlines():
+        if line.startswith("%"):
+            name = line[1:]
+            found[name] = []
+        elif line.strip() and not line.startswith("#"):
+            found[name].append(line.strip())
+    return found
+
+
+def steps(lines: list[str]) -> list[str]:
+    """The steps of docker/install.sh that lines of shell take."""
+    return [match[1] for line in lines if (match := re.search(r"docker/install\.sh (\w+)$", line))]
+
+
+def test_both_images_are_made_by_the_same_steps_on_the_same_base() -> None:
+    runs = [rest for word, rest in instructions() if word == "RUN"]
+    assert steps(runs) == steps(sections()["post"]) == STEPS
+    # Nothing is installed past the script.
+    assert [rest for rest in runs if not steps([rest])] == ["useradd --create-home --uid 1001 cppo"]
+    assert len(sections()["post"]) == len(STEPS)
+    [base] = [rest for word, rest in instructions() if word == "FROM"]
+    assert sections()[""] == ["Bootstrap: docker", f"From: {base}"]
+    # flash-attn is compiled by the CUDA toolkit of the base, against torch's.
+    version = pins(LOCK.read_text())["cuda-toolkit"].version
+    assert base == f"nvidia/cuda:{version}-devel-ubuntu24.04"
+
+
+def test_what_is_copied_is_there_and_the_image_ends_as_another_user() -> None:
+    copied = [rest.split() for word, rest in instructions() if word == "COPY"]
+    assert [words[-1].rstrip("/") for words in copied] == [f"/opt/cppo-lab{at}" for at in ("/docker", "", "")]
+    for *sources, _ in copied:
+        assert all((ROOT / source).exists() for source in sources)
+    # The steps find their files in the image.
+    needed = re.findall(r"-r (\S+)", SCRIPT.read_text())
+    assert needed and set(needed) <= {source for *sources, _ in copied for source in sources}
+    words = [word for word, _ in instructions()]
+    assert dict(instructions())["USER"] not in ("root", "0")
+    assert "RUN" not in words[words.index("USER") :] and "COPY" not in words[words.index("USER") :]
+
+
+def test_what_is_left_out_of_the_image_is_no_part_of_the_project() -> None:
+    ignored = [
+        line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")
+    ]
+    assert ".git" not in ignored
+    patterns = [f":(glob){one}" for line in ignored for one in (line, f"{line}/**")]
+    tracked = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", *patterns], capture_output=True, text=True, check=True
+    )
+    assert tracked.stdout == ""
+
+
+def test_every_package_of_the_locks_has_its_hashes() -> None:
+    for path in (LOCK, FLASH):
+        found = pins(path.read_text())
+        assert found and all(pin.hashes for pin in found.values())
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> dict[str, str]:
+    """An environment in which what the script calls is written down in `called`; `uv` fails where FAIL says so."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    write = f">> {tmp_path}/called"
+    record = f'printf "%s" "$(basename "$0")" {write}; printf " %s" "$@" {write}; echo {write}\n'
+    made = f"""mkdir -p "$3/bin"; cp {programs}/pip "$3/bin/"; echo 'export ACTIVE=1' > "$3/bin/activate"\n"""
+    for name, then in {
+        **dict.fromkeys(("apt-get", "rm", "git", "pip"), ""),
+        "python3.12": made,
+        "uv": '[ "${ACTIVE:-}" = 1 ] || exit 3\ncase "$*" in *"${FAIL:-nothing}"*) exit 1;; esac\n'
+        f'echo "FORCED=${{FLASH_ATTENTION_FORCE_BUILD:-}}" >> {tmp_path}/forced\n',
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{record}{then}")
+        (programs / name).chmod(0o755)
+    return {"PATH": f"{programs}:{os.environ['PATH']}", "VENV": str(tmp_path / "a venv")}
+
+
+def run(step: str, environment: dict[str, str]) -> int:
+    """The exit status of a step."""
+    return subprocess.run(
+        ["bash", str(SCRIPT), step], env=environment, cwd="/", capture_output=True
+    ).returncode
+
+
+def test_the_script_does_what_the_documents_say(stand_ins: dict[str, str], tmp_path: Path) -> None:
+    assert [run(step, stand_ins) for step in STEPS] == [0, 0, 0]
+    called = (tmp_path / "called").read_text().splitlines()
+    text = (ROOT / "docs" / "verl.md").read_text()
+    [block] = re.findall(r"```bash\n(python3\.12 -m venv.*?)```", text, re.S)
+    commands = [part.strip() for line in block.splitlines() for part in line.partition(" #")[0].split("&&")]
+    names = ("python3.12", ".venv/bin/pip", "uv", "FLASH_ATTENTION_FORCE_BUILD=TRUE")
+    written = [one for one in commands if one.startswith(names)]
+    assert len(written) == 6
+    ours = [one for one in called if one.startswith(("python3.12", "pip", "uv"))]
+    assert [one.replace(stand_ins["VENV"], ".venv") for one in ours] == [
+        one.replace(".venv/bin/pip", "pip").removeprefix("FLASH_ATTENTION_FORCE_BUILD=TRUE ")
+        for one in written
+    ]
+    # Of the four calls of uv, only flash-attn's is told to build.
+    assert (tmp_path / "forced").read_text().split() == ["FORCED=", "FORCED=", "FORCED=TRUE", "FORCED="]
+    # All but what builds, and the project itself, are checked against their hashes.
+    for one in ours:
+        assert "--require-hashes" in one or one.endswith(
+            ("setuptools wheel ninja", "--no-deps -e .", "install uv", "a venv")
+        )
+    assert called[0] == "apt-get update"
+    assert called[-1] == f"git config --system --add safe.directory {ROOT}"
+
+
+@pytest.mark.parametrize(("fault", "calls"), [("gpu-fsdp", 1), ("ninja", 2), ("flash", 3)])
+def test_the_script_stops_at_what_fails(
+    fault: str, calls: int, stand_ins: dict[str, str], tmp_path: Path
+) -> None:
+    assert run("packages", stand_ins | {"FAIL": fault}) == 1
+    called = (tmp_path / "called").read_text().splitlines()
+    assert sum(shlex.split(one)[0] == "uv" for one in called) == calls
+
+
+def test_a_step_that_there_is_not_is_refused() -> None:
+    done = subprocess.run(["bash", str(SCRIPT), "all"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "usage: bash docker/install.sh system|packages|project\n")

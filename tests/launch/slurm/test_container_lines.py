@@ -1,0 +1,245 @@
+"""What a container adds to a batch script, as far as it goes without Slurm."""
+
+import itertools
+import shlex
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab.errors import UserError
+from cppo_lab.launch.slurm import container
+from cppo_lab.launch.slurm.container import Wrapping, after, before, wrapping
+from cppo_lab.launch.slurm.container_settings import ContainerSpec
+from cppo_lab.launch.slurm.job import SlurmTask
+from cppo_lab.launch.slurm.parameters import groups, parameters
+from cppo_lab.run import Attempt
+from cppo_lab.sweep.compose import compose
+from tests.launch.slurm.containers import RUNTIMES
+from tests.launch.slurm.jobs import Noted, slurm_spec
+
+
+@dataclass(frozen=True)
+class Placed(Noted):
+    """A job that says what folders it needs."""
+
+    places: tuple[Path, ...] = ()
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder, and a cache of the hub that is not there."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return folder
+
+
+def spec(runtime: str = "pyxis", **more: Any) -> ContainerSpec:
+    values = {"runtime": runtime, "image": "lab/image:1", "mounts": (), "environment": ()}
+    return ContainerSpec.model_validate(values | more)
+
+
+def mounted(found: Wrapping) -> list[str]:
+    """The mounts of either runtime."""
+    [pyxis] = [word for word in found.srun if word.startswith("--container-mounts=")] or [""]
+    if pyxis:
+        return pyxis.partition("=")[2].split(",")
+    words = shlex.split(found.python)
+    return [word for option, word in itertools.pairwise(words) if option == "--bind"]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_each_place_is_mounted_once_under_every_name_that_leads_to_it(runtime: str, work: Path) -> None:
+    top = work.parent
+    for name in ("disk/runs", "disk/store", "home/of me"):
+        (top / name).mkdir(parents=True)
+    (work / "runs").symlink_to(top / "disk" / "runs")  # a link within a mount leads to a mount
+    (top / "linked").symlink_to(top / "home")  # one outside is a name of its own
+    places = (
+        work / "runs",
+        top / "disk" / "store",
+        work / "inside",
+        Path("relative"),
+        Path("../disk/store/below"),
+        top / "linked" / "of me",
+    )
+    found = wrapping(Placed(work / "runs", "job", places=places), spec(runtime), None)
+    assert sorted(mounted(found)) == sorted(
+        [
+            f"{work}:{work}",
+            f"{top}/disk/runs:{top}/disk/runs",
+            f"{top}/disk/store:{top}/disk/store",
+            f"{top}/home/of me:{top}/home/of me",
+            f"{top}/home/of me:{top}/linked/of me",
+        ]
+    )
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_mounts_of_the_user_come_last_and_take_the_place_of_ours(runtime: str, work: Path) -> None:
+    data = work.parent / "data"
+    data.mkdir()
+    mounts = ("/scratch:/scratch", f"{data}:{data}:ro")
+    found = wrapping(Placed(work, "job", places=(data,)), spec(runtime, mounts=mounts), None)
+    assert mounted(found) == [f"{work}:{work}", *mounts]
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:b", 'a"b', "a$b", "a`b", "a\tb", "end "])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_folder_that_cannot_be_mounted_is_refused(
+    runtime: str, name: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = work / name
+    odd.mkdir()
+    with pytest.raises(UserError, match=r"cannot be mounted by its name .*rename it, or work in another"):
+        wrapping(Placed(work, "job", places=(odd.parent.parent / name,)), spec(runtime), None)
+    monkeypatch.chdir(odd)
+    with pytest.raises(UserError, match=r"cannot be mounted by its name .*rename it, or work in another"):
+        wrapping(Placed(work, "job"), spec(runtime), None)
+
+
+def test_the_whole_machine_is_not_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir("/")
+    with pytest.raises(UserError, match="work in another folder"):
+        wrapping(Placed(tmp_path, "job"), spec(), None)
+
+
+def test_the_command_in_the_image(work: Path) -> None:
+    plain = "env PYTHONSAFEPATH=1 PYTHONNOUSERSITE=1"
+    assert wrapping(Placed(work, "job"), spec(), None).python == f"{plain} python"
+    given = spec(environment=("A=b c", "B"))
+    assert wrapping(Placed(work, "job"), given, "/opt/x/python -X dev").python == (
+        f"{plain} 'A=b c' /opt/x/python -X dev"
+    )
+    found = wrapping(Placed(work, "job", gpus=8), spec("apptainer", image="the lab.sif"), None)
+    assert shlex.split(found.python) == [
+        *("apptainer", "exec", "--nv", "--bind", f"{work}:{work}", "--pwd", str(work), "the lab.sif"),
+        *shlex.split(plain),
+        "python",
+    ]
+    assert "--nv" not in wrapping(Placed(work, "job"), spec("apptainer"), None).python
+
+
+def test_variables_by_name_are_not_among_the_arguments(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments are shown to every user of the machine."""
+    monkeypatch.setenv("TOKEN", "a secret")
+    for runtime in RUNTIMES:
+        found = wrapping(Placed(work, "job"), spec(runtime, environment=("TOKEN", "PYTHONPATH")), None)
+        assert "a secret" not in repr(found)
+        assert found.setup[0] == "unset PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV"  # named, so it goes in
+    [pyxis] = [
+        word
+        for word in wrapping(Placed(work, "job"), spec(environment=("TOKEN",)), None).srun
+        if "env" in word
+    ]
+    assert pyxis == "--container-env=CPPO_OUTSIDE,TOKEN"
+
+
+def test_a_published_model_is_shown_and_found_in_the_hub_s_cache(work: Path) -> None:
+    composed = compose(
+        ["core=verl", "model=qwen3_1_7b_base", "data=dapo_math", "layout=one_node", "paths.data=../prepared"]
+    )
+    attempt = Attempt(
+        composed.run,
+        work / "runs",
+        f"sqlite:///{work.parent}/store/x.db",
+        layout=composed.layout,
+        paths=composed.paths,
+    )
+    cache, top = work.parent / "hub", work.parent
+    there = [f"{place}:{place}" for place in (work, top / "prepared", top / "store")]
+    assert sorted(mounted(wrapping(attempt, spec(), None))) == sorted(there)
+    cache.mkdir()
+    found = wrapping(attempt, spec(), None)
+    assert sorted(mounted(found)) == sorted([*there, f"{cache}:{cache}"])
+    assert f"HF_HUB_CACHE={cache}" in shlex.split(found.python)
+
+
+def test_the_settings_reach_the_parameters(work: Path) -> None:
+    settings = slurm_spec(
+        container=spec().model_dump(), srun=("--mpi=pmix",), setup=("module load x",), python="py"
+    )
+    values = parameters(Placed(work, "job", nodes=2), settings)
+    assert values["srun_args"][0] == "--kill-on-bad-exit=1" and values["srun_args"][-1] == "--mpi=pmix"
+    assert "--container-image=lab/image:1" in values["srun_args"]
+    assert values["setup"][0] == "module load x"
+    assert values["python"].endswith(" py")
+    jobs = [Placed(work, "one"), Placed(work, "two", gpus=1), Placed(work, "three")]
+    apptainer = slurm_spec(container=spec("apptainer").model_dump())
+    assert [[job.name for job in some] for _, some in groups(jobs, apptainer)] == [["one", "three"], ["two"]]
+    assert parameters(Placed(work, "job"), slurm_spec()) == parameters(Noted(work, "job"), slurm_spec())
+
+
+SCONTROL = """#!/bin/bash
+echo "$*" >> "$(dirname "$0")/called"
+eligible=PreemptEligibleTime=2026-11-22T00:00:00
+[ "$1" = show ] && echo "JobId=7 JobState=RUNNING Reason=None $eligible PreemptTime=$PREEMPT"
+exit 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("asked", "preempt", "array", "requeued"),
+    [
+        ("requeue", "None", "", "7"),
+        ("requeue", "None", "5", "5_2"),  # the last task of an array has the number of the array
+        ("requeue if preempted", "2026-11-22T00:00:01", "", "7"),
+        ("requeue if preempted", "None", "", ""),
+        ("", "2026-11-22T00:00:01", "", ""),
+    ],
+)
+def test_the_batch_script_does_what_was_asked_for_inside(
+    asked: str, preempt: str, array: str, requeued: str, tmp_path: Path
+) -> None:
+    programs, folder = tmp_path / "bin", tmp_path / "a folder"
+    for one in (programs, folder):
+        one.mkdir()
+    (programs / "scontrol").write_text(SCONTROL)
+    (programs / "scontrol").chmod(0o755)
+    inside = f'printf %s {shlex.quote(asked)} > "${container.OUTSIDE}"; ' if asked else ""
+    # A shell that ends at the first failure, as a line of launcher.setup may want it.
+    script = ["set -e", *before(folder), f"bash -c {shlex.quote(inside + 'exit 41')}", *after()]
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "PREEMPT": preempt}
+    if array:
+        environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "2"}
+    done = subprocess.run(["bash", "-c", "\n".join(script)], env=environment)
+    assert done.returncode == 41
+    called = (programs / "called").read_text().splitlines() if (programs / "called").exists() else []
+    assert [line for line in called if line.startswith("requeue")] == (
+        [f"requeue {requeued}"] if requeued else []
+    )
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("restarts", "asked"), [("2", "requeue"), ("3", None)])
+def test_a_warning_inside_asks_as_often_as_it_may(
+    restarts: str, asked: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside = tmp_path / "outside"
+    monkeypatch.setenv(container.OUTSIDE, str(outside))
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    with pytest.raises(SystemExit):
+        SlurmTask(Noted(tmp_path, "job"), requeues=3).checkpoint()
+    assert (outside.read_text() if outside.exists() else None) == asked
+    assert (tmp_path / "log").exists() == (asked is None)  # it gave up
+
+
+def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search.space import resolve
+    from cppo_lab.sweep.search.worker import Worker
+
+    declared = load_sweep("tune_cppo")
+    assert isinstance(declared, Search)
+    worker = Worker(resolve(declared), f"sqlite:///{work}/mlflow.db", work / "runs", 0, "1")
+    assert mounted(wrapping(worker, spec(), None)) == [f"{work}:{work}"]
+    (work.parent / "studies").mkdir()
+    monkeypatch.setenv("OPTUNA_STORAGE", f"{work.parent}/studies/study.journal")
+    assert mounted(wrapping(worker, spec(), None)) == [
+        f"{place}:{place}" for place in (work, work.parent / "studies")
+    ]
