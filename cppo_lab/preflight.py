@@ -23,7 +23,7 @@ from cppo_lab.cores.base import Allocation, Resources, load_companion, load_core
 from cppo_lab.cores.verl import phases
 from cppo_lab.plain_file import replace_file
 from cppo_lab.redaction import mask_output
-from cppo_lab.run import describe, prepare_process
+from cppo_lab.run import describe, prepare_process, read_folders
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, VerlRun
 from cppo_lab.tracking.preflight import FILE, Measured, Step
 from cppo_lab.tracking.system import SystemSampler
@@ -63,6 +63,11 @@ class PreflightJob:
     def name(self) -> str:
         """What the launcher calls it."""
         return f"preflight-{self.folder.name}"
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders of runs, of the prepared data and of models."""
+        return (self.runs, *read_folders(self.spec, self.paths))
 
     @property
     def fresh_process(self) -> bool:

@@ -66,12 +66,7 @@ class Attempt:
         found, file = [self.runs], store.sqlite_file(self.uri)
         if file is not None:
             found.append(file.parent)  # SQLite and MLflow make files beside it
-        if isinstance(self.spec.data, MathData) and self.paths is not None:
-            found.append(Path(self.paths.data))
-        if isinstance(self.spec.model, HubModel):
-            models = self.paths.models if self.paths is not None else None
-            found += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
-        return tuple(found)
+        return (*found, *read_folders(self.spec, self.paths))
 
     @property
     def fresh_process(self) -> bool:
@@ -103,6 +98,17 @@ class Attempt:
     def give_up(self, why: str) -> None:
         """Record why an interrupted run stays as it is until somebody launches it again."""
         leave(self, why)
+
+
+def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
+    """The folders that a run of a published model reads: of the prepared data, and of models."""
+    found = []
+    if isinstance(spec.data, MathData) and paths is not None:
+        found.append(Path(paths.data))
+    if isinstance(spec.model, HubModel):
+        models = paths.models if paths is not None else None
+        found += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
+    return found
 
 
 def execute(attempt: Attempt) -> None:
