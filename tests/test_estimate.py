@@ -120,6 +120,18 @@ def test_a_small_cache_makes_responses_wait() -> None:
     assert tight.rollout > 1.5 * roomy.rollout
 
 
+def test_an_engine_that_takes_few_responses_makes_them_wait() -> None:
+    """64 for each engine, 32 at a time: twice as many decoding steps as their mean length."""
+    key = "actor_rollout_ref.rollout.max_num_seqs"
+    few = cost(*DENSE, f"+layout.verl={{{key}: 32}}").time
+    assert few.rollout > cost(*DENSE).time.rollout
+    parameters, kv, steps = 1.721e9, 2 * 28 * 1024 * 2, 64 * 5154 / 32
+    read = steps * parameters * 2 + 64 * 5154 * (200 + 2577) * kv
+    rollout = 64 * 200 * 2 * parameters / (989e12 * 0.4) + steps * 0.006 + read / (3.35e12 * 0.5)
+    assert few.rollout == pytest.approx(rollout, rel=1e-9)
+    assert cost(*DENSE, f"+layout.verl={{{key}: 256}}").time == cost(*DENSE).time  # verl's own
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -22,6 +22,9 @@ DECODE_SHARE = 0.25  # of the peak FLOPs that decoding reaches where it is bound
 # seconds per decoding step: scheduling, sampling, Top-K log-probabilities (assumption)
 DECODE_OVERHEAD = 0.006
 PROMPT_TOKENS = 200  # mean (assumption)
+# Responses that an engine decodes at a time, at most: verl 0.9.1's default, and where a layout may set another.
+MAX_SEQUENCES = 256
+MAX_SEQUENCES_KEY = "actor_rollout_ref.rollout.max_num_seqs"
 
 # Once per training step: grading, waking and sleeping of the rollout engine, weights handed over, batch moved.
 STEP_OVERHEAD = 15.0  # seconds (assumption)

@@ -51,9 +51,9 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
     """Seconds to sample `responses` responses, spread evenly over the rollout engines.
 
     An engine of g GPUs decodes for as many steps as the longest response has tokens, which some response of a batch
-    nearly always reaches; or for more, when the cache of keys and values holds too few responses at a time. Each step
-    reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads the keys and values
-    of the tokens before it, T / 2 on average: squares of the mean length stand for the mean of squares.
+    nearly always reaches; or for more, when the cache of keys and values holds, or the engine takes, too few responses
+    at a time. Each step reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads the
+    keys and values of the tokens before it, T / 2 on average: squares of the mean length stand for the mean of squares.
     """
     gpus = layout.rollout_tensor_parallel
     share = responses * gpus / layout.devices  # of one engine
@@ -81,10 +81,11 @@ def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> f
 
 
 def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
-    """Responses of mean length for which one rollout engine has room at a time; at least 1."""
+    """Responses of mean length that one rollout engine decodes at a time: has room for, and may take; at least 1."""
     memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
     room = memory - shape.parameters * given.WEIGHT
-    return max(1.0, room / (kv_bytes(shape) * (amounts.prompt + amounts.response)))
+    most = int(layout.verl.get(given.MAX_SEQUENCES_KEY, given.MAX_SEQUENCES))
+    return max(1.0, min(most, room / (kv_bytes(shape) * (amounts.prompt + amounts.response))))
 
 
 def kv_bytes(shape: ModelShape) -> float:

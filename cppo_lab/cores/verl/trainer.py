@@ -13,6 +13,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from transformers import AutoConfig
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -39,6 +40,18 @@ class PolicyBroken(ArithmeticError):
     """The run has ended as collapsed, in the middle of a step; its outcome is written."""
 
 
+def beyond_tokenizer(model: str, symbols: int) -> str:
+    """What to know of a model with more logits than its tokenizer has symbols; empty for others."""
+    logits = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    if logits <= symbols:
+        return ""
+    return (
+        f"{model} has {logits} logits and its tokenizer {symbols} symbols. verl's vLLM server never samples the other "
+        f"{logits - symbols}: mu gives them no probability, pi gives them what the model does, by which ratios and "
+        "divergences are off. train/relative_logprob_error has it"
+    )
+
+
 class LabTrainer(PPOTrainerSync):
     """One run. `trainer_mode` must be `sync`."""
 
@@ -62,6 +75,8 @@ class LabTrainer(PPOTrainerSync):
     def _load_checkpoint(self) -> None:
         """verl's; and the traces that belong to it."""
         super()._load_checkpoint()
+        if said := beyond_tokenizer(self.config.actor_rollout_ref.model.path, len(self.tokenizer)):
+            print(said, flush=True)
         traces = steps.checkpoint_folder(self.folder, self.global_steps) / TRACES
         state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")

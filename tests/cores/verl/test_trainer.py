@@ -19,13 +19,14 @@ from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.verl import steps
 from cppo_lab.cores.verl.checkpoints import best_step
-from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken
+from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken, beyond_tokenizer
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.cores.verl.worker import WATCHED_STEP
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
+from tests.cores.verl.conftest import WORDS
 from tests.cores.verl.queue_in_memory import Queue
 
 pytestmark = pytest.mark.verl
@@ -346,3 +347,10 @@ def test_tokens_are_traced_on_the_steps_that_are_validated(
     made.global_steps = step
     batch = made._update_actor(KVBatchMeta(keys=["a"], tags=[{}], partition_id="train"), {})
     assert batch.extra_info[WATCHED_STEP] == watched
+
+
+def test_logits_without_a_symbol_are_named(tiny_model: Path) -> None:
+    assert beyond_tokenizer(str(tiny_model), len(WORDS)) == ""
+    said = beyond_tokenizer(str(tiny_model), len(WORDS) - 3)
+    assert f"has {len(WORDS)} logits and its tokenizer {len(WORDS) - 3} symbols" in said
+    assert "never samples the other 3" in said
