@@ -28,7 +28,7 @@ def test_what_another_verl_lacks_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     first, *rest = done.stdout.splitlines()
     assert first.startswith("verl 9.9.9 in ")
-    assert len(rest) > 20
+    assert len(rest) > 20, done.stderr
     assert all(" is missing: " in line for line in rest)
     assert any(line.startswith("verl.trainer.ppo.v1.PPOTrainerSync ") for line in rest)
 

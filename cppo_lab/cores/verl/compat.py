@@ -77,9 +77,11 @@ def _in_source(point: TouchPoint) -> tuple[str, ...]:
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise ImportError(f"no package {package}")
-    body: list[ast.stmt] = ast.parse(
-        Path(spec.origin).parent.joinpath(*inner).with_suffix(".py").read_text()
-    ).body
+    try:
+        source = Path(spec.origin).parent.joinpath(*inner).with_suffix(".py").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ImportError(f"no module {point.module}") from None
+    body: list[ast.stmt] = ast.parse(source).body
     for part in point.attribute.split("."):
         defined = (
             node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
