@@ -13,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.verl.touch_points import FIELDS, PRIVATE, TOUCH_POINTS, VLLM, TouchPoint
+from cppo_lab.cores.verl.touch_points import FIELDS, PRIVATE, TOUCH_POINTS, VLLM, VLLM_WORKER, TouchPoint
 
 VERL_RANGE = ">=0.9.1,<0.9.2"
 _FIRST, _BELOW = (0, 9, 1), (0, 9, 2)
 # Modules that cannot be imported without vLLM: their signatures are read from the source.
-_NEEDS_VLLM = {VLLM}
+_NEEDS_VLLM = {VLLM, VLLM_WORKER}
 
 
 def version_problem() -> str | None:

@@ -39,7 +39,8 @@ def _points(kind: str, module: str, attributes: dict[str, str]) -> list[TouchPoi
 _REPLICA = "replica_rank config model_config gpus_per_node is_reward_model is_teacher_model name_suffix"
 _INPUTS = "image_data video_data audio_data mm_processor_kwargs"
 VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
-_DEVICE = {"PlatformRegistry.register": "platform", "set_platform": "platform"}
+VLLM_WORKER = "verl.workers.rollout.vllm_rollout.utils"
+_DEVICE = {"PlatformRegistry.register": "platform", "set_platform": "platform", "get_platform": ""}
 _ENGINE = {"FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"}
 _REPLICAS = {
     "RolloutReplica": _REPLICA,
@@ -53,10 +54,12 @@ _ADAPTER = {
     "BaseRollout.release": "self",
     "BaseRollout.update_weights": "self weights wire_format kwargs",
 }
+_VLLM_WORKER = {"vLLMColocateWorkerExtension._update_weights": "self weights peft_config base_sync_done"}
 _VLLM_SERVER = {
     "vLLMHttpServer.generate": f"self prompt_ids sampling_params request_id {_INPUTS} priority kv_transfer_params",
     "vLLMHttpServer.run_server": "self args",
     "vLLMHttpServer._preprocess_engine_kwargs": "self engine_kwargs",
+    "vLLMHttpServer._get_worker_extension_cls": "self",
     "vLLMReplica.__init__": f"self {_REPLICA}",
 }
 _LOOP_OUTPUT = {
@@ -159,6 +162,7 @@ TOUCH_POINTS: tuple[TouchPoint, ...] = (
         {"LLMServerClient.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"},
     ),
     *_points(OVERRIDE, VLLM, _VLLM_SERVER),
+    *_points(OVERRIDE, VLLM_WORKER, _VLLM_WORKER),
     # Agent loop
     *_points(REGISTRY, f"{_LOOPS}.agent_loop", {"register": "agent_name"}),
     *_points(FIELDS, f"{_LOOPS}.agent_loop", _LOOP_OUTPUT),
