@@ -1,6 +1,7 @@
 """`cppo doctor`: what it finds, and when it says that a run can start."""
 
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -219,15 +220,52 @@ def test_models_on_disk(
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert found(PAPER, workspace)["model"].status == "warning"  # it would be downloaded
-    snapshot = workspace / "home/hub/models--Qwen--Qwen3-1.7B/snapshots/abc"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
+    cache = workspace / "home/hub/models--Qwen--Qwen3-1.7B"
+    download(cache / "snapshots/0123456789abcdef")
+    other = found(PAPER, workspace)["model"]  # an older commit than that of main
+    assert other.status == "missing"
+    assert "has 01234567, not revision main" in other.found
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text("0123456789abcdef\n")
     assert found(PAPER, workspace)["model"].status == "ok"
+    pinned = [*PAPER, "model.revision=0123456789abcdef"]
+    assert found(pinned, workspace)["model"].status == "ok"
     own = [*PAPER, f"paths.models={workspace}/models"]
     assert found(own, workspace)["model"].status == "missing"
-    (workspace / "models/Qwen/Qwen3-1.7B").mkdir(parents=True)
-    (workspace / "models/Qwen/Qwen3-1.7B/config.json").write_text("{}")
+    download(workspace / "models/Qwen/Qwen3-1.7B")
     assert found(own, workspace)["model"].status == "ok"
+
+
+def download(folder: Path) -> None:
+    """A whole model of three shards, of nothing."""
+    folder.mkdir(parents=True)
+    for name in (
+        "config.json",
+        "tokenizer_config.json",
+        "tokenizer.json",
+        "1.safetensors",
+        "2.safetensors",
+        "3",
+    ):
+        (folder / name).write_text("{}")
+    shards = {"a": "1.safetensors", "b": "2.safetensors", "c": "2.safetensors", "d": "3"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def test_half_a_model_is_named(workspace: Path, versions: dict[str, str], interfaces: list[str]) -> None:
+    own, folder = [*PAPER, f"paths.models={workspace}/models"], workspace / "models/Qwen/Qwen3-1.7B"
+    download(folder)
+    (folder / "2.safetensors").unlink()
+    (folder / "3").unlink()
+    (folder / "3").symlink_to("nowhere")  # as the hub's cache has them, with a blob that did not come
+    check = found(own, workspace)["model"]
+    assert check.status == "missing"
+    assert f"{folder} lacks 2.safetensors, 3: hf download Qwen/Qwen3-1.7B --revision main" in check.line
+    (folder / "model.safetensors.index.json").write_text("[")
+    assert "lacks model.safetensors.index.json" in found(own, workspace)["model"].found
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "tokenizer.json").unlink()
+    assert "lacks tokenizer.json, model.safetensors" in found(own, workspace)["model"].found
 
 
 def test_a_server_is_asked_and_no_password_is_printed(

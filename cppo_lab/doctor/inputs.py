@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from cppo_lab import store
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
 from cppo_lab.errors import UserError
-from cppo_lab.hub import hub_cache
+from cppo_lab.hub import lacking, snapshot
 from cppo_lab.spec import HubModel, MathData, PathsSpec, RunSpec
 
 PATIENCE = 5.0  # seconds for a server to answer
@@ -62,14 +62,16 @@ def check_model(run: RunSpec, paths: PathsSpec) -> Check:
         return Check("model", UNNEEDED, f"model={model.name} is made by the run itself")
     if paths.models is not None:
         folder = Path(paths.models) / model.repository
-        if (folder / "config.json").is_file():
-            return Check("model", OK, str(folder))
         remedy = f"hf download {model.repository} --revision {model.revision} --local-dir {folder}"
-        return Check("model", MISSING, f"no config.json in {folder}", remedy)
-    cache = hub_cache() / f"models--{model.repository.replace('/', '--')}"
-    if any(cache.glob("snapshots/*/config.json")):
-        return Check("model", OK, str(cache))
+        return _model_folder(folder, remedy)
     remedy = f"hf download {model.repository} --revision {model.revision}"
+    folder = snapshot(model.repository, model.revision)
+    if folder.is_dir():
+        return _model_folder(folder, remedy)
+    cache = folder.parents[1]
+    if others := sorted(path.name[:8] for path in cache.glob("snapshots/*")):
+        text = f"{cache} has {', '.join(others)}, not revision {model.revision}"
+        return Check("model", MISSING, text, remedy)
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         return Check(
             "model",
@@ -81,6 +83,15 @@ def check_model(run: RunSpec, paths: PathsSpec) -> Check:
     return Check(
         "model", WARNING, f"{model.repository} ({size}) will be downloaded to {cache.parent}", remedy
     )
+
+
+def _model_folder(folder: Path, remedy: str) -> Check:
+    """Whether a download is whole."""
+    missing = lacking(folder)
+    if not missing:
+        return Check("model", OK, str(folder))
+    named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return Check("model", MISSING, f"{folder} lacks {named}", remedy)
 
 
 def check_store(uri: str) -> Check:
