@@ -55,9 +55,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _part(options: argparse.Namespace) -> int:
-    # Behind the machine's own packages: what it has is what is to be measured.
+    # Before the machine's own packages: what was gathered fits together. What is measured, torch, is not among it.
     if site := os.environ.get("CPPO_GPU_KIT_SITE"):
-        sys.path.append(site)
+        sys.path.insert(0, site)
     import torch
 
     from benchmarks.gpu_kit.measures import MEASURES

@@ -104,9 +104,10 @@ def one(part: Part, device: str, out: Path, left: float) -> Ran:
 
 
 def environment() -> dict[str, str]:
-    """Of a part: the gathered packages last, so that the machine's own go first where it has them."""
+    """Of a part: where the gathered packages are, and settings that keep it from the network and from fragmentation."""
     own = os.environ.copy()
-    own.update(CPPO_GPU_KIT_SITE=str(SITE), TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    own.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+    own.setdefault("CPPO_GPU_KIT_SITE", str(SITE))
     own.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     own.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     return own
@@ -141,5 +142,5 @@ def _shown(figure: Mapping[str, Any]) -> str:
     )
     if "at_most" not in figure:
         return text
-    verdict = {True: ", met", False: ", NOT MET"}.get(figure.get("met"), "")
+    verdict = "" if value is None else ", met" if figure["met"] else ", NOT MET"
     return f"{text} (at most {figure['at_most']:g}{verdict})"
