@@ -67,7 +67,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "venv", symlinks=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    # typer, which transformers' own commands use, needs pydantic in its newer versions: the machine may have older ones.
+    # Newer versions of typer, which transformers' commands use, need pydantic: the machine may have an older one.
     there = closure(["torch", "transformers"]) - set(gather.CARRIED) | {"typing-extensions"}
     link(there, folder / "venv" / "lib" / version / "site-packages")
     link(set(gather.CARRIED), folder / "carried")
@@ -98,7 +98,7 @@ def test_every_part_runs_with_what_is_carried_and_nothing_else(
         "--out",
         tmp_path,
     ]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stdout + (tmp_path / running.LOG).read_text()
     whole = json.loads((tmp_path / running.RESULT).read_text())
     assert list(whole["parts"]) == [part.name for part in running.PARTS]
@@ -128,7 +128,7 @@ def test_a_part_that_fails_takes_no_other_along(tmp_path: Path) -> None:
     parts = [
         part("crashes", f"{MEASURE}\nimport os; print('so far'); os.abort()"),
         part("raises", "raise SystemExit('no such thing')"),
-        part("hangs", f"{MEASURE}\nimport time; time.sleep(600)", limit=15.0),
+        part("hangs", f"{MEASURE}\nimport time; time.sleep(600)", limit=15.0 / running.CPU_SLACK),
         part("measures_nothing", "pass"),
         part("too_long", "pass", least=1e6),
         part("whole", MEASURE),
