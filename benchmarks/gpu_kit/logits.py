@@ -52,7 +52,9 @@ def measure_compiled(device: str, record: Record) -> None:
     """`plain` through torch.compile. On a CPU with a backend that needs no C++ compiler, to try the path."""
     backend = "inductor" if device == "cuda" else "aot_eager"
     record.note(f"torch.compile with backend {backend}")
-    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(plain, backend=backend, dynamic=False)
+    compiled: Callable[..., tuple[Tensor, Tensor]] = torch.compile(
+        plain, backend=backend, dynamic=False, fullgraph=True
+    )
     for _, name, given in _inputs(device, record):
         one_read = reads(given[0], name, device, record)
         first = milliseconds(partial(compiled, *given), device, repeats=1, warm_up=0)
