@@ -10,7 +10,7 @@ check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13)
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test test-all test-rest soak lint bench lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
+.PHONY: quickstart study test test-all test-rest soak lint bench gpu-kit lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
 
 help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
@@ -20,6 +20,7 @@ help:
 	@echo "make soak        what finds rare things: fuzzing at volume, kills at random, simulations, chaos, benchmarks (hours)"
 	@echo "make lint        ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
+	@echo "make gpu-kit     gather the GPU measurements and what they need for a bare machine with a GPU (docs/gpu_kit.md)"
 	@echo "make locked      install as for make test, each downloaded file checked against its SHA-256 (docs/dependencies.md)"
 	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
 	@echo "make lock-gpu    resolve requirements-gpu-fsdp.lock anew, for machines with GPUs (docs/verl.md)"
@@ -65,10 +66,14 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/mypy -p cppo_lab -p dev -p benchmarks.summary
+	$(BIN)/mypy -p cppo_lab -p dev -p benchmarks.summary -p benchmarks.gpu_kit
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.summary $(if $(QUICK),--quick)
+
+# What it says at its end is the command to run on the machine with the GPU.
+gpu-kit: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.gpu_kit gather
 
 # TORCH: a folder or index with torch's CPU builds, if not PyTorch's own index.
 lock: $(VENV)/.installed-dev

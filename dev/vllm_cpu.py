@@ -34,7 +34,7 @@ requires-dist = []
 """
 PLATFORM = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_34")
 HEADER = """\
-# Made by `python -m dev.vllm_cpu lock`; do not edit. vLLM and Megatron for CPUs, besides constraints-cpu.txt (Linux, x86-64).
+# Made by `python -m dev.vllm_cpu lock`; do not edit. vLLM and Megatron, besides constraints-cpu.txt (Linux, x86-64).
 """
 
 

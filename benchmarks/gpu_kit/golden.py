@@ -1,0 +1,42 @@
+"""The golden vectors, recomputed on a device in float64 and in float32."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_kit.places import ROOT
+from cppo_lab.vectors.archive import Vectors, load
+from cppo_lab.vectors.check import DTYPES, Mismatch, check_array
+from cppo_lab.vectors.parts import is_input
+from cppo_lab.vectors.recompute import Recomputation
+
+FILE = ROOT / "tests" / "oracles" / "vectors.npz"
+
+
+@dataclass(frozen=True)
+class OnDevice(Vectors):
+    """Vectors whose tensors are on `device`."""
+
+    device: str = "cpu"
+
+    def tensor(self, key: str, dtype: torch.dtype | None = None) -> Tensor:
+        return super().tensor(key, dtype).to(self.device)
+
+
+def check_on(device: str) -> tuple[int, list[Mismatch]]:
+    """How many arrays were compared, and those that differ by more than `cppo check-vectors` allows.
+
+    The theory's constants are left out: they are a few float64 numbers that nobody computes on a GPU.
+    """
+    read = load(FILE)
+    both = [Recomputation(OnDevice(read.arrays, read.manifest, device), dtype) for dtype in DTYPES]
+    checked, mismatches = 0, []
+    for key in read.arrays:
+        if is_input(read, key) or key.startswith("theory/"):
+            continue
+        known, mismatch = check_array(both, key)
+        checked += known
+        if mismatch:
+            mismatches.append(mismatch)
+    return checked, mismatches

@@ -1,0 +1,259 @@
+"""Rules and divergences on the device, in float32 and from bfloat16, against float64 on the CPU.
+
+The reference sees the same rounded numbers, so that the rounding of inputs counts for nothing. A decision of a mask may
+differ where it hangs on rounding: where a relative change of NEAR in divergences, thresholds and log-probabilities
+turns the reference's own decision. Such decisions are counted; one that takes a larger change is a fault.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_kit.golden import check_on
+from benchmarks.gpu_kit.record import Record
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.maths.rules import RULES
+from cppo_lab.vectors.check import TOLERANCE
+
+NEAR = 1e-6
+CPPO = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8}
+# title -> (rule, constants); with them each rule drops, clips or weakens a part of `batch`.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cppo_adaptive": ("cppo", CPPO | {"delta_b_mode": "adaptive"}),
+    "cppo_fixed": ("cppo", CPPO | {"delta_b_mode": "fixed"}),
+    "cppo_no_position_weight": (
+        "cppo_no_position_weight",
+        {"delta": 0.15, "delta_b": 0.02, "delta_b_mode": "fixed"},
+    ),
+    "cppo_no_prefix_budget": ("cppo_no_prefix_budget", {"delta": 0.03, "w_min": 0.8}),
+    "cppo_no_prefix_budget_shuffled": ("cppo_no_prefix_budget_shuffled", {"delta": 0.03, "w_min": 0.8}),
+    "cppo_soft": ("cppo_soft", CPPO | {"delta_b_mode": "fixed"}),
+    "dppo": ("dppo", {"delta": 0.03}),
+    "trm_max": ("trm_max", {"delta_max": 0.18}),
+    "trm_avg": ("trm_avg", {"delta_avg": 0.02}),
+    "trm_max_avg": ("trm_max_avg", {"delta_max": 0.2, "delta_avg": 0.021}),
+    "grpo": ("grpo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}),
+    "ppo": ("ppo", {"clip_low": 0.2, "clip_high": 0.2}),
+    "dr_grpo": ("dr_grpo", {"clip_low": 0.2, "clip_high": 0.2}),
+    "cispo": ("cispo", {"clip_high": 0.5}),
+    "minpro": ("minpro", {"clip_high": 0.5, "clip_low": 0.5}),
+    "gspo": ("gspo", {"clip_low": 3e-4, "clip_high": 4e-4}),
+    "geo_mean": ("geo_mean", {"log_clip_low": 0.4, "log_clip_high": 0.4}),
+    "sapo": ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}),
+}
+THRESHOLDS = frozenset(
+    {
+        "delta",
+        "delta_b",
+        "delta_max",
+        "delta_avg",
+        "clip_low",
+        "clip_high",
+        "dual_clip",
+        "log_clip_low",
+        "log_clip_high",
+    }
+)
+
+
+class Batch(NamedTuple):
+    """The arguments of a rule, in its order; every tensor [B, T]."""
+
+    logp: Tensor
+    rollout_logp: Tensor
+    advantages: Tensor
+    valid: Tensor
+    divergence: Tensor
+
+    def to(self, dtype: torch.dtype, device: str = "cpu") -> "Batch":
+        """In another dtype (but `valid`) and place."""
+        return Batch(*(t.to(device, t.dtype if t.dtype == torch.bool else dtype) for t in self))
+
+
+class Evaluated(NamedTuple):
+    """What a rule gave, on the CPU in float64; `gradient` is that of the objective's sum in logp."""
+
+    keep: Tensor
+    objective: Tensor
+    gradient: Tensor
+
+
+def measure(device: str, record: Record) -> None:
+    """The golden vectors, every rule on long responses, every divergence on a vocabulary."""
+    checked, mismatches = check_on(device)
+    record.figure("golden_arrays_checked", checked, "arrays")
+    record.figure("golden_mismatches", len(mismatches), "arrays", at_most=0)
+    for mismatch in mismatches[:10]:
+        record.note(f"golden vectors: {mismatch}")
+    rows, width = (16, 8192) if device == "cuda" else (6, 512)
+    places, vocabulary = (64, 151936) if device == "cuda" else (16, 512)
+    record.note(
+        f"rules on {rows} x {width} tokens, divergences at {places} states of {vocabulary:,} symbols, K = 20; "
+        f"near a threshold: a relative change of {NEAR:g} turns the float64 decision"
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        rules(device, dtype, name, batch(rows, width), record)
+        for key, error in divergence_errors(device, dtype, places, vocabulary).items():
+            record.figure(f"{name}_{key}_error", error, "of 1 + |value|", at_most=_tolerance(dtype, key))
+
+
+def batch(rows: int, width: int) -> Batch:
+    """Ragged responses in float64, whose divergences spend about CPPO's budget; a row with A = 0.
+
+    In every second row every second token lies within 3e-5 of `cppo_fixed`'s prefix threshold.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    logp = -3 * uniform(rows, width) - 0.1
+    rollout_logp = logp - 0.2 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, width).clone()
+    advantages[-1] = 0.0
+    lengths = torch.randint(width // 4, width + 1, (rows, 1), generator=generator)
+    lengths[0] = width
+    valid = torch.arange(width) < lengths
+    divergence = -0.02 * uniform(rows, width).clamp_min(1e-9).log()
+    offset = 10 ** (-8 + 3.5 * uniform(rows, width)) * torch.where(uniform(rows, width) < 0.5, 1.0, -1.0)
+    weights = 1 - (1 - CPPO["w_min"]) * torch.arange(width) / (lengths - 1)
+    excess = torch.zeros(rows, dtype=torch.float64)
+    for t in range(width):
+        if t % 2:
+            limit = (CPPO["delta"] - excess).clamp_max(CPPO["delta"])
+            pressed = ((limit + offset[:, t]) / weights[:, t]).clamp_min(0)
+            divergence[1::2, t] = pressed[1::2]
+        else:
+            divergence[1::2, t] = CPPO["delta_b"] * uniform(rows)[1::2]
+        excess += weights[:, t] * (divergence[:, t] - CPPO["delta_b"])
+    return Batch(logp, rollout_logp, advantages, valid, divergence)
+
+
+def rules(device: str, dtype: torch.dtype, name: str, given: Batch, record: Record) -> None:
+    """Every case on the device in `dtype` against float64 on the CPU, from the same rounded numbers."""
+    narrow = given.to(dtype)
+    wide, there = narrow.to(torch.float64), narrow.to(dtype, device)
+    for title, (rule, constants) in CASES.items():
+        own = constants | permutation(rule, wide.valid)
+        expected, found = evaluate(rule, wide, own), evaluate(rule, there, own)
+        soft = bool(((expected.keep > 0) & (expected.keep < 1)).any())
+        differs = (found.keep - expected.keep).abs() > (1e-3 if soft else 0)
+        near = turned(rule, wide, own, NEAR)
+        record.figure(f"{name}_{title}_near_threshold", int(near.sum()), "tokens")
+        record.figure(f"{name}_{title}_masks_differ_near", int((differs & near).sum()), "tokens")
+        record.figure(
+            f"{name}_{title}_masks_differ_elsewhere", int((differs & ~near).sum()), "tokens", at_most=0
+        )
+        for what in ("objective", "gradient"):
+            got, wanted = getattr(found, what), getattr(expected, what)
+            error = ((got - wanted).abs() / (1 + wanted.abs()))[~differs]
+            record.figure(
+                f"{name}_{title}_{what}_error",
+                float(error.max()),
+                "of 1 + |value|",
+                at_most=_tolerance(dtype, what),
+            )
+
+
+def _tolerance(dtype: torch.dtype, what: str) -> float:
+    """That of `cppo check-vectors` for float32, in which all is computed; gradients have their tensor's dtype."""
+    narrow = dtype == torch.bfloat16 and "gradient" in what
+    return float(torch.finfo(dtype).eps) if narrow else TOLERANCE[torch.float32]
+
+
+def permutation(rule: str, valid: Tensor) -> dict[str, Tensor]:
+    """Each response's own positions in another order, for the rule that takes it."""
+    if rule != "cppo_no_prefix_budget_shuffled":
+        return {}
+    draws = torch.rand(valid.shape, generator=torch.Generator().manual_seed(1))
+    return {"permutation": torch.where(valid, draws, 2.0).argsort(1)}
+
+
+def evaluate(rule: str, given: Batch, constants: dict[str, Any]) -> Evaluated:
+    """A rule's mask, objective and gradient, where its arguments are."""
+    own = {
+        key: value.to(given.logp.device) if isinstance(value, Tensor) else value
+        for key, value in constants.items()
+    }
+    logp = given.logp.detach().clone().requires_grad_()
+    output = RULES[rule](logp, *given[1:], **own)
+    output.objective.sum().backward()
+    assert logp.grad is not None
+    return Evaluated(*(t.detach().cpu().double() for t in (output.keep, output.objective, logp.grad)))
+
+
+def turned(rule: str, given: Batch, constants: dict[str, Any], size: float) -> Tensor:
+    """[B, T]: where a relative change of `size` turns the decision. Values between 0 and 1 count if they jump."""
+    keeps = []
+    for divergence, logp in itertools.product((-size, size), repeat=2):
+        moved = given._replace(
+            logp=given.logp + logp * (1 + given.logp.abs()), divergence=given.divergence * (1 + divergence)
+        )
+        # Thresholds go the other way: both make a test harder, or both easier to pass.
+        own = {
+            key: value * (1 - divergence) if key in THRESHOLDS else value for key, value in constants.items()
+        }
+        keeps.append(RULES[rule](*moved, **own).keep)
+    every = torch.stack(keeps)
+    return every.amax(0) - every.amin(0) > 1e-3
+
+
+def divergence_errors(device: str, dtype: torch.dtype, places: int, vocabulary: int) -> dict[str, float]:
+    """Largest error of each divergence, of log pi and the entropy from logits, and of the gradient in the logits."""
+    generator = torch.Generator().manual_seed(2)
+    logits = (3 * torch.randn(places, vocabulary, generator=generator, dtype=torch.float64)).to(dtype)
+    moved = logits.double() + 0.3 * torch.randn(places, vocabulary, generator=generator, dtype=torch.float64)
+    mu = moved.log_softmax(-1)
+    tokens = torch.multinomial(mu.exp(), 1, generator=generator)[:, 0]
+    top = mu.to(dtype).double().topk(20)
+    rollout_logp = mu.gather(-1, tokens[:, None])[:, 0]
+    pi = logits.double().log_softmax(-1)
+    logp = pi.gather(-1, tokens[:, None])[:, 0]
+    own = [t.to(dtype) for t in (mu, pi, logp, top.values, rollout_logp)]
+    expected = _divergences(logits.double(), tokens, top.indices, *(t.double() for t in own))
+    there = [t.to(device) for t in (logits, tokens, top.indices, *own)]
+    found = _divergences(*there)
+    return {
+        key: float(((found[key].cpu().double() - value).abs() / (1 + value.abs())).max())
+        for key, value in expected.items()
+    }
+
+
+def _divergences(
+    logits: Tensor,
+    tokens: Tensor,
+    ids: Tensor,
+    mu: Tensor,
+    pi: Tensor,
+    logp: Tensor,
+    topk_logp: Tensor,
+    rollout_logp: Tensor,
+) -> dict[str, Tensor]:
+    """Everything that maths/divergence.py and maths/from_logits.py say of these states."""
+    found = {name: getattr(divergences, name)(logp, rollout_logp) for name in ("k2", "k3")}
+    for measure in divergences.MEASURES:
+        found[f"{measure}_exact"] = divergences.exact(mu, pi, measure)
+        found[f"{measure}_binary"] = divergences.binary(logp, rollout_logp, measure)
+        for convention in divergences.CONVENTIONS:
+            leaf = logits.detach().clone().requires_grad_()
+            both = logp_and_divergence(
+                leaf,
+                tokens,
+                ids,
+                topk_logp,
+                rollout_logp,
+                measure=measure,
+                convention=convention,
+                entropy=True,
+            )
+            assert both.entropy is not None
+            found[f"{measure}_topk_{convention}"] = both.divergence
+            if measure == "tv" and convention == "union":
+                [gradient] = torch.autograd.grad(both.logp.sum(), leaf)
+                found |= {"logp_from_logits": both.logp.detach(), "entropy_from_logits": both.entropy}
+                found["logits_gradient"] = gradient
+    return found

@@ -1,0 +1,267 @@
+"""One FSDP2 update of Qwen3-1.7B's shape with CPPO's loss on one GPU, against cppo_lab.estimate for the same tokens.
+
+Through torch's `fully_shard` and transformers' Qwen3, not through verl: its Ray alone is larger than what travels with
+the kit. As in the layouts: float32 weights, gradients and AdamW, bfloat16 computation, every layer recomputed in the
+backward pass, responses packed into one row without padding, the loss from the logits themselves. Weights are random.
+"""
+
+import math
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.gpu_kit.record import Record
+from benchmarks.gpu_kit.timing import synchronise
+from cppo_lab.estimate.assumptions import RESERVE, TRAINING_MFU
+from cppo_lab.estimate.memory import estimate_memory
+from cppo_lab.estimate.shape import ModelShape, amounts_of, shape_of
+from cppo_lab.estimate.time import update_seconds
+from cppo_lab.maths import packed
+from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.sweep.compose import compose
+
+RUN = ["core=verl", "model=qwen3_1_7b_base", "rule=cppo", "layout=one_node"]
+K, UPDATES = 20, 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """A Qwen3's sizes and the lengths of the packed sequences."""
+
+    layers: int
+    width: int
+    mlp_width: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    lengths: tuple[int, ...]
+    prompt: int
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+# Qwen3-1.7B-Base's config.json; 20,480 tokens, the micro-batch of the layout `one_node`.
+FULL = Size(28, 2048, 6144, 16, 8, 128, 151936, (8192, 5120, 4096, 2048, 1024), 200)
+TINY = Size(2, 64, 192, 4, 2, 16, 512, (96, 64, 32), 8)
+
+
+def measure(device: str, record: Record) -> None:
+    """A few updates of the same batch: memory at its highest, and seconds."""
+    size = FULL if device == "cuda" else TINY
+    record.note("engine: torch's fully_shard and transformers' Qwen3, one rank; verl is not used")
+    with tempfile.TemporaryDirectory() as folder:
+        _join(device, Path(folder))
+        try:
+            model = build(size, device)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.1)
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            record.figure("parameters", parameters, "weights")
+            given = inputs(size, device)
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            seconds, losses, norms = [], [], []
+            for _ in range(UPDATES + 1):
+                synchronise(device)
+                started = time.perf_counter()
+                loss, norm, masked = update(model, optimizer, given)
+                synchronise(device)
+                seconds.append(time.perf_counter() - started)
+                losses.append(loss)
+                norms.append(norm)
+            finite = all(abs(value) < float("inf") for value in (*losses, *norms))
+            record.figure("losses_or_norms_not_finite", 0 if finite else 1, "", at_most=0)
+            record.figure("first_update", seconds[0], "s")
+            _report(size, parameters, statistics.median(seconds[1:]), device, record)
+            record.figure("masked_fraction", masked, "of the tokens")
+        finally:
+            torch.distributed.destroy_process_group()
+
+
+def _report(size: Size, parameters: int, seconds: float, device: str, record: Record) -> None:
+    estimated_seconds, estimated_bytes = estimated(size, parameters)
+    record.figure("update", seconds, "s")
+    record.figure("update_rate", size.tokens / seconds, "tokens/s")
+    record.figure("estimated_update_of_an_h100", estimated_seconds, "s")
+    record.figure("estimated_training_memory", estimated_bytes / 1e9, "GB")
+    if device != "cuda":
+        absent = "only a GPU's allocator says"
+        record.figure("peak_allocated", None, "GB", absent=absent)
+        record.figure("peak_reserved", None, "GB", absent=absent)
+        record.figure("update_over_estimate", None, "x", absent="the estimate is of a GPU")
+        return
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    free, total = torch.cuda.mem_get_info()
+    record.figure("peak_allocated", allocated / 1e9, "GB")
+    record.figure("peak_reserved", reserved / 1e9, "GB")
+    record.figure("device_memory_in_use", (total - free) / 1e9, "GB")
+    record.figure("update_over_estimate", seconds / estimated_seconds, "x")
+    record.figure(
+        "share_of_peak_flops", TRAINING_MFU * estimated_seconds / seconds, "of an H100's data sheet"
+    )
+    record.figure(
+        "peak_allocated_over_estimate_without_reserve", allocated / (estimated_bytes - RESERVE), "x"
+    )
+    record.figure("peak_reserved_over_estimate", reserved / estimated_bytes, "x")
+
+
+def estimated(size: Size, parameters: int) -> tuple[float, float]:
+    """Seconds of an update and bytes at its highest, by cppo_lab.estimate on one device.
+
+    The estimate knows responses of one length. The five here take as long as responses of the length at which causal
+    attention costs as much: the mean over tokens of the length of a token's sequence.
+    """
+    composed = compose(RUN)
+    layout = composed.layout
+    known = shape_of(composed.run)
+    count = float(parameters)
+    shape = (
+        replace(known, parameters=count, active=count)
+        if size is FULL
+        else ModelShape(count, count, size.layers, size.width, size.kv_heads * size.head_dim, size.vocabulary)
+    )
+    length = sum(n * n for n in size.lengths) / size.tokens
+    one = layout.model_copy(update={"devices_per_node": 1, "tokens_per_device": size.tokens})
+    amounts = replace(amounts_of(composed.run), responses=1, prompt=0.0, response=length)
+    seconds = update_seconds(shape, amounts, one) * size.tokens / length
+    return seconds, estimate_memory(shape, amounts, one, one.device_memory_gb * 1e9).training
+
+
+def build(size: Size, device: str) -> Any:
+    """The model, in float32, recomputed and sharded layer by layer over the one rank."""
+    from transformers import AttentionInterface, Qwen3Config, Qwen3ForCausalLM
+
+    AttentionInterface.register("packed_causal", packed_attention)
+    config = Qwen3Config(
+        vocab_size=size.vocabulary, hidden_size=size.width, intermediate_size=size.mlp_width,
+        num_hidden_layers=size.layers, num_attention_heads=size.heads, num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim, tie_word_embeddings=True, max_position_embeddings=32768,
+        bos_token_id=None, eos_token_id=None, pad_token_id=0, attn_implementation="packed_causal",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(device, (1,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    cu_lengths: Any = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of the packed row, [1, H, N, D] each: what flash attention's varlen does.
+
+    It needs no package beside torch, whose kernel is flash attention's too.
+    """
+    parts = []
+    for start, end in pairwise(cu_lengths):
+        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
+        parts.append(
+            scaled_dot_product_attention(q, k, v, is_causal=True, scale=more.get("scaling"), enable_gqa=True)
+        )
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+
+
+def inputs(size: Size, device: str) -> dict[str, Any]:
+    """A packed row, and what mu recorded at the response tokens: that of a policy some way off."""
+    generator = torch.Generator().manual_seed(0)
+    starts = [0, *torch.tensor(size.lengths).cumsum(0).tolist()]
+    ids = torch.randint(size.vocabulary, (1, size.tokens), generator=generator)
+    positions = torch.cat([torch.arange(length) for length in size.lengths])
+    # Row p predicts token p + 1: a response's rows are the last of its prompt and all of its own but the last.
+    rows = torch.cat([torch.arange(start + size.prompt - 1, end - 1) for start, end in pairwise(starts)])
+    lengths = torch.tensor([length - size.prompt for length in size.lengths])
+    # A random model says every symbol alike. mu's Top-K hold more mass at some states: D_t is about that much.
+    uniform = -math.log(size.vocabulary)
+    mass = 0.4 * torch.rand(size.tokens, 1, generator=generator) ** 6
+    own = torch.randn(size.tokens, K, generator=generator).softmax(-1) * mass.clamp_min(K / size.vocabulary)
+    stride = size.vocabulary // K  # one of the K ids in each part of the vocabulary: all different
+    given = {
+        "ids": ids,
+        "positions": positions[None],
+        "rows": rows,
+        "tokens": ids[0].roll(-1),
+        "topk_ids": torch.randint(stride, (size.tokens, K), generator=generator) + stride * torch.arange(K),
+        "topk_logp": own.log(),
+        "rollout_logp": uniform + 0.3 * torch.randn(size.tokens, generator=generator),
+        "advantages": torch.randn(len(lengths), generator=generator).repeat_interleave(lengths),
+        "cu_lengths": torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+    }
+    return {key: value.to(device) for key, value in given.items()} | {"starts": starts}
+
+
+def update(model: Any, optimizer: torch.optim.Optimizer, given: dict[str, Any]) -> tuple[float, float, float]:
+    """Forward, CPPO's loss, backward, clipping and AdamW; the loss, the gradient's norm and the masked share.
+
+    Logits of every row, as verl's engine has them; the loss is of the response tokens.
+    """
+    logits = model(
+        input_ids=given["ids"],
+        position_ids=given["positions"],
+        use_cache=False,
+        cu_lengths=given["starts"],
+    ).logits
+    found = logp_and_divergence(
+        logits.squeeze(0),
+        given["tokens"],
+        given["topk_ids"],
+        given["topk_logp"],
+        given["rollout_logp"],
+        measure="tv",
+        entropy=True,
+        overwrite_logits=True,
+    )
+    del logits
+    rows = given["rows"]
+    output = packed.rule(
+        "cppo",
+        found.logp[rows],
+        given["rollout_logp"][rows],
+        given["advantages"],
+        given["cu_lengths"],
+        found.divergence[rows],
+        **{"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"},
+    )
+    loss = -packed.aggregate(output.objective, given["cu_lengths"], "token-mean")
+    loss.backward()
+    norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(loss.detach()), float(norm), 1 - float(output.keep.mean())
+
+
+def _join(device: str, folder: Path) -> None:
+    """This process alone as a group, which meets at a file: no network is needed."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    if device == "cuda":
+        torch.cuda.set_device(0)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the machine may have no other
+    backend = "nccl" if device == "cuda" else "gloo"
+    torch.distributed.init_process_group(
+        backend, init_method=f"file://{folder / 'store'}", rank=0, world_size=1
+    )
