@@ -13,9 +13,11 @@ SOAK: Final = "soak"  # finds rare things by volume or chance; not in CI
 # Path below tests/ -> tier and why. The longest path that fits counts.
 TIERS: Final[dict[str, tuple[str, str]]] = {
     "analysis/test_histories_of_server.py": (FULL, "an MLflow server"),
+    "benchmarks/test_gpu_kit.py": (FULL, "makes a bare environment, and runs the whole kit on the CPU"),
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
     "dev/test_gpu_lock.py": (FULL, "the package index"),
+    "dev/test_gpu_lock.py": (FULL, "asks the package index"),
     "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
     "launch/test_launch.py": (
         FULL,
