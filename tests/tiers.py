@@ -16,7 +16,6 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "benchmarks/test_gpu_kit.py": (FULL, "makes a bare environment, and runs the whole kit on the CPU"),
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
-    "dev/test_gpu_lock.py": (FULL, "the package index"),
     "dev/test_gpu_lock.py": (FULL, "asks the package index"),
     "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
     "launch/test_launch.py": (
