@@ -19,11 +19,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cppo_lab.cores.base import Allocation, Resources, load_companion, load_core
+from cppo_lab.cores.base import Allocation, Resources, load_core
 from cppo_lab.cores.verl import phases
-from cppo_lab.plain_file import replace_file
+from cppo_lab.errors import UserError
+from cppo_lab.plain_file import open_append, replace_file
 from cppo_lab.redaction import mask_output
-from cppo_lab.run import describe, prepare_process, read_folders
+from cppo_lab.run import accompany, describe, prepare_process, read_folders
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, VerlRun
 from cppo_lab.tracking.preflight import FILE, Measured, Step
 from cppo_lab.tracking.system import SystemSampler
@@ -87,8 +88,7 @@ class PreflightJob:
     def run(self) -> None:
         """Measure, and write what was found; on the other machines of an allocation, help with it."""
         if self.allocation is not None and self.allocation.rank:
-            prepare_process(self.threads, self.visible_devices)
-            load_companion("verl")(self.resources_here())
+            accompany("verl", self.resources_here(), self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
@@ -100,7 +100,7 @@ class PreflightJob:
         _clear(self.folder, keep=("attempts", FILE, phases.FILE))
 
     def give_up(self, why: str) -> None:
-        """Note why no launcher goes on with it."""
+        """Record why the job will not be continued."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._nothing(why).write(self.folder)
 
@@ -236,7 +236,7 @@ def _train(job: PreflightJob, last: int) -> None:
 def _say_into(path: Path) -> None:
     """Send all that this process and its children print to a file, without secrets where Python prints it."""
     path.parent.mkdir(exist_ok=True)
-    with path.open("ab") as log:
+    with open_append(path) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     mask_output()
@@ -279,7 +279,12 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _clear(folder: Path, keep: Collection[str]) -> None:
-    """Remove all that is in the folder but what is to be kept."""
+    """Remove all that is in the folder but what is to be kept.
+
+    Raises UserError for a link: another member of the group may have made it, and it may lead anywhere.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, and what it leads to would be emptied: remove it")
     for path in folder.iterdir():
         if path.name in keep:
             continue

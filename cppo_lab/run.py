@@ -91,7 +91,7 @@ class Attempt:
     def run(self) -> None:
         """Train the run, in this process; on the other machines of an allocation, help with it."""
         if self.allocation is not None and self.allocation.rank:
-            accompany(self)
+            accompany(self.spec.core, _resources(self), self.visible_devices)
         else:
             execute(self)
 
@@ -225,13 +225,13 @@ def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
     return bool(set(attempt.replaces) & set(tags.get(schema.TAG_REPLACES, "").split()))
 
 
-def accompany(attempt: Attempt) -> None:
+def accompany(core: str, resources: Resources, visible_devices: str | None) -> None:
     """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
-    prepare_process(attempt.threads, attempt.visible_devices)
+    prepare_process(resources.threads, visible_devices)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
     # Without an error: Slurm would end the machine that trains at once, and it has last words to write.
     with contextlib.suppress(Interrupted):
-        load_companion(attempt.spec.core)(_resources(attempt))
+        load_companion(core)(resources)
 
 
 def _resources(attempt: Attempt) -> Resources:

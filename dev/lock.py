@@ -149,6 +149,31 @@ def hashed(requirements: Path, *options: str) -> dict[str, Pin]:
     return for_cpus(tomllib.loads(done.stdout)["packages"])
 
 
+def compiled(*arguments: str) -> str:
+    """What `uv pip compile` prints with hashes, for these arguments.
+
+    Raises:
+        DevError: no uv, or there is no solution.
+    """
+    command = [
+        "uv",
+        "pip",
+        "compile",
+        "--generate-hashes",
+        "--no-header",
+        "--no-annotate",
+        "--system-certs",
+        "--quiet",
+    ]
+    try:
+        done = subprocess.run([*command, *arguments], check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise DevError("uv is not installed: pip install uv") from None
+    if done.returncode:
+        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()):.300}")
+    return done.stdout
+
+
 def cpu_builds(version: str, source: str) -> tuple[str, ...]:
     """The SHA-256 of torch's CPU builds of this version in a folder of wheels or an index.
 

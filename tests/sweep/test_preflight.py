@@ -197,3 +197,15 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         (tmp_path / FILE).write_text(text)
         with pytest.raises(UserError, match="is damaged"):
             read(tmp_path)
+
+
+def test_a_folder_that_is_a_link_is_not_emptied(main_plan: Plan, tmp_path: Path) -> None:
+    job = job_of(kinds(main_plan, tmp_path)[0], main_plan, tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").touch()
+    job.folder.parent.mkdir(parents=True)
+    job.folder.symlink_to(elsewhere)
+    with pytest.raises(UserError, match="is a link"):
+        job.run()
+    assert [path.name for path in elsewhere.iterdir()] == ["mine"]

@@ -16,8 +16,8 @@ from cppo_lab.hub import hub_cache
 from cppo_lab.launch.base import Job
 from cppo_lab.launch.slurm.container_settings import MISREAD, ContainerSpec
 
-OUTSIDE = "CPPO_OUTSIDE"  # set inside alone: the file by which the batch script is told
-GO_BACK, GO_BACK_IF_PREEMPTED = "requeue", "requeue if preempted"  # what it may be told
+OUTSIDE = "CPPO_OUTSIDE"  # set only inside: the file that carries a request to the batch script
+GO_BACK, GO_BACK_IF_PREEMPTED = "requeue", "requeue if preempted"  # the requests
 # Python's own, which name places of the machine that the image does not have, or worse, has.
 _OF_PYTHON = ("PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "VIRTUAL_ENV")
 # The project is the image's: neither a checkout in the working folder nor packages in the home folder come before it.

@@ -153,7 +153,7 @@ def on_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OnRay]:
 
 @pytest.fixture(scope="session")
 def story(on_ray: OnRay) -> "Story":
-    """Told while another Ray of the same user is up on this machine."""
+    """Runs while another Ray of the same user is up on this machine."""
     from tests.cores.verl.story import tell
 
     on_ray.found("up")
