@@ -24,7 +24,7 @@ from cppo_lab.cores.verl import phases
 from cppo_lab.errors import UserError
 from cppo_lab.plain_file import open_append, replace_file
 from cppo_lab.redaction import mask_output
-from cppo_lab.run import accompany, describe, prepare_process, read_folders
+from cppo_lab.run import describe, lend_machine, prepare_process, read_folders
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, VerlRun
 from cppo_lab.tracking.preflight import FILE, Measured, Step
 from cppo_lab.tracking.system import SystemSampler
@@ -88,7 +88,7 @@ class PreflightJob:
     def run(self) -> None:
         """Measure, and write what was found; on the other machines of an allocation, help with it."""
         if self.allocation is not None and self.allocation.rank:
-            accompany("verl", self.resources_here(), self.visible_devices)
+            lend_machine("verl", self.resources_here(), self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))

@@ -91,7 +91,7 @@ class Attempt:
     def run(self) -> None:
         """Train the run, in this process; on the other machines of an allocation, help with it."""
         if self.allocation is not None and self.allocation.rank:
-            accompany(self.spec.core, _resources(self), self.visible_devices)
+            accompany(self)
         else:
             execute(self)
 
@@ -225,7 +225,12 @@ def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
     return bool(set(attempt.replaces) & set(tags.get(schema.TAG_REPLACES, "").split()))
 
 
-def accompany(core: str, resources: Resources, visible_devices: str | None) -> None:
+def accompany(attempt: Attempt) -> None:
+    """Lend this machine to an attempt that another one of its allocation trains."""
+    lend_machine(attempt.spec.core, _resources(attempt), attempt.visible_devices)
+
+
+def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:
     """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
     prepare_process(resources.threads, visible_devices)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
