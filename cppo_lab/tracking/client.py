@@ -23,6 +23,7 @@ from cppo_lab import schema, store
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.stored_runs import require_answer
+from cppo_lab.tracking.exclusive import ExclusiveClient, exclusive
 from cppo_lab.tracking.new_store import is_new, make_whole
 from cppo_lab.tracking.run_listing import experiment_runs, newest_runs
 from cppo_lab.tracking.views import page
@@ -72,9 +73,9 @@ def open_client(uri: str) -> MlflowClient:
         require_answer(uri)
         with _plain_default_experiment():
             if (database := store.sqlite_file(uri)) is not None and is_new(database):
-                with alone(uri):
+                with exclusive(uri):
                     make_whole(database, _make_tables)
-            client = MlflowClient(uri)
+            client = ExclusiveClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
         # A half-made store may show itself only now: SQLite has mended its journal, MLflow met its own half-done work.
@@ -116,7 +117,7 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
     first; a server decides for itself.
     Raises UserError if somebody deleted the experiment.
     """
-    with alone(uri):
+    with exclusive(uri):
         return _ensure_experiment(client, uri, name, description)
 
 
@@ -134,17 +135,6 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
     location = None if uri.startswith("http") else (beside / "mlartifacts" / name).as_uri()
     tags = {"mlflow.note.content": description} if description else {}
     return str(client.create_experiment(name, artifact_location=location, tags=tags))
-
-
-@contextlib.contextmanager
-def alone(uri: str) -> Iterator[None]:
-    """Let one process at a time write to a SQLite store; a server sees to that itself."""
-    database = store.sqlite_file(uri)
-    if database is None or not database.parent.is_dir():
-        yield
-        return
-    with store.locked(database):
-        yield
 
 
 def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[Attempt]]:

@@ -13,7 +13,7 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.tracking.client import alone
+from cppo_lab.tracking.exclusive import exclusive
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.run_listing import experiment_runs
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
@@ -26,7 +26,7 @@ def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str
 
     Launchers that do so at the same time come to the same one: the oldest stays, and takes the others' runs.
     """
-    with alone(uri):
+    with exclusive(uri):
         return _ensure_parent(client, experiment_id, sweep)
 
 

@@ -10,7 +10,8 @@ from mlflow import MlflowClient
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.tracking.client import STORE_FAULTS, alone, fault_line, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
+from cppo_lab.tracking.exclusive import exclusive
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.parents import ensure_parent, figure, log_report, noted_runs
 from cppo_lab.tracking.sweep_note import MOST, MOST_VERDICT, SweepText, sweep_note, with_verdict
@@ -58,7 +59,7 @@ def _keep(client: MlflowClient, uri: str, experiment: str, log: ReportLog, again
     log_report(client, parent, [log.folder / name for name in changed])
     text = json.dumps(now, separators=(",", ":"), sort_keys=True)
     note = _note(client, experiment, found.experiment_id, parent, log)
-    with alone(uri):
+    with exclusive(uri):
         if tags.get(schema.TAG_REPORT) != text and len(text) <= MOST:
             client.set_tag(parent, schema.TAG_REPORT, text)
         if tags.get(schema.TAG_NOTE) != note:

@@ -3,8 +3,8 @@
 Runs of a search have no `cppo.run_id`: nothing that reads training runs takes them for one.
 """
 
-import contextlib
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +17,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import alone, attempts_at, fault_line
+from cppo_lab.tracking.client import attempts_at, fault_line
 from cppo_lab.tracking.spool import read_rows
 
 _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 _NOTE = "mlflow.note.content"
+_TRIES, _PAUSE_SECONDS = (
+    3,
+    1.0,
+)  # of the last word on a trial; the next `cppo tune` would be the next to give it
 
 
 class Point(NamedTuple):
@@ -30,12 +34,6 @@ class Point(NamedTuple):
     step: int
     score: float
     time_ms: int
-
-
-def _in_turn(client: MlflowClient) -> contextlib.AbstractContextManager[None]:
-    """Writers of one SQLite file take turns: MLflow reads before it writes, and SQLite lets no second one go on from
-    reading to writing, however long it would wait."""
-    return alone(client.tracking_uri)
 
 
 def score_metric(spec: RunSpec) -> str:
@@ -78,16 +76,14 @@ def tag_finished(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]
     has = client.get_run(mlflow_id).data.tags
     for key, value in wanted.items():
         if key not in has:
-            with _in_turn(client):
-                client.set_tag(mlflow_id, key, value)
+            client.set_tag(mlflow_id, key, value)
 
 
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
     """Say on the newest attempt at a run why it was ended."""
     past = attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
     if past and past[0].status != "FINISHED":
-        with _in_turn(client):
-            client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
+        client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
 
 
 def _existing(client: MlflowClient, mlflow_id: str | None) -> Run | None:
@@ -107,18 +103,16 @@ def open_search(client: MlflowClient, experiment: str, study: str, note: str, kn
         assert known is not None
         return known
     tags = {schema.TAG_SEARCH: study, schema.TAG_STATUS: schema.RUNNING, _NOTE: note}
-    with _in_turn(client):
-        created: str = client.create_run(experiment, tags=tags, run_name=f"search {study}").info.run_id
+    created: str = client.create_run(experiment, tags=tags, run_name=f"search {study}").info.run_id
     return created
 
 
 def update_search(client: MlflowClient, mlflow_id: str, note: str, file: Path, ended: bool) -> None:
     """Send the state of a search: its description, its file, and whether all trials are done."""
     client.log_artifact(mlflow_id, str(file))
-    with _in_turn(client):
-        client.set_tag(mlflow_id, _NOTE, note)
-        client.set_tag(mlflow_id, schema.TAG_STATUS, schema.DONE if ended else schema.RUNNING)
-        client.update_run(mlflow_id, status="FINISHED" if ended else "RUNNING")
+    client.set_tag(mlflow_id, _NOTE, note)
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.DONE if ended else schema.RUNNING)
+    client.update_run(mlflow_id, status="FINISHED" if ended else "RUNNING")
 
 
 @dataclass(frozen=True)
@@ -144,9 +138,8 @@ class TrialRecord:
             known = next((run.info.run_id for run in client.search_runs([experiment], asked)), None)
         if _existing(client, known) is not None:
             assert known is not None
-            with _in_turn(client):
-                client.update_run(known, status="RUNNING")
-                client.set_tag(known, schema.TAG_STATUS, schema.RUNNING)
+            client.update_run(known, status="RUNNING")
+            client.set_tag(known, schema.TAG_STATUS, schema.RUNNING)
             return cls(client, known)
         tags = {
             schema.TAG_SEARCH: study,
@@ -154,23 +147,20 @@ class TrialRecord:
             schema.TAG_PARENT: parent,
             schema.TAG_STATUS: schema.RUNNING,
         }
-        with _in_turn(client):
-            run = client.create_run(experiment, tags=tags, run_name=f"{study} trial {number}")
+        run = client.create_run(experiment, tags=tags, run_name=f"{study} trial {number}")
         return cls(client, run.info.run_id)
 
     def describe(self, params: Mapping[str, Any], run_ids: Sequence[str]) -> None:
         """The trial's point and the ids of its training runs."""
         pairs = [Param(key, str(value)) for key, value in params.items()]
-        with _in_turn(self.client):
-            self.client.log_batch(self.mlflow_id, params=pairs)
-            self.client.set_tag(self.mlflow_id, schema.TAG_TRIAL_RUNS, ",".join(run_ids))
+        self.client.log_batch(self.mlflow_id, params=pairs)
+        self.client.set_tag(self.mlflow_id, schema.TAG_TRIAL_RUNS, ",".join(run_ids))
 
     def scores(self, points: Iterable[Point]) -> None:
         """Points of the running mean. A store that is away costs the picture some points and the search nothing."""
         metrics = [Metric("search/score", one.score, one.time_ms, one.step) for one in points]
         try:
-            with _in_turn(self.client):
-                self.client.log_batch(self.mlflow_id, metrics=metrics)
+            self.client.log_batch(self.mlflow_id, metrics=metrics)
         except _STORE_FAULTS as error:
             print(
                 f"tracking store did not take search/score: {fault_line(error)}", file=sys.stderr, flush=True
@@ -178,15 +168,22 @@ class TrialRecord:
 
     def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
         """The trial ended as `status` says, with the `values` of its objectives if it is complete."""
-        with _in_turn(self.client):
-            for objective, value in values.items():
-                self.client.log_metric(self.mlflow_id, schema.search_metric(objective), value)
-            if reason:
-                self.client.set_tag(self.mlflow_id, schema.TAG_REASON, reason[:500])
-            self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, status)
-            self.client.set_terminated(self.mlflow_id, "FAILED" if status == schema.FAILED else "FINISHED")
+        for objective, value in values.items():
+            self.client.log_metric(self.mlflow_id, schema.search_metric(objective), value)
+        if reason:
+            self.client.set_tag(self.mlflow_id, schema.TAG_REASON, reason[:500])
+        self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, status)
+        self.client.set_terminated(self.mlflow_id, "FAILED" if status == schema.FAILED else "FINISHED")
 
     def pause(self) -> None:
         """The worker is going; another may take the trial up again."""
-        with contextlib.suppress(*_STORE_FAULTS), _in_turn(self.client):
-            self.client.set_terminated(self.mlflow_id, "KILLED")
+        for left in reversed(range(_TRIES)):
+            try:
+                self.client.set_terminated(self.mlflow_id, "KILLED")
+                return
+            except _STORE_FAULTS as error:
+                if left:
+                    time.sleep(_PAUSE_SECONDS)
+                    continue
+                said = f"tracking store did not take the end of a trial: {fault_line(error)}"
+                print(said, file=sys.stderr, flush=True)

@@ -9,10 +9,9 @@ TAG_FILES. `shipped` remembers how far a store has got.
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
@@ -21,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.plain_file import open_lock
 from cppo_lab.tracking.artifacts import Artifacts
-from cppo_lab.tracking.client import alone, ensure_experiment
+from cppo_lab.tracking.client import ensure_experiment
 from cppo_lab.tracking.datasets import log_datasets
 from cppo_lab.tracking.lines import Artifact, Begin, End, Line, Row
 from cppo_lab.tracking.naming import merged
@@ -184,15 +183,10 @@ class _Shipment:
             self.times[name] = {point.step: point.timestamp for point in history}
         return self.times.get(name, {}).get(line.step, line.time_ms) != line.time_ms
 
-    def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Write to the store. Writers of one SQLite file take turns, so that none finds it locked for long."""
-        with alone(self.uri):
-            return function(*arguments, **named)
-
     def _flush(self) -> None:
         while self.points:
             batch = self.points[:BATCH]
-            self._call(self.client.log_batch, self.record.mlflow_id, metrics=batch)
+            self.client.log_batch(self.record.mlflow_id, metrics=batch)
             del self.points[:BATCH]
             self.sent += len(batch)
 
@@ -217,19 +211,19 @@ class _Shipment:
             ):  # what a user has brought back since is not replaced again
                 tags.pop(schema.TAG_REPLACES, None)
         else:
-            self._call(self.client.update_run, mlflow_id, status="RUNNING")
+            self.client.update_run(mlflow_id, status="RUNNING")
             for key in sorted({schema.TAG_REASON, schema.TAG_STEP, schema.TAG_FILES} & run.data.tags.keys()):
-                self._call(self.client.delete_tag, mlflow_id, key)
+                self.client.delete_tag(mlflow_id, key)
         params = [Param(key, value) for key, value in line.params.items()]
         for start in range(0, len(params), PARAMS):
-            self._call(self.client.log_batch, mlflow_id, params=params[start : start + PARAMS])
+            self.client.log_batch(mlflow_id, params=params[start : start + PARAMS])
         self._tags(tags)
-        self._call(log_datasets, self.client, mlflow_id, [schema.Dataset(**one) for one in line.datasets])
+        log_datasets(self.client, mlflow_id, [schema.Dataset(**one) for one in line.datasets])
 
     def _tags(self, tags: Mapping[str, str]) -> None:
         entities = [RunTag(key, value) for key, value in tags.items()]
         for start in range(0, len(entities), TAGS):
-            self._call(self.client.log_batch, self.record.mlflow_id, tags=entities[start : start + TAGS])
+            self.client.log_batch(self.record.mlflow_id, tags=entities[start : start + TAGS])
 
     def _find(self, line: Begin) -> bool:
         """Whether the store has the record, of an earlier try whose answer, or our memory of it, was lost."""
@@ -261,15 +255,13 @@ class _Shipment:
         """
         for run in self._of_record(ours.info.experiment_id):
             if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
-                self._call(self.client.set_terminated, run.info.run_id, "KILLED")
-                self._call(self.client.delete_run, run.info.run_id)
+                self.client.set_terminated(run.info.run_id, "KILLED")
+                self.client.delete_run(run.info.run_id)
 
     def _create(self, line: Begin) -> None:
         experiment = ensure_experiment(self.client, self.uri, line.experiment)
         tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
-        run = self._call(
-            self.client.create_run, experiment, start_time=line.time_ms, tags=tags, run_name=line.name
-        )
+        run = self.client.create_run(experiment, start_time=line.time_ms, tags=tags, run_name=line.name)
         self.record.mlflow_id = run.info.run_id
 
     def _end(self, line: End) -> None:
@@ -284,7 +276,7 @@ class _Shipment:
             tags[schema.TAG_STEP] = str(line.step)
         self._tags(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
-        self._call(self.client.set_terminated, self.record.mlflow_id, status, line.time_ms)
+        self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
         # An end that is sent again adds nothing: the history that the store has may hold steps that a full disk kept
         # from the files here.
         self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
@@ -308,7 +300,7 @@ class _Shipment:
                 store.upload(name)
             store.upload_history()
             # Readers that go by what a run's tags say see by it that its files have come.
-            self._call(self.client.set_tag, record.mlflow_id, schema.TAG_FILES, "complete")
+            self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False
         save_shipped(self.folder, self.uri, self.state)
 

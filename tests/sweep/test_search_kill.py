@@ -161,7 +161,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, search
         one.send(signal.SIGTERM)
     assert [one.end() for one in again] == [130, 130]
     until("they end", lambda: not training_now(runs))
-    assert statuses_of_trials() == {"KILLED"}
+    assert statuses_of_trials() == {"KILLED"}, LOG.read_text()
     assert len([run for run in mlflow_runs() if schema.TAG_RUN_ID in run.data.tags]) == 2
 
 
