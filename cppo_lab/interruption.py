@@ -1,14 +1,19 @@
 """Being told to end: the signals that say so become an exception, once."""
 
 import contextlib
+import functools
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 # A terminal that closes says it to all its processes, unless `nohup` keeps them.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 # People, Slurm and launchers send the first; the second is submitit's warning before a time limit.
 _TOLD = (signal.SIGTERM, signal.SIGUSR2, *_HANGUP)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 _held: list[int] = []  # numbers of signals that came while they were held back
 
 
@@ -40,6 +45,41 @@ def unheard(*numbers: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[None]:
+    """A signal that ends this process does so after this block, not within it. May be nested.
+
+    For short work on a SQLite file: an exception in the middle of a transaction keeps the session that it came from,
+    and with it the file's lock, until it has been handled. Whoever handles it could not write.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TOLD)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`function`, with signals deferred until it returns."""
+
+    @functools.wraps(function)
+    def call(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        with deferred():
+            return function(*arguments, **named)
+
+    return call
 
 
 def hear_signals(now: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Writers of one SQLite file take turns.
+"""Writers of one SQLite file take turns, and are not interrupted in the middle of a transaction.
 
 MLflow reads and writes in one transaction. Of two processes that both have a read open and both want to write, SQLite
 refuses one at once with "database is locked": they would wait for each other. A server sees to that itself.
@@ -15,6 +15,7 @@ from typing import Any, Final
 from mlflow import MlflowClient
 
 from cppo_lab import store
+from cppo_lab.interruption import deferred
 
 # The methods of the client that we use and that write to the database.
 WRITES: Final = (
@@ -29,6 +30,15 @@ WRITES: Final = (
     "set_tag",
     "set_terminated",
     "update_run",
+)
+# And those that read from it.
+READS: Final = (
+    "get_experiment",
+    "get_experiment_by_name",
+    "get_metric_history",
+    "get_run",
+    "search_experiments",
+    "search_runs",
 )
 _held = threading.local()
 
@@ -60,17 +70,34 @@ def _keys() -> set[tuple[int, Path]]:
 
 
 class ExclusiveClient(MlflowClient):
-    """MLflow's client; each write to a SQLite store is exclusive."""
+    """MLflow's client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
 
 
 def _exclusive(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def write(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
-        with exclusive(str(self.tracking_uri)):
+        with exclusive(str(self.tracking_uri)), _deferred(self):
             return method(self, *arguments, **named)
 
     return write
 
 
+def _whole(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def read(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
+        with _deferred(self):
+            return method(self, *arguments, **named)
+
+    return read
+
+
+def _deferred(client: ExclusiveClient) -> contextlib.AbstractContextManager[None]:
+    # A server may be away: who asks for an end then does not wait for it.
+    sqlite = store.sqlite_file(str(client.tracking_uri)) is not None
+    return deferred() if sqlite else contextlib.nullcontext()
+
+
 for _name in WRITES:
     setattr(ExclusiveClient, _name, _exclusive(getattr(MlflowClient, _name)))
+for _name in READS:
+    setattr(ExclusiveClient, _name, _whole(getattr(MlflowClient, _name)))

@@ -1,17 +1,24 @@
 """Writers of one SQLite store take turns: nobody's write fails because another one writes."""
 
 import contextlib
+import signal
+import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from sqlalchemy import Engine, event
 
 import cppo_lab
 from cppo_lab import store
+from cppo_lab.interruption import deferred
+from cppo_lab.sweep.search.storage import open_storage
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.exclusive import WRITES, exclusive
 from tests.waiting import CEILING_SECONDS, until
@@ -73,3 +80,93 @@ def test_no_module_makes_another_client_to_write_with() -> None:
         path.name for path in (package / "tracking").glob("*.py") if "= MlflowClient(" in path.read_text()
     }
     assert makers == set()
+
+
+def _is_locked(database: Path) -> bool:
+    with contextlib.closing(sqlite3.connect(database, timeout=0)) as connection:
+        try:
+            connection.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError:
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _signal_at(statement: int) -> Iterator[list[str]]:
+    """Ctrl-C behind statement number `statement` of those that SQLAlchemy sends; gives all that it has sent."""
+    sent: list[str] = []
+
+    def behind(connection: object, cursor: object, text: str, *_: object) -> None:
+        sent.append(text)
+        if len(sent) == statement:
+            signal.raise_signal(signal.SIGINT)
+
+    event.listen(Engine, "after_cursor_execute", behind)
+    try:
+        yield sent
+    finally:
+        event.remove(Engine, "after_cursor_execute", behind)
+
+
+def _interrupted_everywhere(database: Path, call: Callable[[], object]) -> int:
+    """Interrupt `call` behind each of its statements, and see the file free while that is handled; how many."""
+    for statement in count(1):
+        with _signal_at(statement) as sent:
+            try:
+                call()
+            except KeyboardInterrupt:
+                assert not _is_locked(database), sent
+            else:
+                assert len(sent) < statement
+                return len(sent)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("name", ["log_batch", "set_tag", "set_terminated", "get_run", "search_runs"])
+def test_an_interrupted_call_leaves_the_file_free(name: str, uri: str, tmp_path: Path) -> None:
+    """Whoever handles the interruption writes to the store: how it ended."""
+    client = open_client(uri)
+    experiment = ensure_experiment(client, uri, "mini")
+    run = client.create_run(experiment, tags={"a": "b"}).info.run_id
+    reads: dict[str, Callable[[], object]] = {
+        "get_run": lambda: client.get_run(run),
+        "search_runs": lambda: client.search_runs([experiment]),
+    }
+    call = reads.get(name) or (lambda: CALLS[name](client, experiment, run))
+    assert _interrupted_everywhere(tmp_path / "mlflow.db", call) > 2
+
+
+def test_an_interrupted_study_leaves_its_file_free(tmp_path: Path) -> None:
+    database = tmp_path / "optuna.db"
+    study = optuna.create_study(storage=open_storage(f"sqlite:///{database}"), study_name="one")
+    trial = study.ask()
+    step = count()
+    assert _interrupted_everywhere(database, lambda: trial.report(0.5, next(step))) > 2
+    assert _interrupted_everywhere(database, lambda: trial.set_user_attr("a", "b")) > 1
+    assert _interrupted_everywhere(database, lambda: study.get_trials(deepcopy=False)) > 1
+
+
+def test_a_thread_defers_nothing() -> None:
+    """Signals are handled in the main thread alone."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def look() -> None:
+        with deferred():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    seen: list[object] = []
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_a_signal_waits_for_the_outermost_block_and_is_then_handled_as_before() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), deferred():
+        with deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("inner")
+        done.append("outer")
+    assert done == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

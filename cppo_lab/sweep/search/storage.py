@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import optuna
 from optuna.exceptions import OptunaError
@@ -17,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import store
 from cppo_lab.errors import UserError
+from cppo_lab.interruption import deferring
 from cppo_lab.redaction import redacted
 from cppo_lab.tracking.new_store import is_new, make_whole
 
@@ -127,4 +129,14 @@ def _open(url: str) -> BaseStorage:
     if is_new(path):
         with alone(url):
             make_whole(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
-    return RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_SECONDS}})
+    return _SqliteStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_SECONDS}})
+
+
+class _SqliteStorage(RDBStorage):
+    """Optuna's; signals wait for the end of each call."""
+
+
+# Those that begin with `_` too: Optuna's cache calls them.
+for _name, _method in vars(RDBStorage).items():
+    if isinstance(_method, FunctionType) and not _name.startswith("__"):
+        setattr(_SqliteStorage, _name, deferring(_method))
