@@ -4,7 +4,6 @@ Runs of a search have no `cppo.run_id`: nothing that reads training runs takes t
 """
 
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +21,6 @@ from cppo_lab.tracking.spool import read_rows
 
 _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 _NOTE = "mlflow.note.content"
-_TRIES, _PAUSE_SECONDS = (
-    3,
-    1.0,
-)  # of the last word on a trial; the next `cppo tune` would be the next to give it
 
 
 class Point(NamedTuple):
@@ -177,13 +172,8 @@ class TrialRecord:
 
     def pause(self) -> None:
         """The worker is going; another may take the trial up again."""
-        for left in reversed(range(_TRIES)):
-            try:
-                self.client.set_terminated(self.mlflow_id, "KILLED")
-                return
-            except _STORE_FAULTS as error:
-                if left:
-                    time.sleep(_PAUSE_SECONDS)
-                    continue
-                said = f"tracking store did not take the end of a trial: {fault_line(error)}"
-                print(said, file=sys.stderr, flush=True)
+        try:
+            self.client.set_terminated(self.mlflow_id, "KILLED")
+        except _STORE_FAULTS as error:
+            said = f"tracking store did not take the end of a trial: {fault_line(error)}"
+            print(said, file=sys.stderr, flush=True)
