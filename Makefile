@@ -65,8 +65,7 @@ soak: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache --no-logo
-	$(BIN)/mypy -p cppo_lab -p dev -p benchmarks.summary -p benchmarks.gpu_kit
+	$(BIN)/python -m dev.lint
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.summary $(if $(QUICK),--quick)

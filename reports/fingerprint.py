@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-import cppo_lab
+from cppo_lab import PACKAGE_FOLDER, PARTS, PARTS_FOLDER
 
-PACKAGE_ROOT = Path(cppo_lab.__file__).parent
-PACKAGE = PACKAGE_ROOT / "reports"
+REPORTS = PARTS_FOLDER / "reports"
 LIBRARIES = ("matplotlib", "numpy", "pandas", "jinja2")  # those that change the bytes of a report
 
 
@@ -90,15 +89,23 @@ def of_bytes(content: bytes) -> str:
 def drawing_code() -> str:
     """Of all that turns an info into a drawing: our code and the libraries'."""
     return fingerprint(
-        (libraries(), tree(PACKAGE / "figures"), of_bytes((PACKAGE / "names.py").read_bytes()))
+        (libraries(), tree(REPORTS / "figures"), of_bytes((REPORTS / "names.py").read_bytes()))
     )
 
 
 @cache
 def report_code() -> str:
     """Of all that turns runs into a report: analysis, reports with their templates, and the libraries."""
-    shared = [of_bytes((PACKAGE_ROOT / f"{name}.py").read_bytes()) for name in ("schema", "history", "store")]
-    return fingerprint((libraries(), tree(PACKAGE), tree(PACKAGE_ROOT / "analysis"), shared))
+    shared = [
+        of_bytes((PACKAGE_FOLDER / f"{name}.py").read_bytes()) for name in ("schema", "history", "store")
+    ]
+    return fingerprint((libraries(), tree(REPORTS), tree(PARTS_FOLDER / "analysis"), shared))
+
+
+def package(suffixes: Collection[str]) -> str:
+    """Of the package's files with these endings, in a checkout as where it is installed."""
+    beside = () if PARTS_FOLDER == PACKAGE_FOLDER else (PARTS_FOLDER / name for name in PARTS)
+    return fingerprint([tree(folder, suffixes) for folder in (PACKAGE_FOLDER, *beside)])
 
 
 def libraries() -> list[str]:
@@ -109,7 +116,7 @@ def libraries() -> list[str]:
 def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", ".csv", ".json")) -> str:
     """Of the files with these endings below `root`: their places and content."""
     found = []
-    for folder, folders, names in os.walk(root, followlinks=True):
+    for folder, folders, names in os.walk(root):
         # Reports are written below the package where it is worked on.
         folders[:] = sorted(name for name in folders if name not in ("build", "__pycache__"))
         for name in sorted(names):

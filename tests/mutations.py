@@ -760,7 +760,7 @@ def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str]:
             source = ROOT / name
             if source.is_dir():
                 ignored = shutil.ignore_patterns("__pycache__", "build")
-                shutil.copytree(source, copy / name, symlinks=True, ignore=ignored)
+                shutil.copytree(source, copy / name, ignore=ignored)
             else:
                 shutil.copy(source, copy / name)
         if fault is not None:

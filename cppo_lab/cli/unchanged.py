@@ -9,11 +9,10 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import cppo_lab
 from cppo_lab import store
 from cppo_lab.plain_file import open_plain
 from cppo_lab.redaction import redacted
-from cppo_lab.reports.fingerprint import fingerprint, of_bytes, tree
+from cppo_lab.reports.fingerprint import fingerprint, of_bytes, package
 from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
 
 _NOT_ASKED = ("command", "force", "out")  # what changes no file of the report
@@ -44,8 +43,8 @@ def asked(options: argparse.Namespace) -> str:
     """Changes with the command line and with all files that say what it means."""
     said = {name: value for name, value in vars(options).items() if name not in _NOT_ASKED}
     environment = redacted(os.environ.get(store.VARIABLE, ""))
-    package = tree(Path(cppo_lab.__file__).parent, (".py", ".yaml", ".j2", ".css", ".js", ".csv", ".json"))
-    return fingerprint((said, str(Path.cwd()), environment, _declared(options.sweep), package))
+    code = package((".py", ".yaml", ".j2", ".css", ".js", ".csv", ".json"))
+    return fingerprint((said, str(Path.cwd()), environment, _declared(options.sweep), code))
 
 
 def _declared(name: str) -> list[tuple[str, str]]:

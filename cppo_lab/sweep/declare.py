@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
+from cppo_lab import PARTS_FOLDER
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
 from cppo_lab.schema import CORES
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Scalar = str | int | float | bool | None
 ANY_CORE = "any"
-SHIPPED = resources.files("cppo_lab") / "sweeps"
+SHIPPED = PARTS_FOLDER / "sweeps"
 
 
 def _is_scalar(value: object) -> bool:

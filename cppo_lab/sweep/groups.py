@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
 
-CONF = resources.files("cppo_lab") / "conf"
+from cppo_lab import PARTS_FOLDER
+
+CONF = PARTS_FOLDER / "conf"
 
 
 @cache  # every run of a plan asks

@@ -15,13 +15,7 @@ from textwrap import indent
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cppo_lab", "analysis", "reports", "dev", "benchmarks")
-LINKED = (("cppo_lab", "analysis"), ("cppo_lab", "reports"))  # symbolic links
-SOURCES = sorted(
-    path
-    for folder in FOLDERS
-    for path in (ROOT / folder).rglob("*.py")
-    if path.relative_to(ROOT).parts[:2] not in LINKED
-)
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 BUILTINS = frozenset({"compile", "__import__"})
 METHODS = frozenset({"extractall", "from_string", "load_model", "to_pickle"})  # of whatever object

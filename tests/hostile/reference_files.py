@@ -8,7 +8,7 @@ from pathlib import Path
 import cppo_lab
 from tests.hostile.case import Case
 
-SHIPPED = Path(cppo_lab.__file__).parent / "reports" / "paper"
+SHIPPED = cppo_lab.PARTS_FOLDER / "reports" / "paper"
 PLACE = "shipped"  # stands for the package's folder in these tests
 REMEDY = "install the package again"
 

@@ -1,0 +1,68 @@
+"""import-linter and mypy over the package as it is installed: `python -m dev.lint [imports] [types]`, in `make lint`.
+
+Neither sees that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
+setup.py builds the package into build/lint, as for a wheel, and they read it there; messages name the tree's own files.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BUILT = Path("build", "lint")
+TYPED = ("cppo_lab", "dev", "benchmarks.summary", "benchmarks.gpu_kit")  # what mypy reads
+
+
+def build() -> int:
+    """Build the package into `BUILT`; setuptools' exit status, which says whether anything was left out."""
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(BUILT)]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr or done.stdout, end="", file=sys.stderr)
+    return done.returncode
+
+
+def imports() -> int:
+    """Run import-linter, which takes the package of the folder it is started in; its exit status."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--config", str(ROOT / "pyproject.toml")]
+    return subprocess.run([*command, "--no-cache", "--no-logo"], cwd=ROOT / BUILT, check=False).returncode
+
+
+def types() -> int:
+    """Run mypy, which takes the built package before that of the checkout; its exit status."""
+    command = [sys.executable, "-m", "mypy", *(word for name in TYPED for word in ("-p", name))]
+    environment = os.environ | {"MYPYPATH": str(BUILT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE, text=True)
+    print(in_the_tree(done.stdout), end="")
+    return done.returncode
+
+
+def in_the_tree(messages: str) -> str:
+    """Messages with the files of the tree in place of the built ones."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    for name, folder in settings["package-dir"].items():
+        messages = re.sub(
+            rf"^{BUILT.joinpath(*name.split('.'))}/", f"{folder}/", messages, flags=re.MULTILINE
+        )
+    return re.sub(rf"^{BUILT}/", "", messages, flags=re.MULTILINE)
+
+
+CHECKS = {"imports": imports, "types": types}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the checks that are named, or both; 0 if nothing is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m dev.lint", description="import-linter and mypy.")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports or types (default: both)")
+    chosen = parser.parse_args(arguments).checks or [*CHECKS]
+    if unknown := [name for name in chosen if name not in CHECKS]:
+        parser.error(f"{unknown[0]}: not one of {', '.join(CHECKS)}")
+    return build() or max(CHECKS[name]() for name in chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
