@@ -17,8 +17,10 @@ POLL_SECONDS = 0.1
 LAUNCHER_SECONDS = 0.01  # and while a launcher is to be hit in the middle of something
 LOOK_SECONDS = 0.5  # between two looks at what is on file
 QUEUE_SECONDS = 2.0  # and at Slurm's queue
+REFUSALS = 10  # launches in a row, while nothing is away: there is no use in more
 CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
 COMMAND_SECONDS = 1800.0
+REFUSED = 2  # exit status of a command that says what is wrong and does nothing
 EAGER = Path("dev", "chaos", "eager.py")  # below the project's code
 BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
 # Each is an option of its command, which hides jobs or changes what is printed.
@@ -54,13 +56,15 @@ class Storm:
         self._tries: Counter[Fault] = Counter()
         self._launcher: Launcher | None = None
         self._failed = False  # the last launch has left something undone
+        self._refused = 0  # launches in a row
         self._looked, self._asked = 0.0, 0.0
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def run(self) -> None:
         """Do it all.
 
-        Raises DevError if the study is not done in time or after CALM_LAUNCHES, or if something does not come back.
+        Raises DevError if the study is not done in time or after CALM_LAUNCHES, if launches are refused, or if
+        something does not come back.
         """
         try:
             self._launch("launch")
@@ -156,6 +160,9 @@ class Storm:
             self._happened(going.fault, hit)
             self._launch("launch")  # as its user would
         elif (status := going.ended()) is not None:
+            self._refused = self._refused + 1 if status == REFUSED and not self._strikes.away else 0
+            if self._refused == REFUSALS:
+                raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
             self._launcher, self._failed = None, status != 0 and going.words[0] == "launch"
             if going.words[0] == "launch" and going.found_nothing_to_do():
                 # What a full disk kept from the files of a run is in the store alone.
