@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.gpu_kit import gather, parity, running, update
 from benchmarks.gpu_kit.record import Record
 from cppo_lab.maths.rules import RULES
+from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
 WORDS = (sys.executable, "-c")
@@ -98,7 +99,9 @@ def test_every_part_runs_with_what_is_carried_and_nothing_else(
         "--out",
         tmp_path,
     ]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1000)
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=2 * CEILING_SECONDS
+    )
     assert done.returncode == 0, done.stdout + (tmp_path / running.LOG).read_text()
     whole = json.loads((tmp_path / running.RESULT).read_text())
     assert list(whole["parts"]) == [part.name for part in running.PARTS]
@@ -266,7 +269,12 @@ class TestGather:
         nowhere |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1", "PIP_EXTRA_INDEX_URL": ""}
         before = gather.COMMIT.read_bytes() if gather.COMMIT.exists() else None
         said = subprocess.run(
-            command, cwd=ROOT, env=os.environ | nowhere, capture_output=True, text=True, timeout=120
+            command,
+            cwd=ROOT,
+            env=os.environ | nowhere,
+            capture_output=True,
+            text=True,
+            timeout=CEILING_SECONDS,
         )
         assert said.returncode == 2
         assert re.fullmatch(r"error: pip could not fetch .*is the package index reachable\?.*\n", said.stderr)
