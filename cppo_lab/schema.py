@@ -7,7 +7,6 @@ Shares and accuracies are fractions in [0, 1]; only tables and axes turn them in
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -206,20 +205,6 @@ class Dataset:
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
 CORES = ("mini", "verl")
-
-
-# The paper's colours of its methods, in figures as in MLflow's page.
-METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
-    {
-        "cppo": "#0052D9",
-        "dppo": "#E05759",
-        "trm_avg": "#D9A521",
-        "trm_max": "#B5651D",
-        "cispo": "#B07AA1",
-        "grpo": "#59A14F",
-        "minpro": "#282828",
-    }
-)
 
 
 def search_metric(objective: str) -> str:

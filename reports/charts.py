@@ -13,10 +13,10 @@ from cppo_lab.analysis.study import MAIN
 from cppo_lab.reports.figures.curves import CurvesInfo
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, DiagnosticsInfo
 from cppo_lab.reports.figures.lines import Line, line_of
-from cppo_lab.reports.figures.palette import Stroke
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import core_of
+from cppo_lab.rules import Stroke
 
 Anchors = Mapping[tuple[str, str], str]  # (model, variant) -> id of its rows in the list of runs
 OURS, MEAN, PAPER = "run", "mean", "paper"

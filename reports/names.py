@@ -4,46 +4,22 @@ import re
 from collections.abc import Iterable
 
 from cppo_lab import schema
+from cppo_lab.rules import METHODS, known
 
-METHOD_ORDER = ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")
+METHOD_ORDER = tuple(rule.name for rule in METHODS)
 OURS = "cppo"  # the row that the paper shades
 
-_NAMES = {
-    "grpo": "GRPO",
-    "ppo": "PPO",
-    "dr_grpo": "Dr. GRPO",
-    "gspo": "GSPO",
-    "geo_mean": "GMPO",
-    "sapo": "SAPO",
-    "minpro": "MinPRO",
-    "cispo": "CISPO",
-    "dppo": "DPPO",
-    "trm_max": "TRM-Max",
-    "trm_avg": "TRM-Avg",
-    "trm_max_avg": "TRM-Max&Avg",
-    "cppo": "CPPO",
-    "cppo_no_position_weight": "CPPO without position weight",
-    "cppo_no_prefix_budget": "CPPO without prefix budget",
-    "cppo_no_prefix_budget_shuffled": "CPPO without prefix budget, shuffled weights",
-    "cppo_soft": "CPPO soft gate",
-    "cppo_kl": "CPPO, KL",
-    "cppo_tv": "CPPO, TV",
-    "cppo_topk_tv": "CPPO, Top-K TV",
-    "cppo_binary_tv": "CPPO, Binary TV",
-    "cppo_fixed_budget": "CPPO, fixed budget rate",
-    "cppo_low_w_min": "CPPO, lower w_min",
-    "no_trust_region": "no trust region",
-}
 _CONSTANTS = re.compile(r"cppo_db(?P<delta_b>[\d.]+)_w(?P<w_min>[\d.]+)")
 _BENCHMARK = re.compile(r"(?P<letters>[A-Za-z]+)(?P<digits>\d+)")
 
 
 def display_name(variant: str) -> str:
-    """The name of a variant in tables and legends; an unknown one is shown as it is."""
+    """The name of a variant in tables and legends: of its record in `cppo_lab.rules`; without one, as it is."""
     constants = _CONSTANTS.fullmatch(variant)
     if constants:
         return f"CPPO, delta_b {constants['delta_b']}, w_min {constants['w_min']}"
-    return _NAMES.get(variant, variant)
+    found = known(variant)
+    return found.title if found is not None and found.title else variant
 
 
 def benchmark_name(benchmark: str) -> str:

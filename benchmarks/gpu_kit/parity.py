@@ -16,6 +16,8 @@ from benchmarks.gpu_kit.record import Record
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.from_logits import logp_and_divergence
 from cppo_lab.maths.rules import RULES
+from cppo_lab.rules import PERMUTATION
+from cppo_lab.rules import RULES as RECORDS
 from cppo_lab.vectors.check import TOLERANCE
 
 NEAR = 1e-6
@@ -167,7 +169,7 @@ def _tolerance(dtype: torch.dtype, what: str) -> float:
 
 def permutation(rule: str, valid: Tensor) -> dict[str, Tensor]:
     """Each response's own positions in another order, for the rule that takes it."""
-    if rule != "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION not in RECORDS[rule].needs:
         return {}
     draws = torch.rand(valid.shape, generator=torch.Generator().manual_seed(1))
     return {"permutation": torch.where(valid, draws, 2.0).argsort(1)}

@@ -13,7 +13,7 @@ from benchmarks.summary.page import number
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.saving import save
 from cppo_lab.reports.figures.style import figure_style
-from cppo_lab.schema import METHOD_COLOURS
+from cppo_lab.rules import METHOD_COLOURS
 
 DPI = 110
 MET, MISSED = METHOD_COLOURS["cppo"], METHOD_COLOURS["dppo"]

@@ -6,6 +6,8 @@
 
 Every token keeps a gradient; clipping bounds its size. `clip_low=None` leaves the lower side open.
 PAPER: the clips are not disclosed. Ours, for both: a cap of 5.0 (clip_high = 4), the lower side open.
+
+Source: CISPO, arXiv 2506.13585; MinPRO, arXiv 2601.22718.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Token masks from divergences: DPPO and CPPO with its ablations. Shapes: [B, T].
+"""Token masks from divergences: DPPO and CPPO. Shapes: [B, T].
 
     M_t = [ A_t (rho_t - 1) <= 0  or  w_t D_t <= c_t ],     objective = M_t rho_t A_t
     DPPO:  w = 1, c_t = delta
@@ -10,7 +10,10 @@ divergence fits both the token threshold delta and what the prefix has left over
 kept or masked; c_t may go negative. A tie keeps the token; so does A = 0, which carries no gradient and stays
 out of mask statistics.
 
-CPPO on KL or on the Binary TV is `cppo` with another `divergence` and other constants, not a rule of its own.
+CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablations are `cppo` with a constant fixed
+(cppo_lab/rules/built_in.py): w_min = 1 leaves the prefix budget alone, delta_b = infinity the position weight alone.
+
+Source: CPPO, arXiv 2606.10968; DPPO, arXiv 2602.04879.
 """
 
 import math
@@ -92,64 +95,19 @@ def cppo(
         ValueError: a constant out of range, no divergence, or arguments as in `output.tokens`.
     """
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weights = _position_weights(batch, w_min, span, permutation)
-    return _budgeted(batch, "cppo", weights, delta, delta_b, delta_b_mode)
-
-
-def cppo_no_position_weight(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
-    *,
-    delta: float,
-    delta_b: float,
-    delta_b_mode: str,
-) -> RuleOutput:
-    """CPPO with w = 1: the prefix budget alone. Arguments and errors as `cppo`."""
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weights = batch.valid.to(batch.logp.dtype)
-    return _budgeted(batch, "cppo_no_position_weight", weights, delta, delta_b, delta_b_mode)
-
-
-def cppo_no_prefix_budget(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
-    *,
-    delta: float,
-    w_min: float,
-    span: int | None = None,
-) -> RuleOutput:
-    """CPPO with delta_b = infinity: the position weight alone, w_t D_t <= delta. Arguments as `cppo`."""
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weights = _position_weights(batch, w_min, span)
-    return _weighted(batch, "cppo_no_prefix_budget", weights, delta)
-
-
-def cppo_no_prefix_budget_shuffled(
-    logp: Tensor,
-    rollout_logp: Tensor,
-    advantages: Tensor,
-    valid: Tensor,
-    divergence: Tensor | None = None,
-    *,
-    delta: float,
-    w_min: float,
-    permutation: Tensor,
-    span: int | None = None,
-) -> RuleOutput:
-    """As `cppo_no_prefix_budget` with each response's weights permuted (see `weights.shuffled_weights`).
-
-    Tells whether the order of the weights matters or only their distribution. The caller draws `permutation`
-    [B, T] once per rollout and keeps it across the rollout's minibatches.
-    """
-    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weights = _position_weights(batch, w_min, span, permutation)
-    return _weighted(batch, "cppo_no_prefix_budget_shuffled", weights, delta)
+    weights = position_weights(batch.valid, w_min, span, dtype=batch.logp.dtype)
+    if permutation is not None:
+        weights = shuffled_weights(weights, batch.valid, permutation)
+    positive("delta", delta)
+    d = batch.required_divergence("cppo")
+    rate = effective_delta_b(d, batch.valid, delta_b, delta_b_mode)
+    away = batch.moves_away
+    if math.isinf(delta_b):  # no prefix test, and nothing of it in the statistics
+        return masked(batch, token_fails=(weights * d > delta) & away)
+    tests = threshold_tests(d, weights, batch.valid, delta, rate)
+    output = masked(batch, token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
+    output.stats.update(budget_stats(batch, rate, delta_b))
+    return output
 
 
 def masked(batch: Tokens, *, token_fails: Tensor, prefix_fails: Tensor | None = None) -> RuleOutput:
@@ -160,32 +118,6 @@ def masked(batch: Tokens, *, token_fails: Tensor, prefix_fails: Tensor | None = 
     if prefix_fails is not None:
         stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(keep.dtype)
     return RuleOutput(importance_objective(batch, keep), keep, stats)
-
-
-def _position_weights(
-    batch: Tokens, w_min: float, span: int | None, permutation: Tensor | None = None
-) -> Tensor:
-    weights = position_weights(batch.valid, w_min, span, dtype=batch.logp.dtype)
-    return weights if permutation is None else shuffled_weights(weights, batch.valid, permutation)
-
-
-def _budgeted(
-    batch: Tokens, rule: str, weights: Tensor, delta: float, delta_b: float, delta_b_mode: str
-) -> RuleOutput:
-    positive("delta", delta)
-    divergence = batch.required_divergence(rule)
-    rate = effective_delta_b(divergence, batch.valid, delta_b, delta_b_mode)
-    tests = threshold_tests(divergence, weights, batch.valid, delta, rate)
-    away = batch.moves_away
-    output = masked(batch, token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
-    output.stats.update(budget_stats(batch, rate, delta_b))
-    return output
-
-
-def _weighted(batch: Tokens, rule: str, weights: Tensor, delta: float) -> RuleOutput:
-    positive("delta", delta)
-    fails = (weights * batch.required_divergence(rule) > delta) & batch.moves_away
-    return masked(batch, token_fails=fails)
 
 
 def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:

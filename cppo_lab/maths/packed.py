@@ -54,7 +54,7 @@ class Bucket(NamedTuple):
 
 
 def rule(
-    name: str,
+    name: str | Callable[..., RuleOutput],
     logp: Tensor,
     rollout_logp: Tensor,
     advantages: Tensor,
@@ -65,7 +65,7 @@ def rule(
     """`get_rule(name)` on packed tokens [N]; objective and keep are [N], statistics those of the whole batch.
 
     Args:
-        name: a rule of the registry.
+        name: a built-in rule, or the function of any.
         logp, rollout_logp, advantages, divergence: [N]; `expand` turns advantages per response into these.
         cu_lengths: [B + 1] integers.
         constants: the rule's own; `permutation` is [N] here, each response's entries permuting 0..length - 1.
@@ -73,7 +73,7 @@ def rule(
     Raises:
         ValueError: shapes other than [N], `cu_lengths` that do not fit, or as the rule raises.
     """
-    function = get_rule(name)
+    function = get_rule(name) if isinstance(name, str) else name
     groups = buckets(cu_lengths, len(logp))
     permutation = constants.pop("permutation", None)
     given = {"logp": logp, "rollout_logp": rollout_logp, "advantages": advantages}

@@ -1,55 +1,27 @@
-"""The registry of trust-region rules: one literal dict, name -> function.
+"""The rules as functions: name -> function, from the records in `cppo_lab.rules`.
 
 Every rule is `fn(logp, rollout_logp, advantages, valid, divergence=None, *, <constants>) -> RuleOutput`, with
 all tensors [B, T]; the constants are plain keyword scalars.
 """
 
 from collections.abc import Callable
+from typing import cast
 
-from cppo_lab.maths.importance import cispo, minpro
-from cppo_lab.maths.masks import (
-    cppo,
-    cppo_no_position_weight,
-    cppo_no_prefix_budget,
-    cppo_no_prefix_budget_shuffled,
-    dppo,
-)
+from cppo_lab import rules
 from cppo_lab.maths.output import RuleOutput
-from cppo_lab.maths.sequence_masks import trm_avg, trm_max, trm_max_avg
-from cppo_lab.maths.sequence_ratio import geo_mean, gspo
-from cppo_lab.maths.soft import cppo_soft
-from cppo_lab.maths.soft_clip import sapo
-from cppo_lab.maths.surrogates import dr_grpo, grpo, ppo
 
 __all__ = ["RULES", "RuleOutput", "get_rule"]
 
-RULES: dict[str, Callable[..., RuleOutput]] = {
-    "grpo": grpo,
-    "ppo": ppo,
-    "dr_grpo": dr_grpo,
-    "dppo": dppo,
-    "cppo": cppo,
-    "cppo_no_position_weight": cppo_no_position_weight,
-    "cppo_no_prefix_budget": cppo_no_prefix_budget,
-    "cppo_no_prefix_budget_shuffled": cppo_no_prefix_budget_shuffled,
-    "cppo_soft": cppo_soft,
-    "trm_max": trm_max,
-    "trm_avg": trm_avg,
-    "trm_max_avg": trm_max_avg,
-    "cispo": cispo,
-    "minpro": minpro,
-    "gspo": gspo,
-    "geo_mean": geo_mean,
-    "sapo": sapo,
-}
+RULES: dict[str, Callable[..., RuleOutput]] = {name: rule.load for name, rule in rules.RULES.items()}
 
 
-def get_rule(name: str) -> Callable[..., RuleOutput]:
-    """The rule called `name`.
+def get_rule(name: str, path: str | None = None) -> Callable[..., RuleOutput]:
+    """The rule called `name`; `path` says where a rule of another package is, see `cppo_lab.rules`.
 
     Raises:
         ValueError: no such rule; the message lists the valid names.
+        UserError: a rule of another package that cannot be had.
     """
-    if name not in RULES:
+    if path is None and name not in RULES:
         raise ValueError(f"rule={name!r} is unknown: choose one of {sorted(RULES)}")
-    return RULES[name]
+    return cast(Callable[..., RuleOutput], rules.rule_of(name, path).load)

@@ -6,6 +6,8 @@
 
 D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A; a rejected response
 has objective 0 and stays in the denominators of `aggregate`. A tie keeps the response.
+
+Source: TRM, arXiv 2512.23075.
 """
 
 from torch import Tensor

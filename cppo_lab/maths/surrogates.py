@@ -1,6 +1,9 @@
 """Ratio-clipping rules. Shapes: [B, T]. rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
 
 They need no divergence; one that is passed only enters the statistics.
+
+Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of DAPO, arXiv 2503.14476; Dr. GRPO, arXiv
+2503.20783.
 """
 
 import math
@@ -54,9 +57,3 @@ def grpo(
     return RuleOutput(
         objective, keep, common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
     )
-
-
-ppo = grpo  # one function: PPO is the symmetric choice clip_low = clip_high
-# Dr. GRPO (arXiv 2503.20783) keeps PPO's clip. What it removes lies outside the rule: the division of advantages by
-# the group's standard deviation (`advantages.group_advantages`) and of each response by its length (`aggregation`).
-dr_grpo = grpo

@@ -4,15 +4,21 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from cppo_lab.plugins import PATH
+from cppo_lab.rules import ENTRY_POINT, RULES
 from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Spec
 
 VERL = "verl_"  # begins the names of verl's own losses
 
 
 class RuleSpec(Spec):
-    """A trust-region rule and its constants; None where the rule has no such constant."""
+    """A trust-region rule and its constants; None where the rule has no such constant.
+
+    `path` says where a rule of another package is, see `cppo_lab.rules`; None for those of the product and of verl.
+    """
 
     name: str
+    path: str | None = None
     clip_low: Probability | None = None
     clip_high: NonNegative | None = None
     dual_clip: Annotated[Finite, Field(gt=1)] | None = None
@@ -27,7 +33,21 @@ class RuleSpec(Spec):
     log_clip_high: NonNegative | None = None
     tau_positive: Positive | None = None
     tau_negative: Positive | None = None
-    options: dict[str, Finite] | None = None  # of verl's own losses, under verl's names
+    options: dict[str, Finite] | None = (
+        None  # constants that only verl's losses and rules of other packages have
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.path is None:
+            return self
+        if self.name in RULES or self.verl_loss is not None:
+            raise ValueError(
+                f"rule.path={self.path!r}: rule {self.name!r} comes with the product and is not replaced"
+            )
+        if self.path != ENTRY_POINT and not PATH.fullmatch(self.path):
+            raise ValueError(f"rule.path={self.path!r} must be package.module:function")
+        return self
 
     @property
     def verl_loss(self) -> str | None:
@@ -36,7 +56,13 @@ class RuleSpec(Spec):
 
     def parameters(self) -> dict[str, Any]:
         """The constants that are set, as keyword arguments of the rule's function."""
-        return {k: v for k, v in self.model_dump(exclude={"name", "options"}).items() if v is not None}
+        own = self.model_dump(exclude={"name", "path", "options"})
+        foreign = self.options or {} if self.path is not None else {}
+        return {k: v for k, v in own.items() if v is not None} | foreign
+
+    def needs(self, need: str) -> bool:
+        """Whether a rule of the product needs something (`cppo_lab.rules`); False where that is not known."""
+        return self.name in RULES and need in RULES[self.name].needs
 
 
 class DivergenceSpec(Spec):

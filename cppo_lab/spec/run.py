@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from cppo_lab.rules import KL
 from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Seed, Spec, fingerprint
 from cppo_lab.spec.made import MadeModel, TaskData
 from cppo_lab.spec.published import HubModel, MathData
@@ -126,9 +127,9 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.rule.name.startswith("trm_") and self.divergence.measure == "tv":
+        if self.rule.needs(KL) and self.divergence.measure == "tv":
             raise ValueError(
-                f"divergence.measure='tv' with rule {self.rule.name!r}: the thresholds of TRM are on KL(mu to pi); "
+                f"divergence.measure='tv' with rule {self.rule.name!r}: its thresholds are on KL(mu to pi); "
                 "choose divergence=topk_kl, binary_kl, exact_kl or sample_k3"
             )
         if self.training.t_stop % self.validation.every:

@@ -14,6 +14,7 @@ from cppo_lab.schema import CORES
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.base import Positive
 from cppo_lab.spec.resources import Features, Hours, Word
+from cppo_lab.sweep.rule_files import read_rules
 from cppo_lab.sweep.source import mapping, read_text
 
 if TYPE_CHECKING:
@@ -244,6 +245,8 @@ def load_sweep(name: str) -> "Sweep | Study | Search":
     else:
         raise unknown("sweep", name, shipped_sweeps())
     values = {"name": stem, **mapping(text, name)}
+    if folder is not None:
+        read_rules(Path(name), name)
     kind = _kind(values)
     found = parse(kind, values, f"{'search' if 'search' in values else 'sweep'} {name}")
     if isinstance(found, Study) and folder is not None:

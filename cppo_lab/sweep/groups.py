@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from cppo_lab import PARTS_FOLDER
+from cppo_lab.errors import UserError
 
 CONF = PARTS_FOLDER / "conf"
+# Options of the group `rule`: their file, and its content.
+_ADDED: dict[str, tuple[str, Mapping[str, Any]]] = {}
 
 
-@cache  # every run of a plan asks
-def groups() -> Mapping[str, Sequence[str]]:
-    """Configuration groups and their options."""
+@cache
+def shipped() -> Mapping[str, Sequence[str]]:
+    """The groups and options in conf/."""
     return {
         folder.name: sorted(
             file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
@@ -18,3 +22,31 @@ def groups() -> Mapping[str, Sequence[str]]:
         for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
         if folder.is_dir()
     }
+
+
+@cache  # every run of a plan asks
+def groups() -> Mapping[str, Sequence[str]]:
+    """Configuration groups and their options."""
+    return {**shipped(), "rule": sorted({*shipped()["rule"], *_ADDED})}
+
+
+def add_rules(rules: Mapping[str, Mapping[str, Any]], source: str) -> None:
+    """Add options to the group `rule` for the rest of this process; `source` is their file.
+
+    Raises UserError for a name that another file has with another content.
+    """
+    for name, values in rules.items():
+        other, known = _ADDED.get(name, (source, values))
+        if known != values:
+            change = (
+                "has changed: start again" if other == source else f"is another one in {other}: rename one"
+            )
+            raise UserError(f"rule file {source}: rule {name!r} {change}")
+        if name not in _ADDED:
+            _ADDED[name] = (source, values)
+            groups.cache_clear()
+
+
+def added_rules() -> Mapping[str, Mapping[str, Any]]:
+    """The added options of the group `rule`, with their content."""
+    return {name: values for name, (_, values) in _ADDED.items()}

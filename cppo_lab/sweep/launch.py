@@ -11,6 +11,7 @@ from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
 from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
+from cppo_lab.rules import rule_of
 from cppo_lab.run import Attempt
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
@@ -66,6 +67,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     left = tuple(run_id for run_id in failed if run_id not in {*retry, *going})
     todo = [run for run in open_runs if run.run_id not in left]
     _require_one_machine(todo, plan.launcher)
+    _require_rules(todo)
     progress = Progress(plan, states, len(todo))
     if not todo:
         describe_sweeps(plan, uri, experiment_id, parents, states)
@@ -85,6 +87,17 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     there = {one.mlflow_id for past in look.past.values() for one in past}
     gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
     return Launched(look.states(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
+
+
+def _require_rules(todo: Sequence[PlannedRun]) -> None:
+    """Import the rules of other packages before anything is started.
+
+    Raises UserError for one that cannot be had, or does not take its constants.
+    """
+    for run in todo:
+        rule = run.spec.rule
+        if rule.path is not None:
+            rule_of(rule.name, rule.path).check(rule.parameters(), run.spec.divergence.measure)
 
 
 def _attempts(

@@ -7,6 +7,7 @@ from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.compose import groups_set_by, listed, parsed, resolve
 from cppo_lab.sweep.declare import Scalar, Sweep
 from cppo_lab.sweep.groups import groups
+from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 LAUNCHING = ("launcher", "tracking", "paths")
@@ -101,9 +102,15 @@ def check_keys(sweep: Sweep) -> None:
                 )
             if key == "core":
                 raise UserError(f"sweep {sweep.source}: variants.{variant}.{key}: {NO_AXIS['core']}")
-    places = [(f"axes.{key}", key) for key in sweep.axes]
-    places += [(f"variants.{name}.{key}", key) for name, keys in sweep.variants.items() for key in keys]
-    for where, key in places:
+    places: list[tuple[str, str, object]] = [(f"axes.{key}", key, value) for key, value in sweep.axes.items()]
+    places += [
+        (f"variants.{name}.{key}", key, value)
+        for name, keys in sweep.variants.items()
+        for key, value in keys.items()
+    ]
+    for where, key, value in places:
+        if key == RULE_PATH:
+            raise UserError(f"sweep {sweep.source}: {where}={value!r}: {PATH_REMEDY}")
         if key.partition(".")[0] in LAUNCHING:
             raise UserError(
                 f"sweep {sweep.source}: {where}: {key!r} belongs on the command line, not in a sweep file"

@@ -91,8 +91,8 @@ def read_text(path: Path, source: str) -> str:
         raise UserError(f"sweep file {source} is not UTF-8 text: save it as UTF-8") from None
 
 
-def mapping(text: str, source: str) -> dict[str, Any]:
-    """The top-level mapping of a YAML text.
+def mapping(text: str, source: str, reference: re.Pattern[str] | None = None) -> dict[str, Any]:
+    """The top-level mapping of a YAML text. Values refer to nothing, but for those that match `reference`.
 
     Raises UserError naming the place or the key of what is wrong.
     """
@@ -113,7 +113,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         raise UserError(
             f"sweep {source}: a sweep file is a mapping with title, question, models, variants, axes"
         )
-    _refuse_unusual(values, source)
+    _refuse_unusual(values, source, reference)
     return values
 
 
@@ -141,7 +141,7 @@ def _refuse_twins(root: yaml.Node, source: str) -> None:
             todo.append(((way, name), value))
 
 
-def _refuse_unusual(values: Any, source: str) -> None:
+def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None) -> None:
     """Dates, bytes, sets, keys that are not text, and more values, or deeper ones, than any sweep has."""
     count = 0
     todo: list[tuple[Way, int, Any]] = [(None, 0, values)]
@@ -165,7 +165,7 @@ def _refuse_unusual(values: Any, source: str) -> None:
             todo += [((way, key), depth + 1, item) for key, item in value.items()]
         elif isinstance(value, list):
             todo += [((way, str(i)), depth + 1, item) for i, item in enumerate(value)]
-        elif isinstance(value, str) and "${" in value:
+        elif isinstance(value, str) and "${" in value and not (reference and reference.fullmatch(value)):
             raise UserError(
                 f"sweep {source}: {_dotted(way)}={_short(value)}: a sweep file holds plain values; ${{...}} belongs "
                 "into conf/"

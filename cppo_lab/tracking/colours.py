@@ -2,7 +2,7 @@
 
 import zlib
 
-from cppo_lab.schema import METHOD_COLOURS
+from cppo_lab.rules import METHOD_COLOURS
 
 # Variants that are none of the paper's methods; distinct from those.
 _OTHERS = ("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73")

@@ -10,9 +10,10 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.lines import drawn_variants, room_note
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
+from cppo_lab.rules import Stroke
 
 POINTS = (
     120  # per line at most: neighbouring steps are averaged, which also calms the noise of single batches

@@ -9,10 +9,11 @@ from matplotlib.ticker import MaxNLocator
 from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
 from cppo_lab.analysis.study import COMPARED, MAIN, OURS, Study, runs_of
 from cppo_lab.reports.figures.frame import above, surround
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Stroke
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
+from cppo_lab.rules import Stroke
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, State
 from cppo_lab.analysis.statistics.bands import band
-from cppo_lab.reports.figures.palette import Stroke
 from cppo_lab.reports.names import display_name, in_order
+from cppo_lab.rules import Stroke
 
 LABEL_SHARE = 0.2  # of the panel's width that the word "collapse" takes, on the safe side
 HEADROOM = 1.14  # over the highest value, for the star's number

@@ -14,10 +14,11 @@ from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, Trace, draw_panel, trace_of
 from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.lines import Line, draw_lines, line_of
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Stroke
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
+from cppo_lab.rules import Stroke
 
 REWARD = "train/reward"
 SMOOTHED = "train/reward_smoothed"  # the paper's own; our runs are smoothed here

@@ -17,7 +17,7 @@ from cppo_lab.analysis.search import (
 )
 from cppo_lab.reports.figures.search_panels import legend_below
 from cppo_lab.reports.names import objective_name
-from cppo_lab.schema import METHOD_COLOURS
+from cppo_lab.rules import METHOD_COLOURS
 
 BEST = METHOD_COLOURS["cppo"]
 STATE_COLOURS = {COMPLETE: "#8FA9CC", PRUNED: "#E0952A", FAILED: "#C8384A", RUNNING: "#59A14F"}

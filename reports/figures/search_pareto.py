@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from cppo_lab.analysis.search import SearchResult, complete_trials, front_of, pareto_front, value_of
 from cppo_lab.reports.figures.search_panels import legend_below
 from cppo_lab.reports.names import objective_name
-from cppo_lab.schema import METHOD_COLOURS
+from cppo_lab.rules import METHOD_COLOURS
 
 NUMBERED = 12  # trials of the front whose numbers fit
 

@@ -1,20 +1,12 @@
 """Random token batches for the maths tests, every one from a seeded generator."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from cppo_lab.rules import PERMUTATION, RULES
+from cppo_lab.testing import TokenBatch, random_batch, random_permutation
 
-class TokenBatch(NamedTuple):
-    """The arguments of a rule, in its order; every tensor [B, T]."""
-
-    logp: Tensor
-    rollout_logp: Tensor
-    advantages: Tensor
-    valid: Tensor
-    divergence: Tensor
-
+__all__ = ["TokenBatch", "constants", "distributions", "random_batch", "random_permutation"]
 
 # Constants with which each rule drops, clips or weakens some tokens of `random_batch`.
 CONSTANTS = {
@@ -63,34 +55,9 @@ STATISTICS: dict[str, set[str]] = {
 }
 
 
-def random_batch(seed: int, rows: int = 5, width: int = 12, dtype: torch.dtype = torch.float64) -> TokenBatch:
-    """Off-policy tokens, ragged lengths (0 and the full width included), some rows with A = 0."""
-    generator = torch.Generator().manual_seed(seed)
-    logp = -3 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 0.1
-    rollout_logp = logp - 0.6 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
-    advantages = torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, width).clone()
-    advantages[-1] = 0.0
-    lengths = torch.randint(0, width + 1, (rows,), generator=generator)
-    lengths[0] = width
-    divergence = 0.2 * torch.rand(rows, width, generator=generator, dtype=torch.float64)
-    valid = torch.arange(width) < lengths[:, None]
-    return TokenBatch(
-        logp.to(dtype), rollout_logp.to(dtype), advantages.to(dtype), valid, divergence.to(dtype)
-    )
-
-
-def random_permutation(valid: Tensor, seed: int) -> Tensor:
-    """[B, T]: a fresh permutation of each response's own positions; padding stays in place."""
-    generator = torch.Generator().manual_seed(seed)
-    permutation = torch.arange(valid.shape[1]).repeat(len(valid), 1)
-    for row, length in enumerate(valid.sum(1).tolist()):
-        permutation[row, :length] = torch.randperm(length, generator=generator)
-    return permutation
-
-
 def constants(name: str, batch: TokenBatch) -> dict:
     """CONSTANTS of a rule, with a permutation where it needs one."""
-    if name == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RULES[name].needs:
         return CONSTANTS[name] | {"permutation": random_permutation(batch.valid, 0)}
     return CONSTANTS[name]
 

@@ -14,6 +14,8 @@ from cppo_lab.maths.metrics import merge
 from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.maths.soft import sapo
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
+from cppo_lab.rules import PERMUTATION
+from cppo_lab.rules import RULES as RECORDS
 from tests.maths.maths_batches import CONSTANTS, WITHOUT_DIVERGENCE, random_batch
 from tests.maths.maths_cases import check_all
 
@@ -101,7 +103,7 @@ TENSOR_ERRORS = [
 @pytest.mark.parametrize("name", RULES)
 def test_tensor_is_refused(name: str) -> None:
     parameters = dict(CONSTANTS[name])
-    if name == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RECORDS[name].needs:
         parameters["permutation"] = torch.arange(12).expand(5, 12)
 
     def refused(message: str, change: dict) -> None:
@@ -115,7 +117,7 @@ def test_tensor_is_refused(name: str) -> None:
 def test_a_ratio_that_overflows_is_named_or_has_no_part_in_the_objective(name: str) -> None:
     """Finite log-probabilities may be so far apart that their ratio is none: never an infinite loss in silence."""
     parameters = dict(CONSTANTS[name])
-    if name == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RECORDS[name].needs:
         parameters["permutation"] = torch.arange(12).expand(5, 12)
     far = BATCH._replace(
         logp=BATCH.logp.float(),
@@ -149,7 +151,7 @@ def test_log_probabilities_whose_difference_overflows() -> None:
 @pytest.mark.parametrize("name", [n for n in RULES if n not in WITHOUT_DIVERGENCE])
 def test_a_missing_divergence_is_refused(name: str) -> None:
     parameters = dict(CONSTANTS[name])
-    if name == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RECORDS[name].needs:
         parameters["permutation"] = torch.arange(12).expand(5, 12)
     with pytest.raises(ValueError, match=rf"divergence=None: rule '{name}' needs"):
         get_rule(name)(*BATCH[:4], **parameters)

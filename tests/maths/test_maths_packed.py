@@ -12,6 +12,8 @@ from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 from cppo_lab.maths.rules import RULES, get_rule
 from cppo_lab.maths.weights import position_weights, prefix_excess, prefix_weight
+from cppo_lab.rules import PERMUTATION
+from cppo_lab.rules import RULES as RECORDS
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, distributions, random_batch
 from tests.maths.maths_cases import check_all
 
@@ -200,7 +202,7 @@ def test_a_batch_without_tokens_gives_zeros_and_no_nan(name: str) -> None:
 def batch_without_tokens_gives_zeros_and_no_nan(name: str, lengths: list[int]) -> None:
     empty = torch.zeros(0, dtype=torch.float64)
     parameters = dict(CONSTANTS[name])
-    if name == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RECORDS[name].needs:
         parameters["permutation"] = empty.long()
     cu_lengths = cumulative(lengths)
     output = packed.rule(name, empty, empty, empty, cu_lengths, empty, **parameters)

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.maths import aggregation, packed
 from cppo_lab.maths.rules import RULES
+from cppo_lab.rules import PERMUTATION
+from cppo_lab.rules import RULES as RECORDS
 from tests.maths.maths_batches import CONSTANTS, random_batch
 
 
@@ -49,7 +51,7 @@ def test_one_long_response_beside_many_short_ones_costs_memory_by_the_token(name
     tokens = [values[0] for values in random_batch(0, rows=2, width=n)]  # one row of n tokens
     logp, rollout_logp, advantages, _, divergence = tokens
     parameters = dict(CONSTANTS[name])
-    if name == "cppo_no_prefix_budget_shuffled":
+    if PERMUTATION in RECORDS[name].needs:
         parameters["permutation"] = torch.cat([torch.arange(length) for length in lengths])
     with Largest() as largest:
         logp = logp.clone().requires_grad_()

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.budget import effective_delta_b
-from cppo_lab.maths.metrics import merge, summarise
-from cppo_lab.maths.rules import RULES, get_rule
-from tests.maths.maths_batches import TokenBatch, constants, distributions, random_batch
+from cppo_lab.maths.rules import get_rule
+from tests.maths.maths_batches import distributions, random_batch
 from tests.oracles import loops
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -58,69 +57,6 @@ def test_divergences_in_float32_are_finite_and_close(measure: str, seed: int, sh
         )
     assert bool(torch.isfinite(results[0]).all())
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-4)
-
-
-def padded(batch: TokenBatch, extra: int, seed: int) -> TokenBatch:
-    """The same tokens with `extra` more columns and large finite rubbish at every padded place."""
-    generator = torch.Generator().manual_seed(seed)
-    valid = torch.nn.functional.pad(batch.valid, (0, extra))
-    fields = {}
-    for name in ("logp", "rollout_logp", "advantages", "divergence"):
-        rubbish = 1e30 * torch.randn(valid.shape, generator=generator, dtype=torch.float64)
-        values = torch.nn.functional.pad(getattr(batch, name), (0, extra))
-        fields[name] = torch.where(valid, values, rubbish)
-    return TokenBatch(valid=valid, **fields)
-
-
-@pytest.mark.parametrize("name", RULES)
-@FEW
-@given(seed=SEEDS, extra=st.integers(0, 5))
-def test_padding_does_not_matter(name: str, seed: int, extra: int) -> None:
-    batch = random_batch(seed)
-    wide = padded(batch, extra, seed)
-    parameters = constants(name, batch)
-    wide_parameters = constants(name, wide)
-    if "permutation" in parameters:
-        wide_parameters["permutation"] = torch.nn.functional.pad(
-            parameters["permutation"], (0, extra), value=-7
-        )
-    plain, result = get_rule(name)(*batch, **parameters), get_rule(name)(*wide, **wide_parameters)
-    width = batch.valid.shape[1]
-    torch.testing.assert_close(result.keep[:, :width], plain.keep, rtol=ROUNDING, atol=0)
-    torch.testing.assert_close(result.objective[:, :width], plain.objective, rtol=ROUNDING, atol=0)
-    assert not result.keep[:, width:].any() and not result.objective[:, width:].any()
-    assert result.stats.keys() == plain.stats.keys()
-    for key, value in plain.stats.items():
-        torch.testing.assert_close(result.stats[key], value, rtol=1e-12, atol=1e-12)
-    for mode in MODES:
-        horizon = width if mode == "seq-mean-token-sum-norm" else None
-        torch.testing.assert_close(
-            aggregate(result.objective, wide.valid, mode, horizon=horizon),
-            aggregate(plain.objective, batch.valid, mode, horizon=horizon),
-            rtol=1e-12,
-            atol=1e-12,
-        )
-
-
-@pytest.mark.parametrize("name", RULES)
-@FEW
-@given(seed=SEEDS)
-def test_responses_are_independent_of_their_order_and_company(name: str, seed: int) -> None:
-    batch = random_batch(seed)
-    parameters = constants(name, batch)
-    order = torch.randperm(len(batch.valid), generator=torch.Generator().manual_seed(seed))
-    whole = get_rule(name)(*batch, **parameters)
-
-    def rows(index: torch.Tensor):
-        chosen = {k: v[index] if k == "permutation" else v for k, v in parameters.items()}
-        return get_rule(name)(*(tensor[index] for tensor in batch), **chosen)
-
-    permuted = rows(order)
-    torch.testing.assert_close(permuted.keep, whole.keep[order], rtol=ROUNDING, atol=0)
-    torch.testing.assert_close(permuted.objective, whole.objective[order], rtol=ROUNDING, atol=0)
-    parts = [rows(order[:2]), rows(order[2:])]
-    merged, expected = summarise(merge([part.stats for part in parts])), summarise(whole.stats)
-    assert merged == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @MANY

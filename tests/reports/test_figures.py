@@ -22,7 +22,7 @@ from cppo_lab.reports.figures.frame import legend_columns
 from cppo_lab.reports.figures.inline import inline_svg
 from cppo_lab.reports.figures.palette import PALETTES
 from cppo_lab.reports.figures.style import figure_style
-from cppo_lab.schema import METHOD_COLOURS
+from cppo_lab.rules import METHOD_COLOURS
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 

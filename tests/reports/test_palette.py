@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from cppo_lab.reports.figures.palette import PALETTES, Stroke
-from cppo_lab.schema import METHOD_COLOURS
+from cppo_lab.reports.figures.palette import PALETTES
+from cppo_lab.rules import METHOD_COLOURS, Stroke
 from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
 
 METHODS = ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")

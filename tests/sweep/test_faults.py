@@ -121,7 +121,7 @@ MINI = {
     ),
     "trm_on_tv": (
         variant("rule: trm_max, divergence: topk_tv"),
-        ": variants.a.divergence='topk_tv': divergence.measure='tv' with rule 'trm_max': the thresholds of TRM are on "
+        ": variants.a.divergence='topk_tv': divergence.measure='tv' with rule 'trm_max': its thresholds are on "
         "KL(mu to pi); choose divergence=topk_kl, binary_kl, exact_kl or sample_k3",
     ),
     "published_model_on_mini": (

@@ -13,10 +13,8 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.metrics import relative_logprob_error
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import MiniRun
-
-SHUFFLED = "cppo_no_prefix_budget_shuffled"
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,9 @@ class Objective:
 
     def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
         self.spec, self.model, self.pad = spec, model, tokenizer.pad
-        self.rule, self.constants = get_rule(spec.rule.name), spec.rule.parameters()
-        self.shuffles = spec.rule.name == SHUFFLED
+        rule = rule_of(spec.rule.name, spec.rule.path)
+        self.rule, self.constants = rule.load, spec.rule.parameters()
+        self.shuffles = PERMUTATION in rule.needs
         kind, vocabulary = spec.divergence, tokenizer.vocabulary
         # How many of mu's most likely tokens the divergence needs.
         self.top_k = vocabulary if kind.estimator == "exact" else min(kind.k or 1, vocabulary)

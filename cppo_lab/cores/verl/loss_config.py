@@ -1,6 +1,5 @@
 """The typed configuration of our losses in verl: `actor.policy_loss` of a run."""
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,11 +9,10 @@ from verl.workers.config import PolicyLossConfig
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths.divergence import CONVENTIONS
-from cppo_lab.maths.rules import RULES, get_rule
+from cppo_lab.rules import PERMUTATION, RULES, Rule, rule_of
 
 NAME = "trust_region"
 MEASURES = {"topk": ("tv", "kl"), "exact": ("tv", "kl"), "binary": ("tv", "kl"), "sample": ("k2", "k3")}
-PERMUTATION = "permutation"  # the one constant of a rule that comes with the batch, as `weight_permutation`
 
 
 @dataclass
@@ -30,6 +28,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
 
     loss_mode: str = NAME
     rule: str = ""
+    path: str | None = None  # of a rule of another package
     constants: dict[str, Any] = field(default_factory=dict)
     estimator: str = "binary"
     measure: str = "tv"
@@ -58,7 +57,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
         if self.horizon is not None and self.horizon < 1:
             raise UserError(f"policy_loss.horizon={self.horizon} must be at least 1 token")
         if self.loss_mode == NAME:
-            _check_rule(self.rule, self.constants, self.measure)
+            _check_rule(self.record, self.constants, self.measure)
         elif self.loss_mode not in POLICY_LOSS_REGISTRY:
             raise unknown("policy_loss.loss_mode", self.loss_mode, {NAME, *POLICY_LOSS_REGISTRY})
         elif self.rule or self.constants:
@@ -75,33 +74,25 @@ class TrustRegionLossConfig(PolicyLossConfig):
     @property
     def needs_permutation(self) -> bool:
         """Whether the rule shuffles weights, by the column `weight_permutation`."""
-        parameter = inspect.signature(get_rule(self.rule)).parameters.get(PERMUTATION)
-        return parameter is not None and parameter.default is parameter.empty
+        return PERMUTATION in self.record.needs
+
+    @property
+    def record(self) -> Rule:
+        """The rule; one of another package is imported in this process.
+
+        Raises UserError if there is none.
+        """
+        if self.path is None and self.rule not in RULES:
+            raise unknown("policy_loss.rule", self.rule, RULES)
+        return rule_of(self.rule, self.path)
 
 
-def _check_rule(rule: str, constants: dict[str, Any], measure: str) -> None:
-    """Raise UserError for a rule that does not exist or does not take these constants."""
-    if rule not in RULES:
-        raise unknown("policy_loss.rule", rule, RULES)
-    takes = {
-        name: parameter.default is parameter.empty
-        for name, parameter in inspect.signature(RULES[rule]).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name != PERMUTATION
-    }
-    for name in constants:
-        if name not in takes:
-            raise unknown(f"constant of rule {rule!r}", name, takes)
-    missing = [name for name, required in takes.items() if required and name not in constants]
-    if missing:
-        raise UserError(f"policy_loss.constants lacks {', '.join(missing)}: rule {rule!r} needs them")
-    if rule.startswith("trm_") and measure == "tv":
-        raise UserError(
-            f"policy_loss.measure='tv' with rule {rule!r}: the thresholds of TRM are on KL(mu to pi); "
-            "choose measure kl, or estimator sample with k2 or k3"
-        )
+def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
+    """Raise UserError for a rule that does not take these constants."""
+    rule.check(constants, measure)
     one = torch.zeros(1, 1)
-    own = {PERMUTATION: one.long()} if PERMUTATION in inspect.signature(RULES[rule]).parameters else {}
+    own = {PERMUTATION: one.long()} if PERMUTATION in rule.needs else {}
     try:  # the rule itself says what its constants may be
-        get_rule(rule)(one, one, one, one.bool(), one, **constants, **own)
+        rule.load(one, one, one, one.bool(), one, **constants, **own)
     except (ValueError, TypeError) as error:
-        raise UserError(f"policy_loss.constants of rule {rule!r}: {error}") from error
+        raise UserError(f"policy_loss.constants of rule {rule.name!r}: {error}") from error

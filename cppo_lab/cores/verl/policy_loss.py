@@ -22,14 +22,14 @@ from verl.workers.utils.padding import no_padding_2_padding
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.verl import logits as from_engine
-from cppo_lab.cores.verl.loss_config import NAME, PERMUTATION, TrustRegionLossConfig
+from cppo_lab.cores.verl.loss_config import NAME, TrustRegionLossConfig
 from cppo_lab.cores.verl.loss_metrics import diagnostic_sums, report
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths import aggregation, divergence
 from cppo_lab.maths.checks import compute_dtype
 from cppo_lab.maths.metrics import summarise
 from cppo_lab.maths.output import RuleOutput, common_stats, tokens
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.rules import PERMUTATION
 
 
 class Responses(NamedTuple):
@@ -130,7 +130,7 @@ def evaluate(
                 f"rule {loss_config.rule!r} needs the column weight_permutation, drawn per rollout"
             )
         own = {PERMUTATION: responses.permutation}
-    output = get_rule(loss_config.rule)(*responses[:4], d, **loss_config.constants, **own)
+    output = loss_config.record.load(*responses[:4], d, **loss_config.constants, **own)
     denominator = whole.tokens if mode == "token-mean" else whole.responses
     if denominator is None:
         raise UserError(

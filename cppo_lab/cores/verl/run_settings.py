@@ -63,6 +63,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "policy_loss._target_": "cppo_lab.cores.verl.loss_config.TrustRegionLossConfig",
         "policy_loss.loss_mode": loss or "trust_region",
         "+policy_loss.rule": "" if loss else spec.rule.name,
+        "+policy_loss.path": spec.rule.path,
         "+policy_loss.constants": {} if loss else spec.rule.parameters(),
         "+policy_loss.estimator": own.estimator,
         "+policy_loss.measure": own.measure,
@@ -75,7 +76,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         values["grad_clip"] = spec.optim.clip_grad_norm
     else:
         values["optim.lr_decay_style"] = "constant"
-    for name, value in (spec.rule.options or {}).items():
+    for name, value in (spec.rule.options or {} if loss else {}).items():
         values[OPTIONS.get(name, name)] = value
     return {_below("actor_rollout_ref.actor", key): value for key, value in values.items()}
 

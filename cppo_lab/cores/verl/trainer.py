@@ -30,9 +30,9 @@ from cppo_lab.cores.verl.validation import score_name, validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.plain_file import replace_file
+from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
 
-SHUFFLED = "cppo_no_prefix_budget_shuffled"
 TRACES = "verl_traces.pt"
 
 
@@ -142,9 +142,14 @@ class LabTrainer(PPOTrainerSync):
             extra_info=batch.extra_info,
         )
         write_minibatch_responses(arranged, per_rank * self._ranks())
-        if self.spec.rule.name == SHUFFLED:
+        if self._shuffles():
             write_permutations(arranged, self.spec.seed, self.global_steps)
         return arranged
+
+    def _shuffles(self) -> bool:
+        """Whether the rule takes each response's weights in an order that is drawn."""
+        rule = self.spec.rule
+        return rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs
 
     def _ranks(self) -> int:
         """Data-parallel ranks of the actor."""

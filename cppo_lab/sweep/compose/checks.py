@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from cppo_lab.errors import UserError, unknown
+from cppo_lab.rules import RULES
 from cppo_lab.spec import LayoutSpec, MathData, RunSpec, VerlRun
 from cppo_lab.sweep.compose.settings import settings
 from cppo_lab.sweep.groups import groups
@@ -74,8 +75,12 @@ def check_constants(run: RunSpec) -> None:
     name = run.rule.name
     if name not in groups()["rule"]:
         raise unknown("rule", name, groups()["rule"])
-    _compare(name, "rule", _declared_constants(name), run.rule.parameters())
-    _compare(name, "rule.options", _declared_constants(name, "options"), run.rule.options or {})
+    if run.rule.path is None and run.rule.verl_loss is None and name not in RULES:
+        raise UserError(f"configuration: rule.name={name!r} is of another package: choose rule={name}")
+    options = run.rule.options or {}
+    own = {key: value for key, value in run.rule.parameters().items() if key not in options}
+    _compare(name, "rule", _declared_constants(name), own)
+    _compare(name, "rule.options", _declared_constants(name, "options"), options)
 
 
 def _compare(name: str, section: str, declared: Mapping[str, bool], given: Mapping[str, Any]) -> None:
@@ -96,4 +101,4 @@ def _declared_constants(name: str, section: str = "") -> dict[str, bool]:
     """Constants of a rule's file, or its options, and whether each must have a value."""
     rule = settings([f"rule={name}"])["rule"].value
     values = rule.get(section) or {} if section else rule
-    return {key: value is not None for key, value in values.items() if key not in ("name", "options")}
+    return {key: value is not None for key, value in values.items() if key not in ("name", "path", "options")}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override as HydraOverride
 from hydra.core.override_parser.types import OverrideType, QuotedString, ValueType
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.groups import CONF, groups
+from cppo_lab.sweep.groups import CONF, added_rules, groups
 
 MAX_LISTED = 100_000
 # What goes wrong within Hydra for overrides that parse and make no sense to it, such as `+rule=[1,2]`.
@@ -107,6 +108,8 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
     """
     for text in overrides:
         _check(text)
+    for name, content in added_rules().items():
+        ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
     # Hydra logs a warning for each file without a schema; validation is ours.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
@@ -124,14 +127,17 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-@cache
 def groups_set_by(rule: str) -> tuple[str, ...]:
     """The other groups of which the file of `rule` in conf/rule chooses the option."""
-    if rule not in groups()["rule"]:
-        return ()
-    defaults = yaml.safe_load((CONF / "rule" / f"{rule}.yaml").read_text(encoding="utf-8")).get(
-        "defaults", []
-    )
+    return _groups_set_by(rule) if rule in groups()["rule"] else ()
+
+
+@cache
+def _groups_set_by(rule: str) -> tuple[str, ...]:
+    values = added_rules().get(rule)
+    if values is None:
+        values = yaml.safe_load((CONF / "rule" / f"{rule}.yaml").read_text(encoding="utf-8"))
+    defaults = values.get("defaults", [])
     return tuple(key.removeprefix("override /") for entry in defaults for key in entry)
 
 

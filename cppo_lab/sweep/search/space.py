@@ -10,6 +10,7 @@ from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.declare import Scalar
 from cppo_lab.sweep.narrow import core_of
 from cppo_lab.sweep.overrides import quote
+from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 from cppo_lab.sweep.search.declare import MAX_TRIALS, Choices, Interval, Parameter, Search
 from cppo_lab.tracking.naming import flatten
 
@@ -122,7 +123,11 @@ def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, t
 def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[str]) -> None:
     """A key has one source, and a search says nothing of how runs are started or tracked."""
     where = f"search {search.source}"
+    if RULE_PATH in search.settings:
+        raise UserError(f"{where}: settings.{RULE_PATH}={search.settings[RULE_PATH]!r}: {PATH_REMEDY}")
     for key in space:
+        if key == RULE_PATH:
+            raise UserError(f"{where}: search.parameters.{key}: {PATH_REMEDY}")
         if key in _CHOSEN or key.partition(".")[0] in (*_ELSEWHERE, "layout"):
             raise UserError(f"{where}: search.parameters.{key}: this key cannot be tuned; remove it")
     for key in search.settings:

@@ -22,6 +22,7 @@ from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, random_b
 
 pytestmark = pytest.mark.verl
 HORIZON = 20
+FOREIGN = {"delta": 0.1, "slack": 0.01}  # constants of the rule of another package
 # [rank][micro-batch] -> rows. Row 6 has no token: it pads, once in company and once alone.
 CUTS = {1: [[[0, 3], [1, 2, 4, 5], [6]]], 2: [[[5, 0, 1], [2]], [[4, 6], [3]]]}
 
@@ -33,10 +34,13 @@ def responses(seed: int) -> TokenBatch:
     return batch._replace(valid=torch.arange(12) < lengths[:, None])
 
 
-def mini(name: str, mode: str, batch: TokenBatch) -> tuple[Tensor, Tensor, RuleOutput]:
+def mini(
+    name: str, mode: str, batch: TokenBatch, path: str | None = None
+) -> tuple[Tensor, Tensor, RuleOutput]:
     """Loss, its gradient in logp, and the rule's output, as cores/mini/objective.py has them."""
     logp = batch.logp.clone().requires_grad_()
-    output = get_rule(name)(logp, *batch[1:], **constants(name, batch))
+    own = FOREIGN if path else constants(name, batch)
+    output = get_rule(name, path)(logp, *batch[1:], **own)
     horizon = HORIZON if mode == "seq-mean-token-sum-norm" else None
     loss = -aggregate(output.objective, batch.valid, mode, horizon=horizon)
     loss.backward()
@@ -44,9 +48,12 @@ def mini(name: str, mode: str, batch: TokenBatch) -> tuple[Tensor, Tensor, RuleO
     return loss.detach(), logp.grad, output
 
 
-def verl_parts(name: str, mode: str, batch: TokenBatch, ranks: int, entropy: Tensor) -> tuple:
+def verl_parts(
+    name: str, mode: str, batch: TokenBatch, ranks: int, entropy: Tensor, path: str | None = None
+) -> tuple:
     """Loss and gradient of the minibatch as FSDP makes them from the micro-batches, and all metrics."""
-    config = actor(name, CONSTANTS[name], mode, measure="kl" if name.startswith("trm") else "tv",
+    config = actor(name, FOREIGN if path else CONSTANTS[name], mode, path=path,
+                   measure="kl" if name.startswith("trm") else "tv",
                    estimator="topk", k=4, convention="union", horizon=HORIZON)  # fmt: skip
     logp = batch.logp.clone().requires_grad_()
     tokens, rows = int(batch.valid.sum()), int(batch.valid.any(1).sum())
@@ -55,7 +62,7 @@ def verl_parts(name: str, mode: str, batch: TokenBatch, ranks: int, entropy: Ten
         metrics.append([])
         for index in cut:
             given = {"old_log_probs": batch.rollout_logp, "advantages": batch.advantages}
-            if name == "cppo_no_prefix_budget_shuffled":
+            if config.policy_loss.needs_permutation:
                 given["weight_permutation"] = random_permutation(batch.valid, 0).int()
             counts = torch.where(batch.valid.any(1), float(rows), 0.0)[index, None]
             prompts = [2 + i % 3 for i in index]
@@ -87,6 +94,17 @@ def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int
     assert loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
     torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
     torch.testing.assert_close(found == 0, gradient == 0)  # the same tokens are dropped
+
+
+@pytest.mark.parametrize("ranks", CUTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rule_of_another_package_has_the_same_loss_in_both_cores(mode: str, ranks: int) -> None:
+    batch, path = responses(3), "tests.rules.acme_rules:one_sided"
+    expected, gradient, output = mini("one_sided", mode, batch, path)
+    assert bool((output.keep[batch.valid] < 1).any())
+    loss, found, _ = verl_parts("one_sided", mode, batch, ranks, torch.zeros_like(batch.logp), path)
+    assert loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
+    torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("ranks", CUTS)

@@ -1,0 +1,238 @@
+"""The records of the rules that come with the product, and of the settings of theirs that have a name of their own."""
+
+import math
+
+from cppo_lab.rules.colours import (
+    BLACK,
+    BLUE,
+    DASH_DOT,
+    DASH_DOTS,
+    DOTS,
+    GREEN,
+    LONG,
+    LONG_SHORT,
+    ORANGE,
+    PURPLE,
+    SHORT,
+    SKY,
+    VERMILLION,
+)
+from cppo_lab.rules.record import DIVERGENCE, KL, PERMUTATION, RESPONSE, Row, Rule, Stroke, Variant
+
+CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
+_MASKS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.sequence_masks"
+_CLIPS, _COEFFICIENTS = "cppo_lab.maths.surrogates", "cppo_lab.maths.importance"
+_MEANS = "cppo_lab.maths.sequence_ratio"
+_BUDGET = frozenset({DIVERGENCE, RESPONSE})
+_OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
+
+# In the order of the table of their differences.
+BUILT_IN = (
+    Rule(
+        name="grpo",
+        function=f"{_CLIPS}:grpo",
+        title="GRPO",
+        paper="2402.03300",
+        row=Row("ratio", beyond="clipped"),
+        place=1,
+        stroke=Stroke("#59A14F"),
+        accessible=Stroke(GREEN, DASH_DOTS, "P"),
+    ),
+    # One function: PPO is the symmetric choice clip_low = clip_high.
+    Rule(
+        name="ppo",
+        function=f"{_CLIPS}:grpo",
+        title="PPO",
+        paper="1707.06347",
+        row=Row("ratio", beyond="clipped"),
+    ),
+    # Dr. GRPO keeps PPO's clip. What it removes lies outside the rule: the division of advantages by the group's
+    # standard deviation (`advantages.group_advantages`) and of each response by its length (`aggregation`).
+    Rule(
+        name="dr_grpo",
+        function=f"{_CLIPS}:grpo",
+        title="Dr. GRPO",
+        paper="2503.20783",
+        row=Row("ratio", beyond="clipped"),
+    ),
+    Rule(
+        name="dppo",
+        function=f"{_MASKS}:dppo",
+        title="DPPO",
+        paper="2602.04879",
+        needs=frozenset({DIVERGENCE}),
+        row=Row("divergence"),
+        place=4,
+        stroke=Stroke("#E05759"),
+        accessible=Stroke(VERMILLION, LONG, "s"),
+    ),
+    Rule(
+        name="cppo",
+        function=f"{_MASKS}:cppo",
+        title="CPPO",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="yes", prefix="yes"),
+        place=7,
+        stroke=Stroke("#0052D9"),
+        accessible=Stroke(BLUE),
+    ),
+    Rule(
+        name="cppo_no_position_weight",
+        function=f"{_MASKS}:cppo",
+        fixed={"w_min": 1.0, "span": None},
+        title="CPPO without position weight",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", prefix="yes"),
+        stroke=Stroke("#00A3A1"),
+        accessible=Stroke(GREEN, SHORT, "^"),
+    ),
+    Rule(
+        name="cppo_no_prefix_budget",
+        function=f"{_MASKS}:cppo",
+        fixed={"delta_b": math.inf, "delta_b_mode": "fixed"},
+        title="CPPO without prefix budget",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="yes"),
+        stroke=Stroke("#7B4FB5"),
+        accessible=Stroke(PURPLE, DASH_DOT, "v"),
+    ),
+    # Tells whether the order of the weights matters or only their distribution.
+    Rule(
+        name="cppo_no_prefix_budget_shuffled",
+        function=f"{_MASKS}:cppo",
+        fixed={"delta_b": math.inf, "delta_b_mode": "fixed"},
+        title="CPPO without prefix budget, shuffled weights",
+        paper=CPPO_PAPER,
+        needs=_BUDGET | {PERMUTATION},
+        row=Row("divergence", position="shuffled"),
+        stroke=Stroke("#E377C2"),
+        accessible=Stroke(BLACK, DOTS, "D"),
+    ),
+    Rule(
+        name="cppo_soft",
+        function="cppo_lab.maths.soft:cppo_soft",
+        title="CPPO soft gate",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="yes", prefix="yes", beyond="weighed less"),
+        stroke=Stroke("#8C8C00"),
+        accessible=Stroke(BLACK, SHORT, "P"),
+    ),
+    Rule(
+        name="trm_max",
+        function=f"{_RESPONSES}:trm_max",
+        title="TRM-Max",
+        paper=TRM_PAPER,
+        needs=_OF_KL,
+        row=Row("largest divergence", per="response"),
+        place=5,
+        stroke=Stroke("#B5651D"),
+        accessible=Stroke(PURPLE, SHORT, "v"),
+    ),
+    Rule(
+        name="trm_avg",
+        function=f"{_RESPONSES}:trm_avg",
+        title="TRM-Avg",
+        paper=TRM_PAPER,
+        needs=_OF_KL,
+        row=Row("mean divergence", per="response"),
+        place=6,
+        stroke=Stroke("#D9A521"),
+        accessible=Stroke(ORANGE, DASH_DOT, "^"),
+    ),
+    Rule(
+        name="trm_max_avg",
+        function=f"{_RESPONSES}:trm_max_avg",
+        title="TRM-Max&Avg",
+        paper=TRM_PAPER,
+        needs=_OF_KL,
+        row=Row("largest, mean divergence", per="response"),
+        stroke=Stroke("#9C755F"),
+        accessible=Stroke(BLACK, DASH_DOTS, "P"),
+    ),
+    Rule(
+        name="cispo",
+        function=f"{_COEFFICIENTS}:cispo",
+        title="CISPO",
+        paper="2506.13585",
+        row=Row("ratio", beyond="capped"),
+        place=3,
+        stroke=Stroke("#B07AA1"),
+        accessible=Stroke(SKY, LONG_SHORT, "D"),
+    ),
+    Rule(
+        name="minpro",
+        function=f"{_COEFFICIENTS}:minpro",
+        title="MinPRO",
+        paper="2601.22718",
+        needs=frozenset({RESPONSE}),
+        row=Row("ratio x least prefix ratio", prefix="yes", beyond="capped"),
+        place=2,
+        stroke=Stroke("#282828"),
+        accessible=Stroke(BLACK, DOTS, "<"),
+    ),
+    Rule(
+        name="gspo",
+        function=f"{_MEANS}:gspo",
+        title="GSPO",
+        paper="2507.18071",
+        needs=frozenset({RESPONSE}),
+        row=Row("mean ratio", per="response", beyond="clipped"),
+    ),
+    Rule(
+        name="geo_mean",
+        function=f"{_MEANS}:geo_mean",
+        title="GMPO",
+        paper="2507.20673",
+        needs=frozenset({RESPONSE}),
+        row=Row("ratio within a mean", beyond="clipped"),
+    ),
+    Rule(
+        name="sapo",
+        function="cppo_lab.maths.soft_clip:sapo",
+        title="SAPO",
+        paper="2511.20347",
+        row=Row("ratio", beyond="weighed less"),
+    ),
+)
+
+_FIXED_BUDGET = (Stroke("#FF7F0E"), Stroke(GREEN, DASH_DOT, "v"))
+_LOW_W_MIN = (Stroke("#5C6B73"), Stroke(BLACK, DOTS, "^"))
+# Names in sweeps and in the paper's curves that stand for a rule with other constants or another divergence.
+SETTINGS = (
+    Variant(
+        name="cppo_kl", title="CPPO, KL", stroke=Stroke("#2E8B57"), accessible=Stroke(PURPLE, SHORT, "D")
+    ),
+    Variant(name="cppo_tv", title="CPPO, TV"),
+    Variant(name="cppo_topk_tv", title="CPPO, Top-K TV"),
+    Variant(
+        name="cppo_binary_tv",
+        title="CPPO, Binary TV",
+        stroke=Stroke("#1FA2C4"),
+        accessible=Stroke(PURPLE, DOTS, "<"),
+    ),
+    Variant(
+        name="cppo_fixed_budget",
+        title="CPPO, fixed budget rate",
+        stroke=_FIXED_BUDGET[0],
+        accessible=_FIXED_BUDGET[1],
+    ),
+    Variant(name="cppo_low_w_min", title="CPPO, lower w_min", stroke=_LOW_W_MIN[0], accessible=_LOW_W_MIN[1]),
+    # The paper's curves name these two by their constants.
+    Variant(
+        name="cppo_db0.03_w0.8",
+        title="CPPO, delta_b 0.03, w_min 0.8",
+        stroke=_FIXED_BUDGET[0],
+        accessible=_FIXED_BUDGET[1],
+    ),
+    Variant(
+        name="cppo_db0.02_w0.6",
+        title="CPPO, delta_b 0.02, w_min 0.6",
+        stroke=_LOW_W_MIN[0],
+        accessible=_LOW_W_MIN[1],
+    ),
+    Variant(name="no_trust_region", title="no trust region"),
+)

@@ -1,0 +1,278 @@
+"""Conformance tests of a rule, for packages that bring one, and for those of the product.
+
+A rule's record and the constants with which it drops, clips or weakens some tokens of `random_batch` are all it takes:
+
+    from acme_rules import ONE_SIDED
+    from cppo_lab.testing import RuleTests
+
+    class TestOneSided(RuleTests):
+        rule = ONE_SIDED
+        constants = {"delta": 0.1}
+
+pytest collects the methods; without pytest, `check_rule` calls them all. They assert what both cores rely on: whatever
+is padded, packed or cut into micro-batches, a response has the same objective, gradient and statistics.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cppo_lab.maths import packed
+from cppo_lab.maths.aggregation import MODES, aggregate
+from cppo_lab.maths.metrics import merge, summarise
+from cppo_lab.maths.output import RuleOutput
+from cppo_lab.rules import DIVERGENCE, PERMUTATION, RESPONSE, Rule
+
+SEEDS = range(12)
+ROUNDING = 1e-14  # vectorised exp and row sums may round by where a row lies in memory
+CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
+
+
+class TokenBatch(NamedTuple):
+    """The arguments of a rule, in its order; every tensor [B, T]."""
+
+    logp: Tensor
+    rollout_logp: Tensor
+    advantages: Tensor
+    valid: Tensor
+    divergence: Tensor
+
+
+def random_batch(seed: int, rows: int = 5, width: int = 12, dtype: torch.dtype = torch.float64) -> TokenBatch:
+    """Off-policy tokens, ragged lengths (0 and the full width included), some rows with A = 0."""
+    generator = torch.Generator().manual_seed(seed)
+    logp = -3 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 0.1
+    rollout_logp = logp - 0.6 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(rows, 1, generator=generator, dtype=torch.float64).expand(rows, width).clone()
+    advantages[-1] = 0.0
+    lengths = torch.randint(0, width + 1, (rows,), generator=generator)
+    lengths[0] = width
+    divergence = 0.2 * torch.rand(rows, width, generator=generator, dtype=torch.float64)
+    valid = torch.arange(width) < lengths[:, None]
+    return TokenBatch(
+        logp.to(dtype), rollout_logp.to(dtype), advantages.to(dtype), valid, divergence.to(dtype)
+    )
+
+
+def random_permutation(valid: Tensor, seed: int) -> Tensor:
+    """[B, T]: a fresh permutation of each response's own positions; padding stays in place."""
+    generator = torch.Generator().manual_seed(seed)
+    permutation = torch.arange(valid.shape[1]).repeat(len(valid), 1)
+    for row, length in enumerate(valid.sum(1).tolist()):
+        permutation[row, :length] = torch.randperm(length, generator=generator)
+    return permutation
+
+
+def padded(batch: TokenBatch, extra: int, seed: int) -> TokenBatch:
+    """The same tokens with `extra` more columns and large finite rubbish at every padded place."""
+    generator = torch.Generator().manual_seed(seed)
+    valid = torch.nn.functional.pad(batch.valid, (0, extra))
+    fields = {}
+    for name in ("logp", "rollout_logp", "advantages", "divergence"):
+        rubbish = 1e30 * torch.randn(valid.shape, generator=generator, dtype=torch.float64)
+        values = torch.nn.functional.pad(getattr(batch, name), (0, extra))
+        fields[name] = torch.where(valid, values, rubbish)
+    return TokenBatch(valid=valid, **fields)
+
+
+def check_rule(rule: Rule, constants: Mapping[str, Any], **claims: bool) -> None:
+    """All tests of `RuleTests`, without pytest; `claims` are its other attributes.
+
+    Raises AssertionError.
+    """
+    tests = type("Checked", (RuleTests,), {"rule": rule, "constants": constants, **claims})()
+    for name in dir(tests):
+        if name.startswith("test_"):
+            getattr(tests, name)()
+
+
+class RuleTests:
+    """Tests of `rule` with `constants`.
+
+    on_policy_identity: on policy (rho = 1, D = 0) the gradient in log pi is the advantage.
+    """
+
+    rule: Rule
+    constants: Mapping[str, Any]
+    on_policy_identity: bool = True
+
+    def test_the_function_takes_the_constants(self) -> None:
+        """No constant is unknown or missing."""
+        self.rule.check(self.constants, "kl")
+
+    def test_the_constants_make_a_difference(self) -> None:
+        """Or else the other tests would show nothing of the rule."""
+        outputs = [self._call(random_batch(seed)) for seed in SEEDS]
+        changed = sum(float(output.stats["masked"]) for output in outputs)
+        clipped = sum(float(output.stats.get("clipped", torch.zeros(()))) for output in outputs)
+        assert changed + clipped > 0, f"{dict(self.constants)} drop, clip and weaken no token: tighten them"
+
+    def test_shapes_and_dtypes(self) -> None:
+        """[B, T], in float32 at least; gradients in the dtype of logp; weights in [0, 1]."""
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            batch = random_batch(5, dtype=dtype)
+            output, gradient = self._differentiated(batch)
+            wide = torch.float32 if dtype == torch.bfloat16 else dtype
+            for tensor in (output.objective, output.keep):
+                assert tensor.shape == batch.valid.shape, f"shape {list(tensor.shape)}"
+                assert tensor.dtype == wide, f"{tensor.dtype} from {dtype}"
+            assert gradient.dtype == dtype, f"a gradient in {gradient.dtype} for {dtype}"
+            assert bool(((output.keep >= 0) & (output.keep <= 1)).all()), "keep leaves [0, 1]"
+            assert all(value.ndim == 0 for value in output.stats.values()), "statistics are scalars"
+
+    def test_gradients_are_finite_and_zero_where_there_is_nothing_to_learn(self) -> None:
+        """At padding, where A = 0, and where `keep` is 0."""
+        for seed in SEEDS:
+            batch = random_batch(seed)
+            output, gradient = self._differentiated(batch)
+            assert bool(output.objective.isfinite().all() and gradient.isfinite().all()), "not finite"
+            assert bool((gradient[(batch.advantages == 0) | ~batch.valid] == 0).all()), (
+                "a gradient of nothing"
+            )
+            assert bool((gradient[output.keep == 0] == 0).all()), "a masked token has a gradient"
+            padding = ~batch.valid
+            assert not output.objective[padding].any() and not output.keep[padding].any(), "padding counts"
+
+    def test_only_logp_carries_a_gradient(self) -> None:
+        """Masks, coefficients, divergences and statistics are detached."""
+        batch = random_batch(6)
+        names = ("rollout_logp", "advantages", "divergence")
+        inputs = {name: getattr(batch, name).clone().requires_grad_() for name in names}
+        logp = batch.logp.clone().requires_grad_()
+        output = self._call(batch._replace(logp=logp, **inputs))
+        found = torch.autograd.grad(output.objective.sum(), list(inputs.values()), allow_unused=True)
+        assert all(one is None for one in found), "the objective has a gradient in more than logp"
+        assert not output.keep.requires_grad, "keep carries a gradient"
+        assert not any(value.requires_grad for value in output.stats.values()), "statistics carry a gradient"
+
+    def test_on_policy_gradient_is_the_advantage(self) -> None:
+        """The policy gradient itself, where rollout and current policy are the same."""
+        if not self.on_policy_identity:
+            return
+        batch = random_batch(4)
+        same = batch._replace(rollout_logp=batch.logp.clone(), divergence=torch.zeros_like(batch.divergence))
+        _, gradient = self._differentiated(same)
+        torch.testing.assert_close(gradient, batch.advantages * batch.valid, **CLOSE)
+
+    def test_padding_does_not_matter(self) -> None:
+        """More columns, and whatever stands there, change nothing."""
+        for seed in SEEDS:
+            batch = random_batch(seed)
+            wide = padded(batch, seed % 5, seed)
+            drawn = self._drawn(batch)
+            wider = {
+                key: torch.nn.functional.pad(value, (0, seed % 5), value=-7) for key, value in drawn.items()
+            }
+            plain, output = self._call(batch, **drawn), self._call(wide, **wider)
+            width = batch.valid.shape[1]
+            torch.testing.assert_close(output.keep[:, :width], plain.keep, rtol=ROUNDING, atol=0)
+            torch.testing.assert_close(output.objective[:, :width], plain.objective, rtol=ROUNDING, atol=0)
+            assert not output.keep[:, width:].any() and not output.objective[:, width:].any()
+            assert output.stats.keys() == plain.stats.keys()
+            for key, value in plain.stats.items():
+                torch.testing.assert_close(output.stats[key], value, **CLOSE)
+            for mode in MODES:
+                horizon = width if mode == "seq-mean-token-sum-norm" else None
+                torch.testing.assert_close(
+                    aggregate(output.objective, wide.valid, mode, horizon=horizon),
+                    aggregate(plain.objective, batch.valid, mode, horizon=horizon),
+                    **CLOSE,
+                )
+
+    def test_micro_batches_make_the_whole(self) -> None:
+        """A response depends on no other: not on their order, nor on which of them are there."""
+        for seed in SEEDS:
+            batch = random_batch(seed)
+            drawn = self._drawn(batch)
+            whole = self._call(batch, **drawn)
+            order = torch.randperm(len(batch.valid), generator=torch.Generator().manual_seed(seed))
+            parts = []
+            for index in (order, order[:2], order[2:]):
+                rows = TokenBatch(*(tensor[index] for tensor in batch))
+                part = self._call(rows, **{key: value[index] for key, value in drawn.items()})
+                torch.testing.assert_close(part.keep, whole.keep[index], rtol=ROUNDING, atol=0)
+                torch.testing.assert_close(part.objective, whole.objective[index], rtol=ROUNDING, atol=0)
+                parts.append(part)
+            _same(summarise(merge([part.stats for part in parts[1:]])), summarise(whole.stats))
+
+    def test_packed_is_padded(self) -> None:
+        """`packed.rule` gives the same numbers, gradients among them."""
+        for seed in SEEDS:
+            batch = random_batch(seed)
+            drawn = self._drawn(batch)
+            plain, gradient = self._differentiated(batch, **drawn)
+            logp, ends = packed.pack(batch.logp, batch.valid)
+            logp.requires_grad_()
+            mask = batch.valid
+            output = packed.rule(
+                self.rule.load,
+                logp,
+                batch.rollout_logp[mask],
+                batch.advantages[mask],
+                ends,
+                batch.divergence[mask],
+                **self.constants,
+                **{key: value[mask] for key, value in drawn.items()},
+            )
+            (found,) = torch.autograd.grad(output.objective.sum(), logp)
+            torch.testing.assert_close(output.keep, plain.keep[mask], rtol=1e-13, atol=0)
+            torch.testing.assert_close(output.objective, plain.objective[mask], **CLOSE)
+            torch.testing.assert_close(found, gradient[mask], **CLOSE)
+            _same(summarise(output.stats), summarise(plain.stats))
+
+    def test_needs_are_declared(self) -> None:
+        """DIVERGENCE where it is required; without RESPONSE, the order of a response's tokens has no part in it."""
+        batch = random_batch(7)
+        refused = False
+        try:
+            self.rule.load(*batch[:4], **self.constants, **self._drawn(batch))
+        except ValueError:
+            refused = True
+        declared = DIVERGENCE in self.rule.needs
+        assert refused == declared, f"without a divergence: refused={refused}, declared={declared}"
+        if RESPONSE in self.rule.needs:
+            return
+        order = random_permutation(batch.valid, 1)
+        moved = TokenBatch(*(tensor.gather(1, order) for tensor in batch))
+        for here, there in zip(self._call(batch)[:2], self._call(moved)[:2], strict=True):
+            torch.testing.assert_close(here.gather(1, order), there, rtol=ROUNDING, atol=0)
+
+    def test_unusable_arguments_are_refused(self) -> None:
+        """With a ValueError: NaN at a valid token, shapes that differ, padding before a token."""
+        batch = random_batch(8)
+        hole = batch.valid.clone()
+        hole[0, 3] = False
+        broken = batch.logp.clone()
+        broken[0, 2] = math.nan
+        for change in ({"logp": broken}, {"advantages": batch.advantages[:, :1]}, {"valid": hole}):
+            try:
+                self._call(batch._replace(**change), **self._drawn(batch))
+            except ValueError:
+                continue
+            raise AssertionError(f"{next(iter(change))} that cannot be used is not refused")
+
+    def _drawn(self, batch: TokenBatch) -> dict[str, Tensor]:
+        """What the trainer draws for a batch."""
+        return {PERMUTATION: random_permutation(batch.valid, 0)} if PERMUTATION in self.rule.needs else {}
+
+    def _call(self, batch: TokenBatch, **drawn: Tensor) -> RuleOutput:
+        output: RuleOutput = self.rule.load(*batch, **self.constants, **(drawn or self._drawn(batch)))
+        return output
+
+    def _differentiated(self, batch: TokenBatch, **drawn: Tensor) -> tuple[RuleOutput, Tensor]:
+        """The output, and d sum(objective) / d logp [B, T]."""
+        logp = batch.logp.clone().requires_grad_()
+        output = self._call(batch._replace(logp=logp), **drawn)
+        return output, torch.autograd.grad(output.objective.sum(), logp)[0]
+
+
+def _same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
+    """Raise AssertionError unless two summaries agree."""
+    assert one.keys() == other.keys(), f"statistics {sorted(one)} and {sorted(other)}"
+    for name, value in one.items():
+        assert math.isclose(value, other[name], rel_tol=1e-12, abs_tol=1e-12), (
+            f"{name}: {value}, {other[name]}"
+        )

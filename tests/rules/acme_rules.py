@@ -1,0 +1,13 @@
+"""What another package brings: DPPO on punished responses alone (docs/architecture.md). Shapes: [B, T]."""
+
+from cppo_lab.maths.checks import positive
+from cppo_lab.maths.masks import masked
+from cppo_lab.maths.output import tokens
+
+
+def one_sided(logp, rollout_logp, advantages, valid, divergence=None, *, delta, slack=0.0):
+    """DPPO where A < 0 alone."""
+    positive("delta", delta)
+    batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    too_far = batch.required_divergence("one_sided") > delta + slack
+    return masked(batch, token_fails=too_far & batch.moves_away & (batch.advantages < 0))

@@ -1,0 +1,235 @@
+"""A rule of another package: its module, its YAML beside the sweep file, an entry point or an import path."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import rules
+from cppo_lab.errors import UserError
+from cppo_lab.spec import RuleSpec
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.testing import check_rule
+
+ROOT = Path(__file__).parent.parent.parent
+FUNCTION = (Path(__file__).parent / "acme_rules.py").read_text(encoding="utf-8")
+RECORD = """
+from cppo_lab.rules import DIVERGENCE, Row, Rule, Stroke
+
+ONE_SIDED = Rule(
+    name="one_sided",
+    function="acme_rules:one_sided",
+    title="One-sided DPPO",
+    needs=frozenset({DIVERGENCE}),
+    row=Row("divergence"),
+    stroke=Stroke("#123456"),
+)
+"""
+YAML = "name: one_sided\ndelta: ${trust_region.delta}\noptions:\n  slack: 0.0\n"
+SWEEP = """
+title: Theirs
+question: Does one side do?
+models: [mini_small_base]
+axes: {seed: [0]}
+variants:
+  dppo: {rule: dppo}
+  theirs: {rule: one_sided}
+"""
+# A model of a few weights, for two steps.
+SMALL = (
+    "model.warm_start.steps=2",
+    *("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2"),
+    *("training.t_stop=2", "validation.every=1", "validation.samples=1", "launcher=inline"),
+)
+
+
+def package(folder: Path, entry_point: bool) -> Path:
+    """Their package as an installer leaves it, in a folder for PYTHONPATH."""
+    folder.mkdir()
+    (folder / "acme_rules.py").write_text(FUNCTION)
+    (folder / "acme_records.py").write_text(RECORD)
+    if entry_point:
+        info = folder / "acme-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[cppo_lab.rules]\none_sided = acme_records:ONE_SIDED\n")
+    return folder
+
+
+def sweep_file(folder: Path, text: str = SWEEP, rule: str = YAML) -> Path:
+    (folder / "rule").mkdir()
+    (folder / "rule" / "one_sided.yaml").write_text(rule)
+    (folder / "theirs.yaml").write_text(text)
+    return folder / "theirs.yaml"
+
+
+def cppo(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
+    """`cppo` in a process of its own, with their package on PYTHONPATH."""
+    places = [str(ROOT), *([str(path)] if path else [])]
+    known = {
+        key: value for key, value in os.environ.items() if key not in ("CPPO_RULES", "MLFLOW_TRACKING_URI")
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "cppo_lab.cli", *arguments],
+        cwd=folder,
+        env=known | {"PYTHONPATH": os.pathsep.join(places), **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def planned(folder: Path, *overrides: str) -> dict[str, str]:
+    """The ids of the sweep's runs by variant. Imports nothing of theirs."""
+    return {
+        run.variant: run.run_id for run in make_plan(load_sweep(str(folder / "theirs.yaml")), overrides).runs
+    }
+
+
+def refused(folder: Path) -> str:
+    """What is said of the sweep."""
+    with pytest.raises(UserError) as caught:
+        planned(folder)
+    return str(caught.value)
+
+
+def test_an_entry_point_trains_on_the_embedded_core(tmp_path: Path) -> None:
+    theirs = package(tmp_path / "site", entry_point=True)
+    sweep_file(tmp_path)
+    code, out, err = cppo(tmp_path, "launch", "./theirs.yaml", *SMALL, path=theirs)
+    assert code == 0, out + err
+    # Without their package the runs are still found, under the same ids.
+    code, out, err = cppo(tmp_path, "plan", "./theirs.yaml", *SMALL)
+    assert code == 0 and "2 done" in out, out + err
+    code, out, err = cppo(tmp_path, "status")
+    assert code == 0, err
+    code, out, err = cppo(tmp_path, "report", "./theirs.yaml", *SMALL)
+    assert code == 0, out + err
+
+
+def test_an_import_path_on_the_command_line_trains(tmp_path: Path) -> None:
+    theirs = package(tmp_path / "site", entry_point=False)
+    sweep_file(tmp_path)
+    code, _, err = cppo(tmp_path, "launch", "./theirs.yaml", *SMALL, path=theirs)
+    assert code == 2 and "no installed one has an entry point 'one_sided'" in err
+    named = [*SMALL, "variant=theirs", "rule.path=acme_rules:one_sided"]
+    code, out, err = cppo(tmp_path, "launch", "./theirs.yaml", *named, path=theirs)
+    assert code == 0, out + err
+    code, out, err = cppo(
+        tmp_path, "plan", "./theirs.yaml", *SMALL, "variant=theirs", CPPO_RULES="acme_rules:one_sided"
+    )
+    assert "1 done" in out, out + err
+
+
+def test_the_id_says_which_rule_it_is(tmp_path: Path) -> None:
+    sweep_file(tmp_path)
+    plain = planned(tmp_path)
+    ids = {
+        plain["theirs"],
+        planned(tmp_path, "rule.options.slack=0.1")["theirs"],
+        planned(tmp_path, "rule.path=acme_rules:one_sided")["theirs"],
+        planned(tmp_path, "rule.path=other.place:one_sided")["theirs"],
+    }
+    assert len(ids) == 4
+    assert plain["dppo"] not in ids
+    assert planned(tmp_path, "rule.path=acme_rules:one_sided")["dppo"] == plain["dppo"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "said"),
+    [
+        (
+            SWEEP + "  evil: {rule: one_sided, rule.path: 'os:system'}\n",
+            YAML,
+            "variants.evil.rule.path='os:system'",
+        ),
+        (SWEEP.replace("[0]}", "[0], rule.path: ['os:system', 'a:b']}"), YAML, "axes.rule.path"),
+        (SWEEP, YAML + "path: os:system\n", "rule.path='os:system'"),
+    ],
+)
+def test_a_file_alone_imports_nothing(tmp_path: Path, text: str, rule: str, said: str) -> None:
+    sweep_file(tmp_path, text, rule)
+    found = refused(tmp_path)
+    assert said in found
+    assert "rule.path=package.module:function" in found and "CPPO_RULES" in found and "entry point" in found
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("name: one_sided\ndelta: ${oc.env:HOME}\n", "${oc.env:HOME}"),
+        ("name: one_sided\ndelta: ${paths.data}\n", "${paths.data}"),
+        ("rule: {name: one_sided}\nlauncher: {name: slurm}\n", "unknown key 'launcher'"),
+        ("rule: {name: one_sided}\ndefaults: [{override /tracking: mlflow}]\n", "override /divergence"),
+        ("delta: 0.1\n", "add name: one_sided"),
+        ("name: [1]\n", "must be the rule's name"),
+    ],
+)
+def test_a_rule_file_holds_constants(tmp_path: Path, rule: str, said: str) -> None:
+    sweep_file(tmp_path, rule=rule)
+    assert said in refused(tmp_path)
+
+
+def test_a_rule_of_the_product_is_not_replaced(tmp_path: Path) -> None:
+    sweep_file(tmp_path)
+    (tmp_path / "rule" / "dppo.yaml").write_text("name: dppo\ndelta: 0.3\n")
+    assert "rule 'dppo' comes with the product" in refused(tmp_path)
+    with pytest.raises(ValueError, match="comes with the product"):
+        RuleSpec(name="cppo", path="acme_rules:one_sided")
+    with pytest.raises(ValueError, match=r"must be package\.module:function"):
+        RuleSpec(name="one_sided", path="one_sided")
+
+
+def test_other_constants_of_a_rule_of_the_product(tmp_path: Path) -> None:
+    """A file beside the sweep may also be a setting of `cppo`: the run is that of the constants."""
+    (tmp_path / "rule").mkdir()
+    (tmp_path / "rule" / "gentle_dppo.yaml").write_text("name: dppo\ndelta: 0.31\n")
+    (tmp_path / "mine.yaml").write_text(SWEEP.replace("rule: one_sided", "rule: gentle_dppo"))
+    (tmp_path / "same.yaml").write_text(SWEEP.replace("rule: one_sided", "rule: dppo, rule.delta: 0.31"))
+    ids = [
+        {run.variant: run.run_id for run in make_plan(load_sweep(str(tmp_path / name))).runs}
+        for name in ("mine.yaml", "same.yaml")
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_a_rule_that_is_none() -> None:
+    with pytest.raises(UserError, match="cannot be imported"):
+        rules.rule_of("one_sided", "acme_is_not_there:one_sided")
+    with pytest.raises(UserError, match="is a str: name a function"):
+        rules.rule_of("digits", "string:digits")
+    with pytest.raises(UserError, match="is the rule 'dppo', not 'mine'"):
+        rules.rule_of("mine", "tests.rules.test_foreign_rules:DPPO")
+    assert rules.known("never_heard_of") is None
+
+
+DPPO = rules.RULES["dppo"]
+
+
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rules.VARIABLE, "a.b:one, c:two")
+    assert rules.from_environment("two") == "c:two"
+    assert rules.from_environment("three") is None
+    monkeypatch.setenv(rules.VARIABLE, "two")
+    with pytest.raises(UserError, match="CPPO_RULES"):
+        rules.from_environment("two")
+
+
+def test_their_rule_passes_the_conformance_tests() -> None:
+    rule = rules.Rule(
+        name="one_sided", function="tests.rules.acme_rules:one_sided", needs=frozenset({rules.DIVERGENCE})
+    )
+    check_rule(rule, {"delta": 0.1, "slack": 0.01})
+
+
+def test_the_document_shows_this_rule() -> None:
+    """The code in docs/architecture.md is what these tests train."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    own = FUNCTION[FUNCTION.index("    positive(") :].strip()
+    assert own in text
+    for part in (YAML, *RECORD.strip().splitlines(), 'one_sided = "acme_records:ONE_SIDED"'):
+        assert all(line.strip() in text for line in part.splitlines()), part
