@@ -15,10 +15,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
-from cppo_lab import store
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
 from cppo_lab.analysis.listing import open_store, unreadable
 from cppo_lab.errors import UserError
+from cppo_lab.store import address
 
 FOLDER = "diagnostics"
 LARGEST = 5_000_000  # bytes; a run writes some kilobytes
@@ -107,7 +107,7 @@ def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | N
 
     Raises UserError if the store fails or the file is too large.
     """
-    store.require_store(uri)
+    address.require_store(uri)
     try:
         client = open_store(uri)
         for mlflow_id in mlflow_ids:
@@ -120,7 +120,7 @@ def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | N
 
 
 def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Fields], T]) -> dict[str, T]:
-    store.require_store(uri)
+    address.require_store(uri)
     found = {}
     try:
         client = open_store(uri)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, State
+from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.window import LateMean, ends_early, late_means, rank_descending, step_noise
 
 CENT = Decimal("0.01")
@@ -50,7 +50,7 @@ class AuditCell:
     @property
     def difference(self) -> Decimal | None:
         """Printed minus exact, in points; None where one of them is not a number."""
-        if self.exact is None or self.printed == State.COLLAPSE.value:
+        if self.exact is None or self.printed == SelectionState.COLLAPSE.value:
             return None
         return Decimal(self.printed) - self.exact
 
@@ -103,7 +103,7 @@ def round_half_up(value: Decimal) -> Decimal:
 
 def classify(printed: str, exact: Decimal | None) -> Printing:
     """How `printed` came about from `exact`."""
-    if printed == State.COLLAPSE.value or exact is None:
+    if printed == SelectionState.COLLAPSE.value or exact is None:
         return Printing.COLLAPSE
     shown = Decimal(printed)
     cut, rounded = exact.quantize(CENT, ROUND_DOWN) == shown, round_half_up(exact) == shown
@@ -130,7 +130,7 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
     numeric = {
         (row["model"], row["method"]): float(row[AVERAGE])
         for row in printed
-        if row[AVERAGE] != State.COLLAPSE.value
+        if row[AVERAGE] != SelectionState.COLLAPSE.value
     }
     printed_ranks = rank_descending(numeric)
     for row in printed:

@@ -25,12 +25,12 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.tracking import MlflowClient
 from numpy.typing import NDArray
 
-from cppo_lab import store
 from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
-from cppo_lab.history import HISTORY, LARGEST, History, from_columns, pack, unpack
 from cppo_lab.redaction import redacted
+from cppo_lab.store import address
+from cppo_lab.store.history import HISTORY, LARGEST, History, from_columns, pack, unpack
 
 ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})  # MLflow's statuses
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
@@ -183,7 +183,7 @@ def _unclipped(value: float) -> float:
 
 def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     """One metric from the store, which orders by time: of a step that was logged twice the last value counts."""
-    with store.no_collection():
+    with address.no_collection():
         points = client.get_metric_history(mlflow_id, metric)
     by_step = {point.step: (_unclipped(point.value), point.timestamp) for point in points}
     return (

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from cppo_lab.analysis.kept_files import KeptFiles
 from cppo_lab.errors import UserError
-from cppo_lab.history import LARGEST, History, unpack
+from cppo_lab.store.history import LARGEST, History, unpack
 
 FOLDER = Path("cppo-lab/histories")
 MOST_BYTES = (

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from mlflow.entities import Run, ViewType
 from mlflow.tracking import MlflowClient
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.stored_runs import database_runs, is_database, require_answer
+from cppo_lab.store import address
+from cppo_lab.store.database import database_runs, is_database, require_answer
 
 PAGE = 200  # runs per request: a server takes seconds for them
 _PLAIN = re.compile(r"[\w.\-]+")
@@ -54,7 +55,7 @@ def _served(client: MlflowClient, experiment_id: str, tag: str | None) -> Iterat
     condition = f"tags.`{tag}` LIKE '%'" if named else ""
     token = None
     while True:
-        with store.no_collection():
+        with address.no_collection():
             page = client.search_runs(
                 [experiment_id],
                 filter_string=condition,

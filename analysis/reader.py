@@ -13,11 +13,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.listing import all_runs, experiment_id, open_store, unreadable
 from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.errors import UserError
+from cppo_lab.store import address
 
 RUN_COLUMNS = (
     "mlflow_id",
@@ -61,7 +62,7 @@ class SweepData:
 
 
 @dataclass(frozen=True, eq=False)
-class Listing:
+class StoreListing:
     """The runs of `experiment` in the store at `uri` as they were at one moment, without their histories."""
 
     uri: str
@@ -83,12 +84,12 @@ class Listing:
         return tuple(sorted(stored_version(run) for run in found.values()))
 
 
-def list_runs(uri: str, experiment: str) -> Listing:
+def list_runs(uri: str, experiment: str) -> StoreListing:
     """All runs of an experiment. Raises UserError if the store or the experiment does not exist, or it was deleted."""
-    store.require_store(uri)
+    address.require_store(uri)
     try:
         client = open_store(uri)
-        return Listing(uri, experiment, tuple(all_runs(client, experiment_id(client, experiment, uri))))
+        return StoreListing(uri, experiment, tuple(all_runs(client, experiment_id(client, experiment, uri))))
     except (MlflowException, SQLAlchemyError) as error:
         raise unreadable(uri, error) from error
 
@@ -99,7 +100,7 @@ def read_sweep(
     sweep: str,
     metrics: Callable[[str], bool] | None = None,
     run_ids: Collection[str] = (),
-    listing: Listing | None = None,
+    listing: StoreListing | None = None,
 ) -> SweepData:
     """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
     `run_ids` (a run that another sweep trained is the same run). `metrics` says of a metric's name whether to
@@ -124,7 +125,7 @@ def read_runs(
     """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, in whatever sweep; those that are not there
     are left out. Raises UserError as `read_sweep` does for a store or an experiment.
     """
-    store.require_store(uri)
+    address.require_store(uri)
     try:
         client = open_store(uri)
         everything = all_runs(client, experiment_id(client, experiment, uri))
@@ -139,7 +140,7 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
 
     Raises UserError as `read_sweep` does for a store or an experiment.
     """
-    store.require_store(uri)
+    address.require_store(uri)
     try:
         client = open_store(uri)
         of_searches = list(all_runs(client, experiment_id(client, experiment, uri), schema.TAG_SEARCH))

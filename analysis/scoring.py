@@ -18,7 +18,7 @@ from cppo_lab.analysis.selection import (
     CellScore,
     Choice,
     RunScore,
-    State,
+    SelectionState,
     choose,
     run_state,
     score_cell,
@@ -163,7 +163,7 @@ class _Listed:
 
 def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
     if row is None:
-        gap = Choice(State.MISSING)
+        gap = Choice(SelectionState.MISSING)
         return RunScore(
             entry.run_id,
             None,
@@ -175,7 +175,7 @@ def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
             "",
             "",
             None,
-            State.MISSING,
+            SelectionState.MISSING,
             gap,
         )
     t_stop = None if pd.isna(row.t_stop) else int(row.t_stop)

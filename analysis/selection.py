@@ -25,7 +25,7 @@ TIE = 1e-5
 COLLAPSE_SHARE = 0.1
 
 
-class State(StrEnum):
+class SelectionState(StrEnum):
     """What became of a run. Only SCORED and COLLAPSE are results; everything else is a gap that must be
     named.
     """
@@ -40,7 +40,7 @@ class State(StrEnum):
     NO_COMPONENTS = "a benchmark is missing at every step"
 
 
-GAPS = frozenset(State) - {State.SCORED, State.COLLAPSE}
+GAPS = frozenset(SelectionState) - {SelectionState.SCORED, SelectionState.COLLAPSE}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Choice:
     selectable.
     """
 
-    state: State
+    state: SelectionState
     step: int | None = None
     score: float | None = None
     components: dict[str, float] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class RunScore:
     status: str
     reason: str
     t_stop: int | None
-    state: State
+    state: SelectionState
     choice: Choice
 
 
@@ -122,7 +122,7 @@ class CellScore:
 
     model: str
     variant: str
-    state: State
+    state: SelectionState
     provisional: bool
     expected: int
     collapsed: int
@@ -144,17 +144,17 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
     steps, scores = curve.index.to_numpy(), curve[schema.MEAN].to_numpy(dtype=np.float64)
     inside = np.full(len(steps), True) if t_stop is None else steps <= t_stop
     if not inside.any():
-        return Choice(State.NO_VALIDATION)
+        return Choice(SelectionState.NO_VALIDATION)
     places = np.flatnonzero(inside & ~np.isnan(scores))
     if not len(places):
-        return Choice(State.NO_COMPONENTS)
+        return Choice(SelectionState.NO_COMPONENTS)
     means = scores[places]
     best, last = float(means.max()), float(means[-1])
     tied = places[means >= best - TIE]
     first, start = tied[0], places[steps[places] == 0]
     at_best = {name: float(curve[name].to_numpy()[first]) for name in benchmarks}
     return Choice(
-        state=State.COLLAPSE if last < COLLAPSE_SHARE * best else State.SCORED,
+        state=SelectionState.COLLAPSE if last < COLLAPSE_SHARE * best else SelectionState.SCORED,
         step=int(steps[first]),
         score=float(scores[first]),
         components={name: value for name, value in at_best.items() if not math.isnan(value)},
@@ -165,19 +165,19 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
     )
 
 
-def run_state(status: str, core: str, choice: Choice) -> State:
+def run_state(status: str, core: str, choice: Choice) -> SelectionState:
     """The state of a run with this status tag: its choice's if it is done, else what the tag says.
 
     A run of ours says itself that it collapsed (cores/collapse.py), and is then a collapse whatever its last score
     was; only the paper's curves are judged by their shape.
     """
-    if status == schema.DONE and core != schema.PAPER and choice.state is State.COLLAPSE:
-        return State.SCORED
+    if status == schema.DONE and core != schema.PAPER and choice.state is SelectionState.COLLAPSE:
+        return SelectionState.SCORED
     told = {
-        schema.RUNNING: State.RUNNING,
-        schema.FAILED: State.FAILED,
-        schema.PARTIAL: State.PARTIAL,
-        schema.COLLAPSED: State.COLLAPSE,
+        schema.RUNNING: SelectionState.RUNNING,
+        schema.FAILED: SelectionState.FAILED,
+        schema.PARTIAL: SelectionState.PARTIAL,
+        schema.COLLAPSED: SelectionState.COLLAPSE,
     }
     return told.get(status, choice.state)
 
@@ -189,12 +189,12 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
     model, variant = runs[0].model, runs[0].variant
     gaps = [run for run in runs if run.state in GAPS]
     finished = [run for run in runs if run.state not in GAPS]
-    collapsed = sum(run.state is State.COLLAPSE for run in runs)
+    collapsed = sum(run.state is SelectionState.COLLAPSE for run in runs)
     counted = finished or [run for run in gaps if run.choice.score is not None]
     if collapsed:
-        state = State.COLLAPSE
+        state = SelectionState.COLLAPSE
     elif counted:
-        state = State.SCORED
+        state = SelectionState.SCORED
     else:
         state = gaps[0].state
     choices = [run.choice for run in counted]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
 from cppo_lab.analysis.grid import SweepGrid
-from cppo_lab.analysis.reader import Listing, list_runs, read_sweep
+from cppo_lab.analysis.reader import StoreListing, list_runs, read_sweep
 from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
@@ -29,7 +29,7 @@ class StudySweep:
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class StudyResults:
     """Everything a study's report is made of. `positions` and `windows` map an MLflow run to its diagnostics;
     they hold what the figures need and the runs have.
     """
@@ -72,8 +72,8 @@ def read_study(
     name: str,
     sweeps: Sequence[SweepGrid],
     partial: bool = False,
-    listing: Listing | None = None,
-) -> Study:
+    listing: StoreListing | None = None,
+) -> StudyResults:
     """Reads and scores every sweep. `listing`: the runs of the experiment, where they are known already.
 
     Raises UserError as `read_sweep` and `score_sweep` do for the first sweep that is not complete; if `partial`,
@@ -87,13 +87,13 @@ def read_study(
         raise UserError(f"study {name!r} has nothing to report: {found[0].absent}")
     main = next((sweep.board for sweep in found if sweep.grid.name == MAIN), None)
     if main is None:
-        return Study(name, experiment, found, {}, {})
+        return StudyResults(name, experiment, found, {}, {})
     pair = [
         *runs_of(main, main.models[0], OURS),
         *runs_of(main, main.models[0], COMPARED),
     ]
     ours = [run for model in main.models for run in runs_of(main, model, OURS)]
-    return Study(
+    return StudyResults(
         name,
         experiment,
         found,
@@ -107,7 +107,7 @@ def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]
     return board.runs_of(model, variant)
 
 
-def _sweep(listing: Listing, grid: SweepGrid, partial: bool) -> StudySweep:
+def _sweep(listing: StoreListing, grid: SweepGrid, partial: bool) -> StudySweep:
     run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
     # The ablations show scores alone; what training logged beside them is read for the main sweep only.
     wanted = is_result if grid.name == MAIN else _is_validation

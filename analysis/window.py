@@ -14,7 +14,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, Stat, State
+from cppo_lab.analysis.selection import RunScore, SelectionState, Stat
 
 LATE_SHARE = 0.3
 
@@ -68,7 +68,7 @@ def late_means(board: Scoreboard) -> dict[tuple[str, str], LateMean]:
 def _late_values(board: Scoreboard, pair: tuple[str, str]) -> list[float]:
     values = []
     for run in board.runs_of(*pair):
-        if run.state is State.SCORED and run.mlflow_id is not None:
+        if run.state is SelectionState.SCORED and run.mlflow_id is not None:
             late = late_curve(board.curves.of(run.mlflow_id), run.t_stop)
             if len(late):
                 values.append(float(late.mean()))

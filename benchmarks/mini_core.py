@@ -53,7 +53,7 @@ hugging_face = None
 if importlib.util.find_spec("transformers"):
     from baselines import hugging_face
 
-    from cppo_lab.cores.verl.made_model import as_qwen3
+    from cppo_lab.cores.verl.export_hf import as_qwen3
 
 AT_MOST = {"cppo_update_over_grpo_update": 1.25}
 AT_LEAST = {

@@ -40,7 +40,7 @@ from summary.form import result  # noqa: E402
 
 from benchmarks.tracking_read import START_MS, write  # noqa: E402
 from cppo_lab import schema  # noqa: E402
-from cppo_lab.history import History, from_columns  # noqa: E402
+from cppo_lab.store.history import History, from_columns  # noqa: E402
 
 TARGETS = {
     "report_seconds": 20.0,
@@ -73,7 +73,7 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.run_versions import is_result
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.reports import markup, sheets
+from cppo_lab.reports import markup, csv_tables
 from cppo_lab.reports.record import About, record
 from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.schema import TAG_MODEL, TAG_RUN_ID, TAG_SEED, sweep_tag

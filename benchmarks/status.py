@@ -21,8 +21,8 @@ from summary.form import result
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.runs.folder import write_status
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.run_folder import write_status
 
 TARGETS = {"seconds_10000": 2.0}
 KINDS = [schema.DONE] * 6 + [schema.FAILED] * 2 + [schema.PARTIAL, schema.QUEUED]

@@ -42,12 +42,13 @@ from summary.form import FULL_ONLY, result
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # `dev` is no part of the package
 
-from cppo_lab import schema, store  # noqa: E402
+from cppo_lab import schema  # noqa: E402
+from cppo_lab.runs.offsets import unsent  # noqa: E402
+from cppo_lab.store import address  # noqa: E402
+from cppo_lab.store.client import ensure_experiment, open_client  # noqa: E402
 from cppo_lab.sweep.compose import compose  # noqa: E402
 from cppo_lab.tracking import shipper  # noqa: E402
-from cppo_lab.tracking.client import ensure_experiment, open_client  # noqa: E402
 from cppo_lab.tracking.recorder import Recorder  # noqa: E402
-from cppo_lab.tracking.shipped import unsent  # noqa: E402
 from cppo_lab.tracking.shipper import EVERY_SECONDS, Shipper  # noqa: E402
 from cppo_lab.tracking.shipping import ship  # noqa: E402
 from dev.servers import postgres  # noqa: E402
@@ -234,7 +235,7 @@ def opened_postgres() -> Iterator[dict[str, str]]:
     cluster = postgres.Postgres(postgres.default_folder(f"bench-{os.getpid()}"))
     try:
         cluster.start()
-        yield {"postgres": store.absolute_uri(cluster.make_database("mlflow"))}
+        yield {"postgres": address.absolute_uri(cluster.make_database("mlflow"))}
     finally:
         cluster.remove()
 

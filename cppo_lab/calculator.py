@@ -5,7 +5,7 @@ from typing import NamedTuple
 from cppo_lab.maths import bounds
 
 
-class Row(NamedTuple):
+class CalculatorRow(NamedTuple):
     """One rule's bound; `limit` is the delta_b at which it stops being tighter than DPPO's, None for DPPO."""
 
     rule: str
@@ -14,7 +14,7 @@ class Row(NamedTuple):
     limit: float | None
 
 
-def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: float) -> list[Row]:
+def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: float) -> list[CalculatorRow]:
     """DPPO's constant and those of CPPO. For horizon > 1; a single token has no later state to move.
 
     Raises:
@@ -35,10 +35,10 @@ def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: 
         ("CPPO, position weights, slack of the mask", impl, weighted_slack),
         ("budget checked only at the end, uniform", bounds.terminal_constant(*arguments), 0.0),
     ]
-    rows = [Row("DPPO", dppo, 1.0, None)]
+    rows = [CalculatorRow("DPPO", dppo, 1.0, None)]
     for rule, slope, rest in parts:
         limit = delta_b * (dppo - rest) / slope if slope else 0.0
-        rows.append(Row(rule, slope + rest, (slope + rest) / dppo if dppo else 1.0, limit))
+        rows.append(CalculatorRow(rule, slope + rest, (slope + rest) / dppo if dppo else 1.0, limit))
     return rows
 
 

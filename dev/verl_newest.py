@@ -17,10 +17,10 @@ from dev.errors import DevError
 CHECK = """
 from importlib.metadata import version
 import verl
-from cppo_lab.cores.verl.compat import check_touch_points
-from cppo_lab.cores.verl.touch_points import TOUCH_POINTS
-print(f"verl {version('verl')} in {verl.__path__[0]}: {len(TOUCH_POINTS)} touch points")
-found = check_touch_points()
+from cppo_lab.cores.verl.check_api import check_api
+from cppo_lab.cores.verl.api_contract import API_CONTRACT
+print(f"verl {version('verl')} in {verl.__path__[0]}: {len(API_CONTRACT)} touch points")
+found = check_api()
 print("\\n".join(found) if found else "none is missing or has changed")
 raise SystemExit(bool(found))
 """

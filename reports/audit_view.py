@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cppo_lab.analysis.audit import AVERAGE, Audit
+from cppo_lab.reports.discrepancy import Oddity
 from cppo_lab.reports.names import benchmark_name, display_name
-from cppo_lab.reports.oddity import Oddity
 
 ABSENT = "–"
 

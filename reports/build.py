@@ -13,9 +13,10 @@ from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports import markup, sheets
+from cppo_lab.reports import csv_tables, markup
 from cppo_lab.reports.audit_view import AuditView, audit_view
-from cppo_lab.reports.drawings import anew, draw_ahead
+from cppo_lab.reports.discrepancies import oddities
+from cppo_lab.reports.drawings import draw_ahead, without_cache
 from cppo_lab.reports.figures import curves, diagnostics
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
@@ -23,7 +24,6 @@ from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
 from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
-from cppo_lab.reports.oddities import oddities
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.record import RECORD, About, listed_files, record
@@ -104,7 +104,7 @@ def make_report(request: ReportRequest, force: bool = False) -> Built:
         return Built(request.out / PAGE, anew=False)
     data = read_sweep(request.uri, request.experiment, request.name, _is_shown, run_ids, listing)
     board = score_sweep(data, request.expected, request.partial)
-    with anew(force):
+    with without_cache(force):
         files = _files(request, board)
     swap_in(out, files, (request.name, origin(core_of(board))), inputs)
     return Built(request.out / PAGE, anew=True)
@@ -172,12 +172,12 @@ def _table_files(
     texts = {
         "table_main.md": markup.main_markdown(main),
         "table_main.tex": markup.main_latex(main),
-        "table_main.csv": sheets.main_csv(main),
+        "table_main.csv": csv_tables.main_csv(main),
         "table_full.md": markup.full_markdown(full),
         "table_full.tex": markup.full_latex(full),
-        "table_full.csv": sheets.full_csv(full),
-        "table_long.csv": sheets.long_csv(board),
-        "runs.csv": sheets.runs_csv(board),
+        "table_full.csv": csv_tables.full_csv(full),
+        "table_long.csv": csv_tables.long_csv(board),
+        "runs.csv": csv_tables.runs_csv(board),
     }
     further = {f"statistics_{kind}": one for kind, one in sure.items()}
     for name, table in {"verdicts": verdict_table(verdicts), **further}.items():
@@ -211,4 +211,4 @@ def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:
     ablations = ablation_curves()
     found = oddities(audit, board, ablations, shared_curves(board, ablations))
     view = audit_view(audit, found)
-    return view, {"audit.md": markup.audit_markdown(view), "audit.csv": sheets.audit_csv(audit)}
+    return view, {"audit.md": markup.audit_markdown(view), "audit.csv": csv_tables.audit_csv(audit)}

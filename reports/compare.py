@@ -60,7 +60,7 @@ class VerdictChange:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two reports, `before` and `after`. `figures`: names of those that differ, with added, removed or changed.
 
     `heading`: the fields of the reports as a whole that differ, each with both values.
@@ -84,13 +84,13 @@ class Comparison:
         return {"same": self.same, **asdict(self)}
 
 
-def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> Comparison:
+def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> RunComparison:
     """What is otherwise in `after` than in `before`; `names` are what to call them."""
     heads = {
         key: (str(getattr(before, key)), str(getattr(after, key)))
         for key in ("kind", "name", "experiment", "core")
     }
-    return Comparison(
+    return RunComparison(
         *names,
         heading={key: pair for key, pair in heads.items() if pair[0] != pair[1]},
         runs=tuple(_runs(before, after)),

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from cppo_lab.errors import printable
-from cppo_lab.reports.compare import CellChange, Comparison, RunChange, VerdictChange
+from cppo_lab.reports.compare import CellChange, RunChange, RunComparison, VerdictChange
 
 SHOWN = 40  # lines of one kind; a longer list says how many more there are
 
 
-def compare_lines(found: Comparison) -> list[str]:
+def compare_lines(found: RunComparison) -> list[str]:
     """What differs, kind by kind; one line if nothing does. Control characters in names are shown as escapes."""
     if found.same:
         return [printable(f"{found.before} and {found.after} say the same.")]

@@ -29,7 +29,7 @@ _made: list[str] = []  # fingerprints of what this process has drawn
 
 
 @contextlib.contextmanager
-def anew(wanted: bool = True) -> Iterator[None]:
+def without_cache(wanted: bool = True) -> Iterator[None]:
     """Make every drawing again while this lasts, if `wanted`; what is kept stays as it is."""
     if not wanted:
         yield

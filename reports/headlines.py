@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import Stat, State
+from cppo_lab.analysis.selection import SelectionState, Stat
 from cppo_lab.analysis.window import LateMean, late_means, step_noise
 from cppo_lab.reports.names import display_name, in_order
 
@@ -51,7 +51,10 @@ def _ranked(board: Scoreboard, model: str) -> list[tuple[str, Stat]]:
     competing = [
         (cell.variant, cell.score)
         for (name, _), cell in board.cells.items()
-        if name == model and cell.state is State.SCORED and not cell.provisional and cell.score is not None
+        if name == model
+        and cell.state is SelectionState.SCORED
+        and not cell.provisional
+        and cell.score is not None
     ]
     return sorted(competing, key=lambda entry: (-entry[1].mean, entry[0]))
 
@@ -108,7 +111,7 @@ def _collapses(board: Scoreboard, model: str) -> list[str]:
     counts, sentences = [], []
     for variant in in_order(board.variants):
         runs = board.runs_of(model, variant)
-        fallen = [run for run in runs if run.state is State.COLLAPSE]
+        fallen = [run for run in runs if run.state is SelectionState.COLLAPSE]
         if len(runs) > 1 and fallen:
             counts.append(f"{display_name(variant)} {len(fallen)} of {len(runs)}")
         elif fallen and (best := fallen[0].choice.score) is not None:
@@ -145,7 +148,7 @@ def _firmness(
     noise = [
         value
         for run in board.runs
-        if run.model == model and run.mlflow_id and run.state is State.SCORED
+        if run.model == model and run.mlflow_id and run.state is SelectionState.SCORED
         if (value := step_noise(board.curves.of(run.mlflow_id), run.t_stop)) is not None
     ]
     if noise:

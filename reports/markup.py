@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from cppo_lab.reports.audit_view import AuditView
 from cppo_lab.reports.escapes import escape_latex, escape_markdown
-from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, Row
+from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, TableRow
 
 
 def plain(entry: Entry) -> str:
@@ -35,12 +35,12 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> li
     return ["| " + " | ".join(cells) + " |" for cells in (headings, align, *rows)]
 
 
-def _label(row: Row) -> str:
+def _label(row: TableRow) -> str:
     label = escape_markdown(row.label)
     return f"**{label}**" if row.shaded else label
 
 
-def steps_text(row: Row) -> str:
+def steps_text(row: TableRow) -> str:
     """The selected steps, one per run."""
     return ", ".join(map(str, row.steps)) or "–"
 
@@ -70,7 +70,7 @@ def document(title: str, lines: Sequence[str], notes: Sequence[str]) -> str:
     )
 
 
-def _latex_row(row: Row, extra: Sequence[str] = ()) -> str:
+def _latex_row(row: TableRow, extra: Sequence[str] = ()) -> str:
     shade = r"\rowcolor{black!8} " if row.shaded else ""
     return shade + " & ".join([escape_latex(row.label), *map(_latex_entry, row.entries), *extra]) + r" \\"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cppo_lab.analysis.search import SearchResult, Value
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.analysis.search_noise import SeedValues, read_seed_values
-from cppo_lab.reports.drawings import anew
+from cppo_lab.reports.drawings import without_cache
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
 from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure
@@ -63,7 +63,7 @@ def make_search(request: SearchRequest, force: bool = False) -> Built:
     inputs = report_inputs(request, (fingerprint((result, seeds)),))
     if not force and is_current(out, inputs):
         return Built(request.out / PAGE, anew=False)
-    with anew(force):
+    with without_cache(force):
         files = _files(request, result, seeds)
     swap_in(out, files, (result.study, origin(result.core)), inputs)
     return Built(request.out / PAGE, anew=True)

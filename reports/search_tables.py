@@ -19,8 +19,8 @@ from cppo_lab.analysis.search import (
 )
 from cppo_lab.analysis.search_noise import SeedValues
 from cppo_lab.reports.audit_view import ABSENT
+from cppo_lab.reports.csv_tables import csv_text
 from cppo_lab.reports.names import objective_name, origin, value_text
-from cppo_lab.reports.sheets import csv_text
 from cppo_lab.reports.text_tables import TextRow, TextTable
 
 EDGE = 0.02  # of an interval, on its scale: nearer to an end is at the edge

@@ -7,7 +7,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.aggregates import Share
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import Difference
-from cppo_lab.analysis.statistics.ranking import Place, Ranking, kendall
+from cppo_lab.analysis.statistics.ranking import Rank, Ranking, kendall
 from cppo_lab.analysis.statistics.sampling import SamplingError
 from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
@@ -148,11 +148,11 @@ def _order(found: Statistics, core: str, title: str, several_models: bool) -> Te
     return TextTable(f"Order and margins ({title})", core, "method", headings, tuple(rows), notes)
 
 
-def _end(place: Place | None) -> tuple[str, str, str]:
+def _end(place: Rank | None) -> tuple[str, str, str]:
     return (ABSENT, ABSENT, ABSENT) if place is None else (str(place.rank), *_margin(place))
 
 
-def _margin(place: Place) -> tuple[str, str]:
+def _margin(place: Rank) -> tuple[str, str]:
     margin = ABSENT if place.margin is None else points(place.margin)
     return margin, ABSENT if place.noise is None else points(place.noise)
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.reader import list_runs
-from cppo_lab.analysis.study import MAIN, Study, StudySweep, read_study
-from cppo_lab.reports import markup, sheets, text_tables
+from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
+from cppo_lab.reports import csv_tables, markup, text_tables
 from cppo_lab.reports.configuration import configuration_table
-from cppo_lab.reports.distinction import distinction_table
-from cppo_lab.reports.drawings import anew, draw_ahead
+from cppo_lab.reports.drawings import draw_ahead, without_cache
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.gallery import gallery
@@ -24,6 +23,7 @@ from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.record import RECORD, About, listed_files, record
+from cppo_lab.reports.rule_comparison import distinction_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import (
     Ablation,
@@ -81,7 +81,7 @@ def make_study(request: StudyRequest, force: bool = False) -> Built:
     study = read_study(
         request.uri, request.experiment, request.name, request.sweeps, request.partial, listing
     )
-    with anew(force):
+    with without_cache(force):
         files = _files(request, study)
     swap_in(out, files, (request.name, origin(study_core(study))), inputs)
     return Built(request.out / PAGE, anew=True)
@@ -129,7 +129,7 @@ def paper_study_request(
     )
 
 
-def _files(request: StudyRequest, study: Study) -> dict[str, bytes]:
+def _files(request: StudyRequest, study: StudyResults) -> dict[str, bytes]:
     """Every file of the report by name."""
     tables = _tables(study)
     texts = _table_files(study, tables)
@@ -161,7 +161,7 @@ def _draw(picture: Picture, command: str) -> dict[str, bytes]:
     return {f"{picture.name}.{kind}": data for kind, data in files.items()}
 
 
-def _tables(study: Study) -> StudyTables:
+def _tables(study: StudyResults) -> StudyTables:
     board = study.board(MAIN)
     used = {run.rule for each in study.boards for run in each.runs if run.rule}
     distinction = distinction_table("How the rules differ (Table 2)", used)
@@ -194,14 +194,14 @@ def _ablation(sweep: StudySweep, main: MainTable | None) -> Ablation:
     return Ablation(sweep.grid.name, sweep.grid.title, sweep.grid.question, table, notes, sweep.absent)
 
 
-def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
+def _table_files(study: StudyResults, tables: StudyTables) -> dict[str, str]:
     """Every table in Markdown, LaTeX and CSV, and the list of runs of every sweep."""
     texts: dict[str, str] = {}
     if tables.main is not None:
         texts |= {
             "table_1.md": markup.main_markdown(tables.main),
             "table_1.tex": markup.main_latex(tables.main),
-            "table_1.csv": sheets.main_csv(tables.main),
+            "table_1.csv": csv_tables.main_csv(tables.main),
         }
     texts |= text_tables.text_files("table_2", tables.distinction)
     if tables.configuration is not None:
@@ -210,7 +210,7 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
         texts |= {
             "table_4.md": markup.full_markdown(tables.full),
             "table_4.tex": markup.full_latex(tables.full),
-            "table_4.csv": sheets.full_csv(tables.full),
+            "table_4.csv": csv_tables.full_csv(tables.full),
         }
     beside = [sweep for sweep in study.sweeps if sweep.grid.name != MAIN]
     for sweep, ablation in zip(beside, tables.ablations, strict=True):
@@ -218,7 +218,7 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
             name = f"table_{sweep.grid.name}"
             texts[f"{name}.md"] = markup.full_markdown(ablation.table)
             texts[f"{name}.tex"] = markup.full_latex(ablation.table)
-            texts[f"{name}.csv"] = sheets.full_csv(ablation.table)
+            texts[f"{name}.csv"] = csv_tables.full_csv(ablation.table)
     claims = verdict_table(tables.verdicts)
     texts |= {} if claims is None else text_tables.text_files("verdicts", claims)
     for name, sure in tables.statistics.items():
@@ -226,6 +226,6 @@ def _table_files(study: Study, tables: StudyTables) -> dict[str, str]:
             texts |= text_tables.text_files(f"statistics_{name}_{kind}", table)
     for sweep in study.sweeps:
         if sweep.board is not None:
-            texts[f"long_{sweep.grid.name}.csv"] = sheets.long_csv(sweep.board)
-            texts[f"runs_{sweep.grid.name}.csv"] = sheets.runs_csv(sweep.board)
+            texts[f"long_{sweep.grid.name}.csv"] = csv_tables.long_csv(sweep.board)
+            texts[f"runs_{sweep.grid.name}.csv"] = csv_tables.runs_csv(sweep.board)
     return texts

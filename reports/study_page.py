@@ -6,7 +6,7 @@ from functools import partial
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import describe_gap
-from cppo_lab.analysis.study import MAIN, Study
+from cppo_lab.analysis.study import MAIN, StudyResults
 from cppo_lab.reports.charts import Charts, charts_of
 from cppo_lab.reports.figures.ablations import full_method
 from cppo_lab.reports.figures.curves import curves_info
@@ -93,7 +93,7 @@ class StudyPage:
 
 
 def study_page(
-    study: Study,
+    study: StudyResults,
     tables: StudyTables,
     pictures: Sequence[Picture],
     about: tuple[str, str, str],
@@ -148,7 +148,9 @@ def render_study(page: StudyPage) -> str:
     return render_template("study.html.j2", page)
 
 
-def study_charts(study: Study, anchors: Mapping[str, Mapping[tuple[str, str], str]]) -> Mapping[str, Charts]:
+def study_charts(
+    study: StudyResults, anchors: Mapping[str, Mapping[tuple[str, str], str]]
+) -> Mapping[str, Charts]:
     """Sweep -> its curves; those of the main sweep with its diagnostics. Colours are those of the figures."""
     found = {}
     for number, sweep in enumerate(study.sweeps):
@@ -161,13 +163,13 @@ def study_charts(study: Study, anchors: Mapping[str, Mapping[tuple[str, str], st
     return found
 
 
-def study_core(study: Study) -> str:
+def study_core(study: StudyResults) -> str:
     """The core behind the study's runs; several are named together."""
     cores = {core for board in study.boards for core in core_of(board).split("+")}
     return "+".join(sorted(cores)) or schema.PAPER
 
 
-def absent_parts(study: Study, pictures: Sequence[Picture]) -> tuple[str, ...]:
+def absent_parts(study: StudyResults, pictures: Sequence[Picture]) -> tuple[str, ...]:
     """The sweeps and figures that cannot be shown, each with its reason."""
     sweeps = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
     figures = [
@@ -178,7 +180,7 @@ def absent_parts(study: Study, pictures: Sequence[Picture]) -> tuple[str, ...]:
     return (*sweeps, *figures)
 
 
-def study_headlines(study: Study) -> tuple[Headline, ...]:
+def study_headlines(study: StudyResults) -> tuple[Headline, ...]:
     """What can be said of the main sweep, model by model, and of each ablation under its title."""
     found: list[Headline] = []
     for sweep in study.sweeps:

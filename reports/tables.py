@@ -9,7 +9,7 @@ from decimal import Decimal
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
-from cppo_lab.analysis.selection import CellScore, Stat, State
+from cppo_lab.analysis.selection import CellScore, SelectionState, Stat
 from cppo_lab.reports.names import OURS, benchmark_name, display_name, in_order, origin
 
 BEST, SECOND = "best", "second"
@@ -34,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One variant: its entries in the order of the table's columns; `steps` are the selected steps, one per
     run.
     """
@@ -53,12 +53,12 @@ class MainTable:
     title: str
     core: str
     models: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Block:
+class TableBlock:
     """The rows of one model, the entries of a row being its `benchmarks` and then their average.
 
     `t_stop` None: the runs have none, or not the same.
@@ -67,7 +67,7 @@ class Block:
     model: str
     t_stop: int | None
     benchmarks: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
     @property
     def headings(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class FullTable:
 
     title: str
     core: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[TableBlock, ...]
     notes: tuple[str, ...]
 
     @property
@@ -106,7 +106,7 @@ def main_table(board: Scoreboard, title: str) -> MainTable:
         ]
         columns.append(mark(entry or Entry(word=NOT_DECLARED) for entry in column))
     rows = tuple(
-        Row(name, display_name(name), name == OURS, tuple(column[index] for column in columns))
+        TableRow(name, display_name(name), name == OURS, tuple(column[index] for column in columns))
         for index, name in enumerate(variants)
     )
     return MainTable(title, core_of(board), board.models, rows, table_notes(board))
@@ -127,7 +127,7 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         ]
         parts.append(mark(_entry(cell, cell.score) for cell in cells))
         rows = tuple(
-            Row(
+            TableRow(
                 cell.variant,
                 display_name(cell.variant),
                 cell.variant == OURS,
@@ -138,16 +138,18 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         )
         stops = {cell.t_stop for cell in cells if cell.t_stop is not None}
         stop = stops.pop() if len(stops) == 1 else None
-        blocks.append(Block(model, stop, board.benchmarks_of(model), rows))
+        blocks.append(TableBlock(model, stop, board.benchmarks_of(model), rows))
     return FullTable(title, core_of(board), tuple(blocks), table_notes(board))
 
 
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:
-    if cell.state is State.COLLAPSE:
+    if cell.state is SelectionState.COLLAPSE:
         some = f" {cell.collapsed}/{cell.expected}" if cell.collapsed < cell.expected else ""
-        return Entry(word=State.COLLAPSE.value + some, n=cell.collapsed, provisional=cell.provisional)
+        return Entry(
+            word=SelectionState.COLLAPSE.value + some, n=cell.collapsed, provisional=cell.provisional
+        )
     if stat is None:
-        word = absent if cell.state is State.SCORED else cell.state.value
+        word = absent if cell.state is SelectionState.SCORED else cell.state.value
         return Entry(word=word, provisional=cell.provisional)
     std = None if stat.std is None else round_half_up(percent(stat.std))
     return Entry(round_half_up(percent(stat.mean)), std, stat.n, provisional=cell.provisional)

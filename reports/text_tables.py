@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 
 from cppo_lab import schema
+from cppo_lab.reports.csv_tables import csv_text
 from cppo_lab.reports.escapes import escape_latex, escape_markdown
 from cppo_lab.reports.markup import document, latex_document, markdown_table
-from cppo_lab.reports.sheets import csv_text
 
 
 @dataclass(frozen=True)

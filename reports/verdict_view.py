@@ -11,7 +11,7 @@ from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
 from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import Comparison, Outcome, Verdict, judge
+from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, judge
 from cppo_lab.reports.names import OURS, display_name
 
 ABSENT = "–"
@@ -62,7 +62,7 @@ class VerdictLine:
 @dataclass(frozen=True)
 class VerdictView:
     """The first section of a page. `caution`: what the runs are no evidence for; `cannot`: what single runs do not
-    tell, empty with several seeds; `unheard`: claims about sweeps that are not here.
+    tell, empty with several seeds; `not_judged`: claims about sweeps that are not here.
     """
 
     summary: str
@@ -71,7 +71,7 @@ class VerdictView:
     lines: tuple[VerdictLine, ...]
     method: str
     cannot: tuple[str, ...]
-    unheard: tuple[str, ...]
+    not_judged: tuple[str, ...]
 
 
 def heard_claims(boards: Mapping[str, Scoreboard], whole: bool = False) -> list[Claim]:
@@ -97,7 +97,7 @@ def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = Fals
         lines=tuple(_line(verdict, values[verdict.claim.sweep]) for verdict in found),
         method=_METHOD,
         cannot=CANNOT if alone else (),
-        unheard=tuple(
+        not_judged=tuple(
             f"{claim.text} (sweep {claim.sweep})" for claim in CLAIMS if whole and claim.sweep not in boards
         ),
     )
@@ -132,7 +132,7 @@ def _caution(core: str, judged: bool) -> str:
 def _summary(found: list[Verdict]) -> str:
     if not found:
         return "None of the paper's claims is about the variants of this sweep."
-    counts = [(outcome, sum(verdict.outcome is outcome for verdict in found)) for outcome in Outcome]
+    counts = [(outcome, sum(verdict.outcome is outcome for verdict in found)) for outcome in VerdictOutcome]
     said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
     return f"{len(found)} claim{'s' if len(found) > 1 else ''}: {said}."
 
@@ -196,7 +196,7 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
         ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
         ("adjusted p for it", _p(found.p_adjusted)),
     )
-    if verdict.outcome is Outcome.UNDECIDED:
+    if verdict.outcome is VerdictOutcome.UNDECIDED:
         numbers += (("would decide it", verdict.seeds.words()),)
     return numbers
 

@@ -18,7 +18,7 @@ from hypothesis import settings
 from mlflow.store.db import utils as db_utils
 from sqlalchemy import Engine
 
-from cppo_lab import interruption, schema
+from cppo_lab import schema, signals
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -189,9 +189,9 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """What a test's runs have made of signals ends with it: children would inherit that they are ignored."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *interruption._TOLD)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *signals._TOLD)}
     yield
-    interruption._held.clear()
+    signals._held.clear()
     for one, handler in before.items():
         if handler is not None:  # else C code's
             signal.signal(one, handler)

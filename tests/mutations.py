@@ -358,17 +358,17 @@ LAUNCH = (
     ),
     Fault(
         "the last line of a launcher's list counts while it is being written",
-        "cppo_lab/launch/queue.py",
+        "cppo_lab/runs/queue.py",
         'if line.endswith("\\n"):',
         "if len(line) > 1:",
-        "tests/launch/test_queue.py",
+        "tests/runs/test_queue.py",
     ),
     Fault(
         "a living launcher's list is taken for a dead one's (its lock is shared)",
-        "cppo_lab/launch/queue.py",
+        "cppo_lab/runs/queue.py",
         "fcntl.flock(file, fcntl.LOCK_EX)",
         "fcntl.flock(file, fcntl.LOCK_SH)",
-        "tests/launch/test_queue.py",
+        "tests/runs/test_queue.py",
     ),
     Fault(
         "one job more at a time than there are workers",
@@ -379,7 +379,7 @@ LAUNCH = (
     ),
     Fault(
         "of two who look at a run's lock each takes the other for its trainer",
-        "cppo_lab/lock.py",
+        "cppo_lab/runs/lock.py",
         "return not _locked(lock, fcntl.LOCK_SH)",
         "return not _locked(lock)",
         "tests/launch/test_looks.py",
@@ -399,21 +399,21 @@ TRACKING = (
         "cppo_lab/tracking/shipping.py",
         "            if not self.points:\n                self._reached(path, offset)",
         "            self._reached(path, offset)",
-        "tests/tracking/test_shipped_offsets.py",
+        "tests/runs/test_offsets.py",
     ),
     Fault(
         "of several batches the last is forgotten",
         "cppo_lab/tracking/shipping.py",
         "while self.points:",
         "if self.points:",
-        "tests/tracking/test_shipped_offsets.py",
+        "tests/runs/test_offsets.py",
     ),
     Fault(
         "a line is sent that is not yet on the disk",
         "cppo_lab/tracking/shipping.py",
         "if end > safe:",
         "if offset > safe:",
-        "tests/tracking/test_shipped_offsets.py",
+        "tests/runs/test_offsets.py",
     ),
     Fault(
         "the end of an earlier attempt, sent again, takes a result back",
@@ -427,42 +427,42 @@ TRACKING = (
         "cppo_lab/tracking/shipping.py",
         "return [line for line in unwritten if not isinstance(line, Row)]",
         "return unwritten",
-        "tests/tracking/test_shipped_offsets.py",
+        "tests/runs/test_offsets.py",
     ),
     Fault(
         "files that a store has not got do not count as unsent",
-        "cppo_lab/tracking/shipped.py",
+        "cppo_lab/runs/offsets.py",
         "return state.pending or any(",
         "return any(",
-        "tests/tracking/test_shipped_offsets.py",
+        "tests/runs/test_offsets.py",
     ),
     Fault(
         "of two records of a step the later one counts",
-        "cppo_lab/tracking/spool.py",
+        "cppo_lab/runs/spool.py",
         "record.rows.setdefault(line.step, line)",
         "record.rows[line.step] = line",
-        "tests/tracking/test_spool.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "on a full disk a torn line leaves a hole behind it",
-        "cppo_lab/tracking/spool.py",
+        "cppo_lab/runs/spool.py",
         "                os.lseek(self._file, self._end, os.SEEK_SET)\n",
         "",
-        "tests/tracking/test_spool.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "once the disk has room, only the first of the waiting lines is written",
-        "cppo_lab/tracking/spool.py",
+        "cppo_lab/runs/spool.py",
         "del self.unwritten[0]",
         "self.unwritten.clear()",
-        "tests/tracking/test_spool.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "a line counts before its end is written",
-        "cppo_lab/tracking/spool.py",
+        "cppo_lab/runs/spool.py",
         'line = decoded(text) if text.endswith(b"\\n") else None',
         "line = decoded(text)",
-        "tests/tracking/test_spool.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "a step that is trained again is recorded again, but for the last",
@@ -515,10 +515,10 @@ TRACKING = (
     ),
     Fault(
         "two neighbouring points of one step both stand in the history",
-        "cppo_lab/history.py",
+        "cppo_lab/store/history.py",
         "if np.any(step[1:] <= step[:-1]):",
         "if np.any(step[1:] < step[:-1]):",
-        "tests/test_history.py",
+        "tests/store/test_history.py",
     ),
 )
 
@@ -711,7 +711,7 @@ ROOMS = {
     "maths": Room("The maths", ("tests/maths",), MATHS),
     "launch": Room("Launching", ("tests/launch", "tests/test_run.py"), LAUNCH),
     "tracking": Room(
-        "Tracking", ("tests/tracking", "tests/test_redacted.py", "tests/test_history.py"), TRACKING
+        "Tracking", ("tests/tracking", "tests/test_redacted.py", "tests/store/test_history.py"), TRACKING
     ),
     "analysis": Room("Analysis", ("tests/analysis",), ANALYSIS),
 }

@@ -5,10 +5,10 @@ from pathlib import Path
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.store import tracking_uri
-from cppo_lab.tracking.client import open_client
+from cppo_lab.runs.spool import newest_record
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
 from cppo_lab.tracking.shipping import ship
-from cppo_lab.tracking.spool import newest_record
 
 
 def sent(folder: Path) -> int:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import run, schema
+from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.run import Attempt
-from cppo_lab.store import tracking_uri
+from cppo_lab.runs import execute
+from cppo_lab.runs.execute import Attempt
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
 from tests.plausible import train
@@ -37,7 +38,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_a_query_in_the_uri_of_the_store(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///q.db?timeout=30")
-    monkeypatch.setattr(run, "load_core", lambda name: train)
+    monkeypatch.setattr(execute, "load_core", lambda name: train)
     assert main(["launch", "quickstart", "seed=0", "variant=grpo", "launcher=inline"]) == 0
     assert (workspace / "q.db").is_file()
 
@@ -56,7 +57,7 @@ def test_plan_launch_report(
     workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a store named from outside: half a sweep is refused, then marked, then whole."""
-    monkeypatch.setattr(run, "load_core", lambda name: train)
+    monkeypatch.setattr(execute, "load_core", lambda name: train)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/store/tracking.db")
     (workspace / "store").mkdir()
     assert main(["launch", "quickstart", "launcher=inline", "variant=grpo,cppo"]) == 0

@@ -12,10 +12,10 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.run import Attempt
-from cppo_lab.store import tracking_uri
+from cppo_lab.runs.execute import Attempt
+from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.listing import Row
+from cppo_lab.sweep.listing import ListingRow
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
 from tests.recorded import sent
@@ -53,7 +53,7 @@ def test_json_is_one_object_on_standard_output(
     values = json.loads(output.out)
     assert list(values) == ["sweep", "core", "runs", "totals"]
     assert (values["sweep"], values["core"], len(values["runs"])) == ("quickstart", "mini", 6)
-    assert all(list(run) == [field.name for field in fields(Row)] for run in values["runs"])
+    assert all(list(run) == [field.name for field in fields(ListingRow)] for run in values["runs"])
     states = {run["run_id"]: run["state"] for run in values["runs"]}
     assert {run_id: state for run_id, state in states.items() if state != schema.MISSING} == some_states
     assert values["totals"]["states"] == {"done": 1, "failed": 1, "partial": 1, "missing": 3}
@@ -69,7 +69,7 @@ def test_json_is_one_object_on_standard_output(
 def test_csv_has_the_same_columns(some_states: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *SWEEP, "--csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [len(row) for row in rows] == [len(fields(Row))] * 6
+    assert [len(row) for row in rows] == [len(fields(ListingRow))] * 6
     assert rows[0]["variants"] == "quickstart=grpo"
     assert {row["run_id"]: row["state"] for row in rows if row["state"] != "missing"} == some_states
 

@@ -8,12 +8,13 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cppo_lab import run, schema
+from cppo_lab import schema
 from cppo_lab.cli import main, reporting
 from cppo_lab.cli.unchanged import database_state
 from cppo_lab.errors import UserError
 from cppo_lab.reports.folder import MARKER
-from cppo_lab.store import tracking_uri
+from cppo_lab.runs import execute
+from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
@@ -25,7 +26,7 @@ ONE = ["quickstart", "variant=cppo"]
 @pytest.fixture
 def trained(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with the runs of one variant of the quickstart; training took no time."""
-    monkeypatch.setattr(run, "load_core", lambda name: train)
+    monkeypatch.setattr(execute, "load_core", lambda name: train)
     launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", "seed=0"]), tracking_uri())
     return workspace
 
@@ -35,9 +36,9 @@ def parent() -> Run:
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None
     (found,) = [
-        run
-        for run in client.search_runs([experiment.experiment_id])
-        if schema.TAG_SWEEP_PARENT in run.data.tags
+        execute
+        for execute in client.search_runs([experiment.experiment_id])
+        if schema.TAG_SWEEP_PARENT in execute.data.tags
     ]
     return found
 

@@ -15,19 +15,19 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.launch.queue import Queue
 from cppo_lab.launch.slurm import queue as slurm_queue
 from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.lock import held
 from cppo_lab.monitor import status
+from cppo_lab.runs import folder as run_folder
+from cppo_lab.runs.folder import read_status, write_status
+from cppo_lab.runs.lock import held
+from cppo_lab.runs.queue import Queue
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking import run_folder
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.run_folder import read_status, write_status
 from tests.conftest import TINY
 from tests.launch.test_launch import mlflow_runs
 from tests.recorded import sent

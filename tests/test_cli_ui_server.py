@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.store.client import ensure_experiment, open_client
 from tests.test_cli_ui import empty_store
 from tests.waiting import CEILING_SECONDS
 

@@ -17,7 +17,7 @@ from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
 from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready, slurm
 from cppo_lab.doctor.packages import Requirement
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 
 TINY = ["core=verl", "model=tiny_qwen3"]

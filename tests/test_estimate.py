@@ -8,7 +8,7 @@ from statistics import fmean
 
 import pytest
 
-from cppo_lab.estimate import Estimate, estimate
+from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.assumptions import MEAN_RESPONSE
 from cppo_lab.sweep.compose import compose
 
@@ -17,7 +17,7 @@ DENSE = ["core=verl", "model=qwen3_1_7b"]
 MOE = ["core=verl", "model=qwen3_30b_a3b_base"]
 
 
-def cost(*overrides: str, available: float = 80e9) -> Estimate:
+def cost(*overrides: str, available: float = 80e9) -> CostEstimate:
     found = compose(list(overrides))
     result = estimate(found.run, found.layout, available)
     assert result is not None

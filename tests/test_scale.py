@@ -19,13 +19,13 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.launch.reconcile import look_repaired, run_states
-from cppo_lab.monitor.status import look
-from cppo_lab.store import tracking_uri
+from cppo_lab.monitor.status import run_statuses
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
 from cppo_lab.sweep.plan import Plan, make_plan
-from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.sync import send
 from tests import many_runs
 
@@ -100,7 +100,7 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
 
     return {
         "plan": lambda: (run_states(run_ids, plan.core, uri, runs), past_costs(plan.runs, uri)),
-        "status": lambda: look(runs, uri),
+        "status": lambda: run_statuses(runs, uri),
         "sync": lambda: send([runs / run_id for run_id in run_ids], uri),
         "launch": described,
         "report": scored,

@@ -15,8 +15,8 @@ from cppo_lab.parse import parse_run
 from cppo_lab.spec import Spec, fingerprint
 from cppo_lab.spec.rule import VERL
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.grid import DEFAULT_CORE
 from cppo_lab.sweep.groups import CONF, groups
-from cppo_lab.sweep.narrow import DEFAULT_CORE
 
 TINY_VERL = ["core=verl", "model=tiny_qwen3"]
 

@@ -33,7 +33,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "sweep/test_search_worker.py": (FULL, "searches that train"),
     "test_cli_ui_server.py": (FULL, "MLflow servers"),
     "test_wheel.py": (FULL, "builds and installs the package"),
-    "tracking/test_new_store.py": (FULL, "makes MLflow's tables forty times, killed at every stage"),
+    "store/test_create.py": (FULL, "makes MLflow's tables forty times, killed at every stage"),
 }
 # What --tier takes -> the tiers that run.
 CHOICES: Final[dict[str, frozenset[str]]] = {

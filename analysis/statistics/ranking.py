@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, cell_
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """One variant in the order of a model. `rank`: 1 + the number of strictly higher means over seeds.
 
     `margin`: how far the next lower variant lies below (None: the last). `noise`: standard error of that margin from
@@ -40,7 +40,7 @@ class Ranking:
 
     model: str
     score: Score
-    places: tuple[Place, ...]
+    places: tuple[Rank, ...]
 
     def rank(self, variant: str) -> int | None:
         """The rank of a variant; None if it has no such score."""
@@ -78,7 +78,7 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
     places = []
     for variant, below in zip_longest(order, order[1:]):
         places.append(
-            Place(
+            Rank(
                 variant=variant,
                 value=means[variant],
                 runs=len(cells[variant]),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import State
+from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.analysis.statistics.aggregates import AGGREGATES
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.resampling import RESAMPLES, bootstrap
 from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_error
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, run_values
 
-_RESULTS = (State.SCORED, State.COLLAPSE)
+_RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
 SEED = 20260610  # of the bootstrap: the same runs give the same intervals
 
 
@@ -103,7 +103,7 @@ def _cell(
         model=model,
         variant=variant,
         runs=len(finished),
-        collapsed=sum(run.state is State.COLLAPSE for run in finished),
+        collapsed=sum(run.state is SelectionState.COLLAPSE for run in finished),
         missing=tuple(run.seed for run in declared if run.state not in _RESULTS),
         sampling=cell_sampling_error(board, finished),
         scores=scores,

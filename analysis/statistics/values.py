@@ -21,7 +21,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, State
+from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.statistics.selection_bias import corrected_score
 from cppo_lab.analysis.window import LATE_SHARE, late_curve, noise
 
@@ -87,7 +87,7 @@ def _all_values(board: Scoreboard) -> FinishedRuns:
     return FinishedRuns(
         _values(board, run, run.choice.score)
         for run in board.runs
-        if run.state in (State.SCORED, State.COLLAPSE) and run.choice.score is not None
+        if run.state in (SelectionState.SCORED, SelectionState.COLLAPSE) and run.choice.score is not None
     )
 
 
@@ -112,7 +112,7 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
         model=run.model,
         variant=run.variant,
         seed=run.seed,
-        collapsed=run.state is State.COLLAPSE,
+        collapsed=run.state is SelectionState.COLLAPSE,
         best=best,
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
         final=_final(means, run.t_stop),
@@ -125,7 +125,7 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
 
 def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
     """The mean scores up to T_stop: those that a collapsed run did not come to are filled in."""
-    if run.state is not State.COLLAPSE or run.t_stop is None or len(means) < 2:
+    if run.state is not SelectionState.COLLAPSE or run.t_stop is None or len(means) < 2:
         return means
     every = int(means.index[-1] - means.index[-2])
     missing = range(int(means.index[-1]) + every, run.t_stop + 1, every)

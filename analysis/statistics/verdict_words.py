@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from cppo_lab.analysis.statistics.claims import SMALLEST, Claim
 from cppo_lab.analysis.statistics.power import POWER
-from cppo_lab.analysis.statistics.verdicts import Comparison, Outcome, Verdict
+from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome
 
 
 def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
@@ -15,7 +15,7 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     sentence = f"{_count(verdict, count)} {_numbers(verdict.claim, found, name)}"
     if verdict.provisional:
         sentence += " Runs of the sweep are missing or unfinished, so this may change."
-    if verdict.outcome is not Outcome.UNDECIDED:
+    if verdict.outcome is not VerdictOutcome.UNDECIDED:
         return sentence
     if verdict.seeds.unknown:
         return f"{sentence} How many seeds would decide it is not known: {verdict.seeds.unknown}."
@@ -31,9 +31,9 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
 
 def _count(verdict: Verdict, count: int) -> str:
     held = sum(each.outcome is verdict.outcome for each in verdict.comparisons)
-    if verdict.outcome is Outcome.NOT_SUPPORTED:
+    if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
         return f"{held} of {count} comparisons contradict it; the surest:"
-    if verdict.outcome is Outcome.SUPPORTED:
+    if verdict.outcome is VerdictOutcome.SUPPORTED:
         return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
     return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the least sure:"
 

@@ -25,7 +25,7 @@ from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalen
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
 
 
-class Outcome(StrEnum):
+class VerdictOutcome(StrEnum):
     """What a claim, or one comparison of it, comes to."""
 
     SUPPORTED = "supported"
@@ -50,7 +50,7 @@ class Comparison:
     p_for: float | None
     p_against: float | None
     p_adjusted: float | None
-    outcome: Outcome
+    outcome: VerdictOutcome
     seeds: Seeds
     leans_for: bool
 
@@ -65,12 +65,12 @@ class Verdict:
 
     claim: Claim
     score: Score
-    outcome: Outcome
+    outcome: VerdictOutcome
     comparisons: tuple[Comparison, ...]
     deciding: Comparison | None
     seeds: Seeds
     provisional: bool
-    others: Mapping[Score, Outcome]
+    others: Mapping[Score, VerdictOutcome]
 
 
 def verdicts(boards: Mapping[str, Scoreboard], score: Score = Score.FINAL) -> tuple[Verdict, ...]:
@@ -87,7 +87,7 @@ def judge(
     """One claim against the scored sweep it is about (None: there is none) and `run_values` of it."""
     if board is None:
         no_runs = Seeds(None, f"no run of sweep {claim.sweep!r} is finished")
-        return Verdict(claim, score, Outcome.UNDECIDED, (), None, no_runs, False, {})
+        return Verdict(claim, score, VerdictOutcome.UNDECIDED, (), None, no_runs, False, {})
     found = _compare_all(claim, board, runs, score)
     outcome = _outcome(found)
     others = {other: _outcome(_compare_all(claim, board, runs, other)) for other in Score if other != score}
@@ -150,10 +150,10 @@ def _leans_for(claim: Claim, value: float) -> bool:
     return value > SMALLEST / 2 if claim.margin is None else abs(value) < claim.margin
 
 
-def _seeds_for(claim: Claim, found: Difference | None, outcome: Outcome, comparisons: int) -> Seeds:
+def _seeds_for(claim: Claim, found: Difference | None, outcome: VerdictOutcome, comparisons: int) -> Seeds:
     if found is None:
         return Seeds(None, "one side has no finished run")
-    if outcome is not Outcome.UNDECIDED:
+    if outcome is not VerdictOutcome.UNDECIDED:
         return Seeds(found.estimate.n)
     if claim.margin is None:
         return seeds_for_superiority(found.estimate, SMALLEST, comparisons)
@@ -166,25 +166,29 @@ def _holm(p_values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else value for p, value in zip(p_values, adjusted, strict=True)]
 
 
-def _one_outcome(p_for: float | None, p_against: float | None) -> Outcome:
+def _one_outcome(p_for: float | None, p_against: float | None) -> VerdictOutcome:
     """A tiny but sure advantage is both above 0 and below SMALLEST: above 0 is what is claimed."""
     if p_for is not None and p_for <= ALPHA:
-        return Outcome.SUPPORTED
-    return Outcome.NOT_SUPPORTED if p_against is not None and p_against <= ALPHA else Outcome.UNDECIDED
+        return VerdictOutcome.SUPPORTED
+    return (
+        VerdictOutcome.NOT_SUPPORTED
+        if p_against is not None and p_against <= ALPHA
+        else VerdictOutcome.UNDECIDED
+    )
 
 
-def _outcome(found: Sequence[Comparison]) -> Outcome:
+def _outcome(found: Sequence[Comparison]) -> VerdictOutcome:
     outcomes = {comparison.outcome for comparison in found}
-    if Outcome.NOT_SUPPORTED in outcomes:
-        return Outcome.NOT_SUPPORTED
-    return Outcome.SUPPORTED if outcomes == {Outcome.SUPPORTED} else Outcome.UNDECIDED
+    if VerdictOutcome.NOT_SUPPORTED in outcomes:
+        return VerdictOutcome.NOT_SUPPORTED
+    return VerdictOutcome.SUPPORTED if outcomes == {VerdictOutcome.SUPPORTED} else VerdictOutcome.UNDECIDED
 
 
-def _deciding(claim: Claim, found: Sequence[Comparison], outcome: Outcome) -> Comparison | None:
+def _deciding(claim: Claim, found: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
     """Not supported: the surest refutation. Else the comparison that is the least sure, or without any number."""
     if not found:
         return None
-    if outcome is Outcome.NOT_SUPPORTED:
+    if outcome is VerdictOutcome.NOT_SUPPORTED:
         refuted = [each for each in found if each.outcome is outcome]
         return min(refuted, key=lambda each: 1.0 if each.p_against is None else each.p_against)
     return max(found, key=lambda each: _doubt(claim, each))

@@ -10,7 +10,7 @@ from transformers import Qwen3ForCausalLM
 
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.trainer import Batch, Trainer
-from cppo_lab.cores.verl.made_model import as_qwen3
+from cppo_lab.cores.verl.export_hf import as_qwen3
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cppo_lab.cli.parser import parse
 from cppo_lab.errors import UserError, message
-from cppo_lab.sweep.places import share_with_group
+from cppo_lab.sweep.paths import share_with_group
 
 EXTRAS = {  # of pyproject.toml, by the packages that they bring
     "train": ("torch", "numpy", "submitit"),

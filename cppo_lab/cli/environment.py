@@ -24,13 +24,13 @@ def data_check(options: argparse.Namespace) -> int:
 
 def doctor(options: argparse.Namespace) -> int:
     """Say what this machine has and lacks for a run; 0 only if the run could start here."""
-    from cppo_lab import store
     from cppo_lab.doctor import examine, lines, ready
+    from cppo_lab.store import address
     from cppo_lab.sweep.compose import compose
-    from cppo_lab.sweep.places import runs_folder
+    from cppo_lab.sweep.paths import runs_folder
 
     composed = compose([f"core={options.core}", *options.overrides])
-    checks = examine(composed, store.tracking_uri(composed.tracking.uri), runs_folder())
+    checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())
     print("\n".join(lines(checks)))
     wanted = f"model={composed.run.model.name} with core={composed.run.core}"
     if not ready(checks):

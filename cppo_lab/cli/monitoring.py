@@ -22,13 +22,13 @@ def status(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.states import parse_states
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
-    look, uri = _asked(options)
+    run_statuses, uri = _asked(options)
     if options.repair:
         from cppo_lab.monitor.repair import repair
 
-        for line in repair(_runs(), uri, look()):
+        for line in repair(_runs(), uri, run_statuses()):
             print(line, file=sys.stderr)
-    everything = look()
+    everything = run_statuses()
     shown = table.only(everything, states)
     if options.json:
         print(table.to_json(shown, everything))
@@ -50,8 +50,8 @@ def watch(options: argparse.Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two looks, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
-    look, _ = _asked(options)
-    found = watch.watch(look, options.every, sys.stdout)
+    run_statuses, _ = _asked(options)
+    found = watch.watch(run_statuses, options.every, sys.stdout)
     if command is not None:
         watch.notify(command, Path(options.sweep).stem if options.sweep else "", found)
     return 0 if all(one.state in schema.FINISHED for one in found) else 1
@@ -76,14 +76,14 @@ def sync(options: argparse.Namespace) -> int:
     """Send what is on file and not in the tracking store."""
     import time
 
-    from cppo_lab import store
     from cppo_lab.cli.terminal import counter
     from cppo_lab.monitor.logs import run_folders
     from cppo_lab.redaction import redacted
-    from cppo_lab.tracking.shipped import unsent
+    from cppo_lab.runs.offsets import unsent
+    from cppo_lab.store import address
     from cppo_lab.tracking.sync import send
 
-    runs, uri = _runs(), store.tracking_uri()
+    runs, uri = _runs(), address.tracking_uri()
     said = ""
     while True:
         folders = run_folders(runs, options.run)
@@ -172,25 +172,25 @@ def _one_of(plan: "Plan", beginning: str) -> str:
 
 
 def _runs() -> Path:
-    from cppo_lab.sweep.places import runs_folder
+    from cppo_lab.sweep.paths import runs_folder
 
     return runs_folder()
 
 
 def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]], str]":
     """What looks at the runs that were asked for, those of a sweep or all known ones; and the store to use."""
-    from cppo_lab import store
-    from cppo_lab.monitor.status import look
+    from cppo_lab.monitor.status import run_statuses
+    from cppo_lab.store import address
 
     runs = _runs()
     if not options.sweep:
-        uri = store.tracking_uri()
-        return (lambda: look(runs, uri)), uri
+        uri = address.tracking_uri()
+        return (lambda: run_statuses(runs, uri)), uri
     from cppo_lab.cli.training import planned
 
     plan, uri = planned(options)
     labels = _labels(plan)
-    return (lambda: look(runs, uri, labels)), uri
+    return (lambda: run_statuses(runs, uri, labels)), uri
 
 
 def _labels(plan: "Plan") -> "Mapping[str, Label]":
@@ -204,12 +204,12 @@ def _labels(plan: "Plan") -> "Mapping[str, Label]":
 
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     """The known runs whose ids begin so."""
-    from cppo_lab import store
     from cppo_lab.monitor.logs import run_by_beginning
-    from cppo_lab.monitor.status import look
+    from cppo_lab.monitor.status import run_statuses
+    from cppo_lab.store import address
 
     run_ids = {run_by_beginning(_runs(), beginning) for beginning in beginnings}
-    return [one for one in look(_runs(), store.tracking_uri()) if one.run_id in run_ids]
+    return [one for one in run_statuses(_runs(), address.tracking_uri()) if one.run_id in run_ids]
 
 
 def _lives(run_id: str) -> bool:

@@ -8,9 +8,9 @@ from cppo_lab.cli.training import planned, require_plan
 
 def preflight(options: argparse.Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
-    from cppo_lab.interruption import take_for_ctrl_c
+    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep import preflight as short
-    from cppo_lab.sweep.places import require_folder, runs_folder
+    from cppo_lab.sweep.paths import require_folder, runs_folder
 
     found, uri = planned(options)
     runs = runs_folder()
@@ -19,7 +19,7 @@ def preflight(options: argparse.Namespace) -> int:
     todo = [] if options.show else short.open_kinds(kinds, found, runs, options.again)
     if todo:
         require_plan(found, uri)
-        take_for_ctrl_c()
+        interrupt_on_termination()
         count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
         print(f"{found.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
         short.measure(todo, found, runs)

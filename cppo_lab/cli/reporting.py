@@ -60,12 +60,12 @@ def _chosen(options: argparse.Namespace) -> list[str]:
 
 def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Built":
     """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of and what was `said`."""
-    from cppo_lab import store
     from cppo_lab.cli.unchanged import database_state, note
     from cppo_lab.reports import build, study
+    from cppo_lab.store import address
 
     request, text = wanted
-    database = store.sqlite_file(request.uri)
+    database = address.sqlite_file(request.uri)
     state = database_state(database) if database is not None else ()
     if isinstance(request, study.StudyRequest):
         make, inputs = partial(study.make_study, request), partial(study.current_inputs, request)
@@ -108,9 +108,9 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
 
 
 def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
-    from cppo_lab import store
     from cppo_lab.reports.build import paper_request
     from cppo_lab.reports.study import paper_study_request
+    from cppo_lab.store import address
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.tracking.sweep_note import SweepText
 
@@ -122,7 +122,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
             f"--from paper with {asked!r}: the paper's curves make the reports `main` and `study` and take no "
             "overrides: cppo report main --from paper"
         )
-    uri = store.tracking_uri()
+    uri = address.tracking_uri()
     about = {"partial": options.partial, "command": command, "palette": options.palette}
     if options.sweep == "study":
         whole = paper_study_request(uri, out, **about)
@@ -133,14 +133,15 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 
 
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
-    from cppo_lab import schema, store
+    from cppo_lab import schema
     from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
     from cppo_lab.reports.build import ReportRequest
     from cppo_lab.reports.study import StudyRequest
+    from cppo_lab.store import address
     from cppo_lab.tracking.sweep_note import SweepText
 
     plan, uri = planned(options)
-    store.require_store(uri)
+    address.require_store(uri)
     experiment = schema.experiment_name(plan.core)
     grids = tuple(
         SweepGrid(
@@ -172,8 +173,9 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":
     import shlex
 
-    from cppo_lab import schema, store
+    from cppo_lab import schema
     from cppo_lab.reports.search import SearchRequest, make_search
+    from cppo_lab.store import address
     from cppo_lab.sweep.search.space import resolve
 
     if options.partial:
@@ -187,7 +189,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     words += [] if options.study is None else ["--study", options.study]
     return make_search(
         SearchRequest(
-            uri=store.tracking_uri(tuning.base.tracking.uri),
+            uri=address.tracking_uri(tuning.base.tracking.uri),
             experiment=schema.experiment_name(tuning.core),
             study=tuning.study,
             out=out,
@@ -211,13 +213,13 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
-    from cppo_lab import store
+    from cppo_lab.store import address
     from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.reference import import_reference
     from cppo_lab.tracking.reference_parents import nest_reference
     from cppo_lab.tracking.sweep_note import SweepText
 
-    uri = store.tracking_uri()
+    uri = address.tracking_uri()
     added = import_reference(uri, lambda text: print(text, file=sys.stderr, flush=True))
     shipped = [load_sweep(name) for name in shipped_sweeps()]
     nest_reference(

@@ -12,26 +12,27 @@ if TYPE_CHECKING:
 
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another one, is."""
-    from cppo_lab import schema, store
+    from cppo_lab import schema
     from cppo_lab.cli.training import require_machine
-    from cppo_lab.interruption import take_for_ctrl_c
     from cppo_lab.redaction import redacted
+    from cppo_lab.signals import interrupt_on_termination
+    from cppo_lab.store import address
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.places import runs_folder
+    from cppo_lab.sweep.paths import runs_folder
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
     from cppo_lab.sweep.search.tune import tune as carry_out
-    from cppo_lab.tracking.client import where_to_look
+    from cppo_lab.tracking.views import where_to_look
 
     declared = load_sweep(options.sweep)
     if not isinstance(declared, Search):
         raise UserError(f"{options.sweep} has no key `search`: it is no search: cppo launch {options.sweep}")
     tuning = resolve(declared, options.overrides, options.study, options.trials)
     url = storage_url(options.storage)
-    uri = store.tracking_uri(tuning.base.tracking.uri)
+    uri = address.tracking_uri(tuning.base.tracking.uri)
     require_machine([tuning.base], uri)
-    take_for_ctrl_c()
+    interrupt_on_termination()
     result = carry_out(tuning, uri, url, runs_folder())
     print(result.text)
     print(f"\nStudy {tuning.study} in {redacted(url)}")
@@ -43,10 +44,10 @@ def tune(options: argparse.Namespace) -> int:
 
 def plan_search(search: "Search", options: argparse.Namespace) -> int:
     """Print the space of a search, what is done of it, and what one trial costs."""
-    from cppo_lab.sweep.search.outline import outline
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
     from cppo_lab.sweep.search.study import find_trials
+    from cppo_lab.sweep.search.summary import outline
 
     tuning = resolve(search, options.overrides)
     print(outline(tuning, find_trials(tuning, storage_url())))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
-    from cppo_lab import store
+    from cppo_lab.store import address
 
     found = _plan_of(options)
-    return found, store.tracking_uri(found.tracking.uri)
+    return found, address.tracking_uri(found.tracking.uri)
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
@@ -117,18 +117,18 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
-    from cppo_lab import store
+    from cppo_lab.store import address
     from cppo_lab.sweep.find import find_run
-    from cppo_lab.sweep.places import runs_folder
+    from cppo_lab.sweep.paths import runs_folder
 
-    return find_run(beginning, store.tracking_uri(), runs_folder(), options.within)
+    return find_run(beginning, address.tracking_uri(), runs_folder(), options.within)
 
 
 def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
     """verl's own complete configuration of a run, as plain values."""
     from cppo_lab.cores.verl.config import plain_config
     from cppo_lab.spec import VerlRun
-    from cppo_lab.sweep.places import runs_folder
+    from cppo_lab.sweep.paths import runs_folder
 
     assert isinstance(run.spec, VerlRun)  # `show` has refused another core
     return plain_config(run.spec, run.layout, found.paths, runs_folder())
@@ -161,7 +161,7 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
     if kinds[0].run.core != "verl" or kinds[0].launcher.name == "slurm":
         return  # Slurm's nodes are other machines than this one
     from cppo_lab.doctor import MISSING, examine
-    from cppo_lab.sweep.places import runs_folder
+    from cppo_lab.sweep.paths import runs_folder
 
     missing = []
     for composed in kinds:
@@ -184,14 +184,14 @@ def train(
 ) -> int:
     """Train the runs of a plan, failed ones only if `retry` names them, and say what came of it."""
     from cppo_lab import schema
-    from cppo_lab.interruption import take_for_ctrl_c
+    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
-    from cppo_lab.tracking.client import where_to_look
+    from cppo_lab.tracking.views import where_to_look
 
     require_plan(found, uri)
-    take_for_ctrl_c()  # the runs are ended and recorded
+    interrupt_on_termination()  # the runs are ended and recorded
     done = launch(found, uri, getattr(options, "replace", False), retry)
     print(table(found.runs, done.states, past_costs(found.runs, uri), width()))
     for run_id, old in done.replaced.items():

@@ -8,20 +8,20 @@ from pathlib import Path
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
-    from cppo_lab import store
     from cppo_lab.analysis.kept_files import KeptFiles
-    from cppo_lab.interruption import take_for_ctrl_c
     from cppo_lab.redaction import redacted
+    from cppo_lab.signals import interrupt_on_termination
+    from cppo_lab.store.address import require_store, tracking_uri
 
-    uri = store.tracking_uri()
+    uri = tracking_uri()
     if uri.startswith("http"):
         _show(_links(uri, redacted(uri).rstrip("/")), options)
         return 0
     from cppo_lab.tracking.page_server import address, free_port, is_loopback, require_mlflow_server, serving
 
     require_mlflow_server()
-    store.require_store(uri)
-    take_for_ctrl_c()
+    require_store(uri)
+    interrupt_on_termination()
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as start:
         # The port of one that starts is still free.
         start.enter_context(KeptFiles(Path("cppo-lab-ui")).locked("lock"))
@@ -46,7 +46,7 @@ def ui(options: argparse.Namespace) -> int:
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
     """What there is to open, with its address: the runs of each experiment, and of all of them together."""
     from cppo_lab import schema
-    from cppo_lab.tracking.client import open_client
+    from cppo_lab.store.client import open_client
     from cppo_lab.tracking.views import comparison, page, save_views
 
     client, found, links = open_client(uri), [], []

@@ -9,11 +9,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from cppo_lab import store
-from cppo_lab.plain_file import open_plain
 from cppo_lab.redaction import redacted
 from cppo_lab.reports.fingerprint import fingerprint, of_bytes, package
 from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
+from cppo_lab.safe_open import open_plain
+from cppo_lab.store import address
 
 _NOT_ASKED = ("command", "force", "out")  # what changes no file of the report
 _HEADER = 100  # bytes at the beginning of a SQLite file; they count its changes
@@ -42,7 +42,7 @@ def note(said: str, out: Path, state: State, inputs: str) -> None:
 def asked(options: argparse.Namespace) -> str:
     """Changes with the command line and with all files that say what it means."""
     said = {name: value for name, value in vars(options).items() if name not in _NOT_ASKED}
-    environment = redacted(os.environ.get(store.VARIABLE, ""))
+    environment = redacted(os.environ.get(address.VARIABLE, ""))
     code = package((".py", ".yaml", ".j2", ".css", ".js", ".csv", ".json"))
     return fingerprint((said, str(Path.cwd()), environment, _declared(options.sweep), code))
 

@@ -118,10 +118,10 @@ DATASETS: dict[str, str] = {
 }
 # Both in the room that knows transformers.
 EXPORTERS: dict[str, str] = {
-    "mini": "cppo_lab.cores.verl.export_made:export",
+    "mini": "cppo_lab.cores.verl.export_synthetic:export",
     "verl": "cppo_lab.cores.verl.export:export",
 }
-COMPANIONS: dict[str, str] = {"verl": "cppo_lab.cores.verl.ray_nodes:accompany"}
+COMPANIONS: dict[str, str] = {"verl": "cppo_lab.cores.verl.ray_nodes:run_worker_node"}
 
 
 def load_core(name: str) -> Core:

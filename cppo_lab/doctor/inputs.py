@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cppo_lab import store
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
 from cppo_lab.errors import UserError
 from cppo_lab.hub import lacking, snapshot
 from cppo_lab.spec import HubModel, MathData, PathsSpec, RunSpec
+from cppo_lab.store import address
 
 PATIENCE = 5.0  # seconds for a server to answer
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -96,7 +96,7 @@ def _model_folder(folder: Path, remedy: str) -> Check:
 
 def check_store(uri: str) -> Check:
     """The tracking store can be written (a file) or answers (a server). Names no user and no password."""
-    file = store.sqlite_file(uri)
+    file = address.sqlite_file(uri)
     if file is not None:
         place = file if file.exists() else file.parent
         if os.access(place, os.W_OK):
@@ -144,9 +144,7 @@ def interface_problems() -> list[str]:
     verl and Ray read the environment when they are imported, and say much: neither is for the process that may
     start a run. Raises subprocess.CalledProcessError if they cannot be imported.
     """
-    code = (
-        "import json; from cppo_lab.cores.verl import compat; print(json.dumps(compat.check_touch_points()))"
-    )
+    code = "import json; from cppo_lab.cores.verl.check_api import check_api; print(json.dumps(check_api()))"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
     )

@@ -8,18 +8,18 @@ from cppo_lab.estimate.shape import amounts_of, shape_of
 from cppo_lab.estimate.time import TimeEstimate, estimate_time
 from cppo_lab.spec import LayoutSpec, RunSpec
 
-__all__ = ["UNCERTAINTY", "Estimate", "MemoryEstimate", "TimeEstimate", "estimate"]
+__all__ = ["UNCERTAINTY", "CostEstimate", "MemoryEstimate", "TimeEstimate", "estimate"]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class CostEstimate:
     """Time and memory of one run."""
 
     time: TimeEstimate
     memory: MemoryEstimate
 
 
-def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> Estimate | None:
+def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
     """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or what the layout says.
 
     None where no GPU takes part.
@@ -28,4 +28,6 @@ def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -
         return None
     shape, amounts = shape_of(run), amounts_of(run)
     available = available or layout.device_memory_gb * 1e9
-    return Estimate(estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available))
+    return CostEstimate(
+        estimate_time(shape, amounts, layout), estimate_memory(shape, amounts, layout, available)
+    )

@@ -5,11 +5,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from cppo_lab.interruption import Interrupted, unheard
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec
-from cppo_lab.lock import AlreadyRunning
-from cppo_lab.run import describe
-from cppo_lab.tracking.run_folder import is_cancelled
+from cppo_lab.runs.execute import describe
+from cppo_lab.runs.folder import is_cancelled
+from cppo_lab.runs.lock import AlreadyRunning
+from cppo_lab.signals import Interrupted, blocked
 
 
 def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
@@ -42,7 +42,7 @@ def _run(job: Job, began: float) -> None:
 def _in_a_process(job: Job) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
     try:
-        with unheard(signal.SIGHUP):  # it is ended below
+        with blocked(signal.SIGHUP):  # it is ended below
             process.start()
         process.join()
     finally:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from submitit import Job as Process
 from submitit import LocalExecutor
 
-from cppo_lab.interruption import unheard
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec, run_masked
-from cppo_lab.tracking.run_folder import is_cancelled
+from cppo_lab.runs.folder import is_cancelled
+from cppo_lab.signals import blocked
 
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
@@ -33,7 +33,7 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 # Ctrl-C and the end of a terminal go to all its processes, and submitit kills its job one second after
                 # the first. So the launcher hears it, and ends the jobs.
                 # (One that uses multiprocessing's `spawn` hears SIGINT again.)
-                with unheard(signal.SIGINT, signal.SIGHUP):
+                with blocked(signal.SIGINT, signal.SIGHUP):
                     running.append((job, _submit(job)))
                 report(Event("started", job))
             if running:

@@ -6,19 +6,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
-from cppo_lab.launch.slurm.reconcile import peek
-from cppo_lab.lock import AlreadyRunning, held, is_held
-from cppo_lab.run import has_checkpoint, tidy
-from cppo_lab.tracking.client import Attempt, attempts, attempts_at, mark_interrupted, open_client
+from cppo_lab.launch.slurm.reconcile import in_queue_if_known
+from cppo_lab.runs.execute import has_checkpoint, tidy
+from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status, write_status
+from cppo_lab.runs.lock import AlreadyRunning, held, is_held
+from cppo_lab.runs.offsets import forget_shipped, unsent
+from cppo_lab.runs.queue import queued
+from cppo_lab.runs.spool import newest_record
+from cppo_lab.store import address
+from cppo_lab.store.client import AttemptRecord, attempts, attempts_at, mark_interrupted, open_client
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.run_folder import folder_tag, is_cancelled, read_status, write_status
-from cppo_lab.tracking.shipped import forget_shipped, unsent
-from cppo_lab.tracking.spool import newest_record
 from cppo_lab.tracking.sync import send
 
 FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
@@ -27,7 +28,7 @@ CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """`state` is one of schema.STATES; `reason` says why a run failed, collapsed or was interrupted.
 
     `step` of `t_stop` is how far a run has come that is running or partial, where that is known.
@@ -48,24 +49,24 @@ class State:
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """One look at some runs: what the store knows of each, newest attempt first, and what lives on this machine."""
 
     runs: Path
-    past: Mapping[str, Sequence[Attempt]]
+    past: Mapping[str, Sequence[AttemptRecord]]
     held: Mapping[str, bool]
     queued: Collection[str] = frozenset()
     slurm: Mapping[str, QueuedJob] = field(default_factory=dict)  # runs that have a job in Slurm's queue
 
-    def states(self, ignoring: Collection[str] = ()) -> dict[str, State]:
+    def states(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
         """The state of every run; results whose MLflow ids are among `ignoring` count as not there."""
         return {run_id: self._state(run_id, ignoring) for run_id in self.past}
 
-    def results(self, run_id: str) -> list[Attempt]:
+    def results(self, run_id: str) -> list[AttemptRecord]:
         """The finished attempts at a run, newest first."""
         return [one for one in self.past[run_id] if one.status == "FINISHED"]
 
-    def _state(self, run_id: str, ignoring: Collection[str]) -> State:
+    def _state(self, run_id: str, ignoring: Collection[str]) -> RunState:
         results = [one for one in self.results(run_id) if one.mlflow_id not in ignoring]
         others = [one for one in self.past[run_id] if one.status != "FINISHED"]
         live = self._unfinished(run_id, others)
@@ -74,14 +75,14 @@ class Look:
         best = results[0]
         if not (others and best.mlflow_id in others[0].replaces):
             ended = schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE
-            return State(ended, best.reason, best.code_version)
+            return RunState(ended, best.reason, best.code_version)
         if live.state == schema.RUNNING:
             return live
         ended = schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE
         stopped = f"{best.reason}; " if best.reason else ""
-        return State(ended, f"{stopped}its replacement is {live.state} ({live.note})", best.code_version)
+        return RunState(ended, f"{stopped}its replacement is {live.state} ({live.note})", best.code_version)
 
-    def _unfinished(self, run_id: str, others: Sequence[Attempt]) -> State:
+    def _unfinished(self, run_id: str, others: Sequence[AttemptRecord]) -> RunState:
         """The state of a run that has no result."""
         newest = others[0] if others else None
         version = newest.code_version if newest else ""
@@ -89,29 +90,29 @@ class Look:
         step, t_stop = _progress(told, newest)
         job = self.slurm.get(run_id)
         if self.held[run_id] or (job and job.state in ACTIVE):
-            return State(schema.RUNNING, "", version, step, t_stop)
+            return RunState(schema.RUNNING, "", version, step, t_stop)
         if job:
             why = f", {job.reason}" if job.reason else ""
-            return State(
+            return RunState(
                 schema.QUEUED, f"Slurm job {job.job}: {job.state.lower()}{why}", version, step, t_stop
             )
         if run_id in self.queued and not is_cancelled(self.runs / run_id):
-            return State(schema.QUEUED)
+            return RunState(schema.QUEUED)
         if newest is None:
-            return State(schema.MISSING)
+            return RunState(schema.MISSING)
         if newest.status == "FAILED":
-            return State(schema.FAILED, newest.reason, version)
+            return RunState(schema.FAILED, newest.reason, version)
         reason = newest.reason or f"interrupted: {self._died(run_id, newest)}"
-        return State(schema.PARTIAL, reason, version, step, t_stop)
+        return RunState(schema.PARTIAL, reason, version, step, t_stop)
 
-    def _died(self, run_id: str, attempt: Attempt) -> str:
+    def _died(self, run_id: str, attempt: AttemptRecord) -> str:
         if is_cancelled(self.runs / run_id):
             return CANCELLED
         ours = attempt.folder == folder_tag(self.runs / run_id)
         return DIED if ours else f"{DIED}, or it goes on from another folder than {self.runs}"
 
 
-def _progress(told: Mapping[str, object], newest: Attempt | None) -> tuple[int | None, int | None]:
+def _progress(told: Mapping[str, object], newest: AttemptRecord | None) -> tuple[int | None, int | None]:
     """Step and last step by the run's folder, if it speaks of its newest attempt; else by the store."""
     step, t_stop = told.get("step"), told.get("t_stop")
     ours = newest is None or told.get("record") == newest.record
@@ -120,17 +121,17 @@ def _progress(told: Mapping[str, object], newest: Attempt | None) -> tuple[int |
     return (newest.step, newest.t_stop) if newest else (None, None)
 
 
-def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
+def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot:
     """What is known of the runs. Writes nothing: a store that does not exist holds no run."""
     # Locks first: a run that ends between the looks is then seen as running, not as dead.
     held = {run_id: is_held(runs / run_id) for run_id in run_ids}
-    waiting, in_slurm = queued(runs), peek(runs)
-    return Look(runs, past_attempts(run_ids, core, uri), held, waiting, in_slurm)
+    waiting, in_slurm = queued(runs), in_queue_if_known(runs)
+    return Snapshot(runs, past_attempts(run_ids, core, uri), held, waiting, in_slurm)
 
 
-def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[Attempt]]:
+def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[AttemptRecord]]:
     """All attempts that the store at `uri` knows, newest first. Writes nothing."""
-    database = store.sqlite_file(uri)
+    database = address.sqlite_file(uri)
     if database is not None and not database.is_file():
         return {run_id: [] for run_id in run_ids}
     client, experiment = open_client(uri), schema.experiment_name(core)
@@ -139,7 +140,7 @@ def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list
     return attempts(client, experiment, run_ids)
 
 
-def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, State]:
+def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, RunState]:
     """The state of every run. Writes nothing."""
     return look_at(run_ids, core, uri, runs).states()
 
@@ -153,7 +154,7 @@ def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]
     return _mend(look_at(run_ids, core, uri, runs), uri)
 
 
-def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Look:
+def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot:
     """What is known of the runs once they are repaired."""
     _settle(run_ids, uri, runs)
     look = look_at(run_ids, core, uri, runs)
@@ -176,7 +177,7 @@ def _send(folders: Sequence[Path], uri: str) -> None:
         print(f"cppo: {error}", file=sys.stderr, flush=True)
 
 
-def _mend(look: Look, uri: str) -> list[str]:
+def _mend(look: Snapshot, uri: str) -> list[str]:
     """Nothing stays RUNNING for ever, and no result beside the one that has taken its place.
 
     Only attempts made from this `runs` folder are ended; another machine's are not ours to judge.
@@ -199,7 +200,7 @@ def _mend(look: Look, uri: str) -> list[str]:
     return mended
 
 
-def _lacks_end(folder: Path, one: Attempt) -> bool:
+def _lacks_end(folder: Path, one: AttemptRecord) -> bool:
     """Whether the run's folder does not say of this attempt that it has finished: a full disk had no room for that."""
     status = read_status(folder)
     if not one.record or status.get("record") != one.record:
@@ -207,7 +208,7 @@ def _lacks_end(folder: Path, one: Attempt) -> bool:
     return status.get("status") not in schema.FINISHED or has_checkpoint(folder)
 
 
-def _write_end(uri: str, folder: Path, one: Attempt) -> None:
+def _write_end(uri: str, folder: Path, one: AttemptRecord) -> None:
     """Let the folder say so, unless it still has no room."""
     with contextlib.suppress(AlreadyRunning, OSError), held(folder):
         record, status = newest_record(folder), read_status(folder)
@@ -219,7 +220,7 @@ def _write_end(uri: str, folder: Path, one: Attempt) -> None:
     tidy(folder)
 
 
-def _end_dead(uri: str, folder: Path, one: Attempt) -> bool:
+def _end_dead(uri: str, folder: Path, one: AttemptRecord) -> bool:
     """End the record of an attempt whose process is gone, unless it has been begun again meanwhile."""
     client = open_client(uri)
     try:

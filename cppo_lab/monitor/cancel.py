@@ -17,9 +17,9 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
 from cppo_lab.launch.slurm.queue import ACTIVE
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.launch.slurm.reconcile import refresh
-from cppo_lab.lock import holder, is_held
 from cppo_lab.monitor.status import ALIVE, RunStatus
-from cppo_lab.tracking import run_folder
+from cppo_lab.runs import folder as run_folder
+from cppo_lab.runs.lock import holder, is_held
 
 PATIENCE_SECONDS = 60.0  # for runs to write down how far they came
 POLL_SECONDS = 0.2

@@ -8,10 +8,10 @@ from typing import TextIO
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
-from cppo_lab.monitor.status import known_runs, sight
+from cppo_lab.monitor.status import known_runs, live_state
 from cppo_lab.redaction import RedactedLines
+from cppo_lab.runs.folder import TRACEBACK
 from cppo_lab.sweep.find import LENGTH
-from cppo_lab.tracking.run_folder import TRACEBACK
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 3.0  # between two looks at whether the run still lives
@@ -19,7 +19,7 @@ PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Printed:
+class LogText:
     """The output of one attempt: standard output, and standard error where it is apart."""
 
     began: float  # seconds since the epoch
@@ -33,7 +33,7 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
     """
     if not beginning:
         raise UserError("run '': the id of a run, or its beginning, is wanted: see `cppo status`")
-    found = [run_id for run_id in known_runs(sight(runs)) if run_id.startswith(beginning)]
+    found = [run_id for run_id in known_runs(live_state(runs)) if run_id.startswith(beginning)]
     if len(found) == 1:
         return found[0]
     if not found:
@@ -52,24 +52,24 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     """
     if beginnings:
         return [runs / run_by_beginning(runs, one) for one in beginnings]
-    return [runs / run_id for run_id in known_runs(sight(runs))]
+    return [runs / run_id for run_id in known_runs(live_state(runs))]
 
 
-def attempts(runs: Path, run_id: str) -> list[Printed]:
+def attempts(runs: Path, run_id: str) -> list[LogText]:
     """What each attempt at a run has printed, the newest last. An attempt within the launcher itself prints there."""
     found = []
     for path in (runs / run_id / "attempts").glob("*_log.out"):
         if not path.is_file():  # a link that leads nowhere, a pipe
             continue
         both = (path, path.with_name(path.name.removesuffix("out") + "err"))
-        found.append(Printed(path.stat().st_mtime, tuple(one for one in both if one.is_file())))
+        found.append(LogText(path.stat().st_mtime, tuple(one for one in both if one.is_file())))
     if (runs / NAME).is_file():
         with Ledger(runs) as ledger:
             for task in ledger.tasks_of(run_id):
                 if task.job:
                     files = sorted(ledger.folder_of(task.token).glob(f"{task.job}_*_log.*"))
                     files = [path for path in files if path.suffix in (".out", ".err")]
-                    found.append(Printed(task.created, tuple(files)))
+                    found.append(LogText(task.created, tuple(files)))
     return sorted((one for one in found if one.files), key=lambda one: one.began)
 
 
@@ -125,7 +125,7 @@ class _Place:
         self.lines = RedactedLines()
 
 
-def _news(newest: Sequence[Printed], read: dict[Path, _Place]) -> Iterator[str]:
+def _news(newest: Sequence[LogText], read: dict[Path, _Place]) -> Iterator[str]:
     """What files hold beyond what was read of them; `read` is brought up to date."""
     for one in newest:
         for path in one.files:

@@ -4,14 +4,15 @@ of Slurm jobs."""
 from collections.abc import Sequence
 from pathlib import Path
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.reconcile import refresh
-from cppo_lab.lock import AlreadyRunning, held
 from cppo_lab.monitor.status import RunStatus
-from cppo_lab.tracking.run_folder import read_status, write_status
-from cppo_lab.tracking.shipped import unsent
+from cppo_lab.runs.folder import read_status, write_status
+from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.offsets import unsent
+from cppo_lab.store import address
 
 
 def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
@@ -20,7 +21,7 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
     Raises UserError if the store or Slurm's controller does not answer.
     """
     lines = _slurm(runs)
-    database = store.sqlite_file(uri)
+    database = address.sqlite_file(uri)
     for core in schema.CORES:
         run_ids = [one.run_id for one in found if one.label.core in (core, "")]
         there = database is None or database.is_file() or any(unsent(runs / one, uri) for one in run_ids)
@@ -44,7 +45,7 @@ def _slurm(runs: Path) -> list[str]:
     return [f"{task.name}: Slurm job {task.job} is over" for key, task in before.items() if key not in after]
 
 
-def _end_folder(folder: Path, state: reconcile.State) -> bool:
+def _end_folder(folder: Path, state: reconcile.RunState) -> bool:
     """Let a folder that says a run goes on say how it ended."""
     if read_status(folder).get("status") != schema.RUNNING or state.state not in schema.FINISHED | {
         schema.PARTIAL

@@ -14,11 +14,11 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import one_line
-from cppo_lab.launch.queue import queued
 from cppo_lab.launch.slurm.view import SlurmView, view
-from cppo_lab.lock import holder, is_held
-from cppo_lab.tracking.run_folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
-from cppo_lab.tracking.spool import newest_record
+from cppo_lab.runs.folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
+from cppo_lab.runs.lock import holder, is_held
+from cppo_lab.runs.queue import queued
+from cppo_lab.runs.spool import newest_record
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
 ALIVE = frozenset({schema.RUNNING, schema.QUEUED})
@@ -64,7 +64,7 @@ class RunStatus:
 
 
 @dataclass(frozen=True)
-class Sight:
+class LiveState:
     """What there is to see besides the folders: held locks and lists of living launchers, and Slurm."""
 
     runs: Path
@@ -72,12 +72,12 @@ class Sight:
     slurm: SlurmView
 
 
-def sight(runs: Path) -> Sight:
+def live_state(runs: Path) -> LiveState:
     """Look around once."""
-    return Sight(runs, queued(runs), view(runs))
+    return LiveState(runs, queued(runs), view(runs))
 
 
-def known_runs(seen: Sight) -> list[str]:
+def known_runs(seen: LiveState) -> list[str]:
     """Every run with a folder, on the list of a living launcher, or in the record of Slurm jobs."""
     folders: set[str] = set()
     if seen.runs.is_dir():
@@ -88,9 +88,9 @@ def known_runs(seen: Sight) -> list[str]:
     )
 
 
-def look(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
+def run_statuses(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
     """How runs stand: those that `labels` name, in their order, or every known one, those that live last."""
-    seen = sight(runs)
+    seen = live_state(runs)
     found: dict[str, RunStatus] = {}
     unsure: list[RunStatus] = []
     for run_id in known_runs(seen) if labels is None else labels:
@@ -127,7 +127,7 @@ def _own_label(folder: Path, told: Mapping[str, Any]) -> Label:
     return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None)
 
 
-def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: Sight) -> tuple[RunStatus, bool]:
+def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: LiveState) -> tuple[RunStatus, bool]:
     """How a run stands by its folder and by what is seen; and whether that is sure."""
     folder, said = seen.runs / run_id, told.get("status")
     found = _numbers(RunStatus(run_id, label, schema.MISSING, job=seen.slurm.job_of(run_id)), told)
@@ -215,14 +215,14 @@ def _line(text: object) -> str:
     return one_line(str(text or ""))
 
 
-def _ask_store(unsure: Sequence[RunStatus], uri: str, seen: Sight) -> dict[str, RunStatus]:
+def _ask_store(unsure: Sequence[RunStatus], uri: str, seen: LiveState) -> dict[str, RunStatus]:
     """What the tracking store says of runs whose folders do not."""
-    from cppo_lab import store
+    from cppo_lab.store import address
 
-    database = store.sqlite_file(uri)
+    database = address.sqlite_file(uri)
     if database is not None and not database.is_file():
         return {}
-    from cppo_lab.launch.reconcile import Look, past_attempts
+    from cppo_lab.launch.reconcile import Snapshot, past_attempts
 
     found = {}
     for core in schema.CORES:
@@ -230,7 +230,9 @@ def _ask_store(unsure: Sequence[RunStatus], uri: str, seen: Sight) -> dict[str, 
         if not those:
             continue
         past = past_attempts(list(those), core, uri)
-        states = Look(seen.runs, past, dict.fromkeys(those, False), seen.waiting, seen.slurm.here).states()
+        states = Snapshot(
+            seen.runs, past, dict.fromkeys(those, False), seen.waiting, seen.slurm.here
+        ).states()
         for run_id, state in states.items():
             if state.state not in (schema.MISSING, schema.QUEUED):
                 one = those[run_id]
@@ -242,7 +244,7 @@ def _ask_store(unsure: Sequence[RunStatus], uri: str, seen: Sight) -> dict[str, 
     return found
 
 
-def _in_slurms_words(found: list[RunStatus], seen: Sight) -> list[RunStatus]:
+def _in_slurms_words(found: list[RunStatus], seen: LiveState) -> list[RunStatus]:
     """Where a run could not say why it ended, Slurm may."""
     dumb = [
         one.run_id

@@ -11,9 +11,9 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from cppo_lab.rules import KL
 from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Seed, Spec, fingerprint
-from cppo_lab.spec.made import MadeModel, TaskData
-from cppo_lab.spec.published import HubModel, MathData
+from cppo_lab.spec.hub import HubModel, MathData
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
+from cppo_lab.spec.synthetic import MadeModel, TaskData
 
 
 def _kind_of_model(value: object) -> str:

@@ -11,7 +11,7 @@ NAMES = ("variant", "model", "core")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GridPoint:
     """A run as its sweep declares it: its names, and the values of the keys of its variant and axes."""
 
     core: str
@@ -26,7 +26,7 @@ class Place:
         return (self.values[key],) if key in self.values else ()
 
 
-def meets(place: Place, conditions: Conditions) -> bool:
+def meets(place: GridPoint, conditions: Conditions) -> bool:
     """Whether a run meets all conditions."""
     return all(
         any(same(value, one) for value in place.get(key) for one in wanted)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from cppo_lab.estimate import Estimate, estimate
+from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.shape import amounts_of
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.places import runs_folder
+from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import preflight
-from cppo_lab.tracking.measured import StepTimes
+from cppo_lab.tracking.step_times import StepTimes
 
 MOST_RUNS = 5  # of the newest past runs of a kind
 ESTIMATE, PREFLIGHT, MEASURED = "estimate", "preflight", "measured"
@@ -112,7 +112,7 @@ def cost_of(
     return _of_estimate(found, seconds, len(medians))
 
 
-def _of_estimate(found: Estimate, seconds: float, measured: int) -> Cost:
+def _of_estimate(found: CostEstimate, seconds: float, measured: int) -> Cost:
     hours = seconds / 3600
     return Cost(
         hours=hours,

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from cppo_lab.estimate import UNCERTAINTY, Estimate, estimate
+from cppo_lab.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.find import Found
@@ -53,7 +53,7 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cost(cost: Estimate) -> dict[str, Any]:
+def _cost(cost: CostEstimate) -> dict[str, Any]:
     """Hours, seconds and gigabytes (10^9 bytes) with the precision that they deserve."""
     time, memory = cost.time, cost.memory
     return {

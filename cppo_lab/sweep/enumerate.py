@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
 from cppo_lab.spec import LayoutSpec, MiniRun, ResourcesSpec, VerlRun
+from cppo_lab.sweep.applicability import Fit, Fitting
 from cppo_lab.sweep.compose import Composed, compose, parsed
 from cppo_lab.sweep.conditions import (
-    Place,
+    GridPoint,
     check_names,
     declared_conditions,
     is_elsewhere,
@@ -17,11 +18,10 @@ from cppo_lab.sweep.conditions import (
     nothing_met,
 )
 from cppo_lab.sweep.declare import Sweep
-from cppo_lab.sweep.faults import Setting, located
-from cppo_lab.sweep.fitting import Fit, Fitting
+from cppo_lab.sweep.error_location import Setting, located
+from cppo_lab.sweep.grid import Grid, narrow, whole
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.labels import label, short_names
-from cppo_lab.sweep.narrow import Grid, narrow, whole
 from cppo_lab.sweep.overrides import override
 
 MAX_RUNS = 1_000_000
@@ -93,7 +93,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused))
 
 
-def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[Place, Fit]]:
+def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
     """Every run that a grid declares, excluded or not, in the order of the file; what differs in nothing, once."""
     count = len(grid.models) * len(grid.variants) * math.prod(map(len, grid.axes.values()))
     if count > MAX_RUNS:
@@ -111,10 +111,10 @@ def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[Place, Fit]]:
                 if same in seen:
                     continue
                 seen.add(same)
-            yield Place(grid.core, model, variant, {**keys, **used}), fit
+            yield GridPoint(grid.core, model, variant, {**keys, **used}), fit
 
 
-def _composed(grid: Grid, place: Place, fit: Fit) -> Composed:
+def _composed(grid: Grid, place: GridPoint, fit: Fit) -> Composed:
     """The configuration of one run. What is wrong with it is said with the place in the file that it comes from."""
     resources = _resources(grid, place)
     texts = [override("model", place.model), *(override(key, value) for key, value in place.values.items())]
@@ -125,7 +125,7 @@ def _composed(grid: Grid, place: Place, fit: Fit) -> Composed:
         raise located(error, grid.sweep.source, [*file, *resources], [*typed, *fit.rest]) from None
 
 
-def _sources(grid: Grid, place: Place) -> tuple[list[Setting], list[str]]:
+def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
     """The settings of a run that the file makes, and those of its axes that the command line makes."""
     file = [Setting(f"variants.{place.variant}.{key}", key, value) for key, value in place.values.items()]
     file = [one for one in file if one.key in grid.variants[place.variant]]
@@ -142,7 +142,7 @@ def _sources(grid: Grid, place: Place) -> tuple[list[Setting], list[str]]:
     return file, typed
 
 
-def _resources(grid: Grid, place: Place) -> list[Setting]:
+def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
     """What the file gives a run of the cluster: later entries before earlier ones, the command line before all."""
     found: dict[str, Setting] = {}
     for i, rule in enumerate(grid.sweep.resources):

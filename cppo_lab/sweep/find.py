@@ -9,12 +9,12 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.declare import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.lookup import stored_configs
-from cppo_lab.tracking.run_folder import CONFIG, read_config
 
 LENGTH = 12  # hexadecimal digits of a whole id
 _BEGINNING = re.compile(r"[0-9a-f]{4,12}")

@@ -5,23 +5,24 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.interruption import Interrupted
 from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
-from cppo_lab.launch.queue import Queue
-from cppo_lab.launch.reconcile import Look, State, look_repaired, run_states
+from cppo_lab.launch.reconcile import RunState, Snapshot, look_repaired, run_states
 from cppo_lab.rules import rule_of
-from cppo_lab.run import Attempt
+from cppo_lab.runs.execute import Attempt
+from cppo_lab.runs.folder import announce, forget_cancelled
+from cppo_lab.runs.queue import Queue
+from cppo_lab.signals import Interrupted
+from cppo_lab.store import address
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
-from cppo_lab.sweep.places import require_folder, runs_folder
+from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
-from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.naming import figure_tag, merged, names
-from cppo_lab.tracking.run_folder import announce, forget_cancelled
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,12 @@ class Launched:
     `left` are the runs that failed by errors of their own before and were not trained again.
     """
 
-    states: dict[str, State]
+    states: dict[str, RunState]
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
 
 
-def plan_states(plan: Plan, uri: str) -> dict[str, State]:
+def plan_states(plan: Plan, uri: str) -> dict[str, RunState]:
     """The state of every run of a plan. Writes nothing."""
     return run_states([run.run_id for run in plan.runs], plan.core, uri, runs_folder())
 
@@ -79,7 +80,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     work = _attempts(plan, todo, uri, version, going, nesting)
     describe_sweeps(plan, uri, experiment_id, parents, states)  # before: it is there while they train
     try:
-        with store.in_the_environment(uri):
+        with address.in_the_environment(uri):
             _train(plan, work, progress.see)
     finally:  # after an interrupt too: a run may have been ended before it could record its own end
         look = look_repaired(run_ids, plan.core, uri, runs)
@@ -140,7 +141,7 @@ def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt]], 
             raise KeyboardInterrupt from signal
 
 
-def _made_by_other_code(look: Look, version: str, replace: bool) -> dict[str, tuple[str, ...]]:
+def _made_by_other_code(look: Snapshot, version: str, replace: bool) -> dict[str, tuple[str, ...]]:
     """The MLflow ids of results that other code has made, by run; they are said on standard error."""
     found = {run_id: look.results(run_id) for run_id in look.past}
     outdated = {run_id: past for run_id, past in found.items() if past and past[0].code_version != version}
@@ -175,7 +176,7 @@ def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
     return tags | figure_tag(feeds)
 
 
-def _claim_done(plan: Plan, look: Look, uri: str) -> None:
+def _claim_done(plan: Plan, look: Snapshot, uri: str) -> None:
     """Give finished runs the tags of their sweeps: another sweep may have trained them."""
     client = open_client(uri)
     for run in plan.runs:

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.launch.reconcile import State
+from cppo_lab.launch.reconcile import RunState
 from cppo_lab.sweep.cost import Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 
 
 @dataclass(frozen=True)
-class Row:
+class ListingRow:
     """One run of a plan. `step` is known of running and partial runs; `hours` and `gpu_hours` where there is a cost."""
 
     run_id: str
@@ -36,23 +36,23 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Listing:
+class SweepListing:
     """The rows asked for, and totals over all runs of the plan."""
 
     plan: Plan
-    rows: tuple[Row, ...]
+    rows: tuple[ListingRow, ...]
     states: dict[str, int]  # state -> number of runs, in the order of schema.STATES
     places: int  # a run that two sweeps share has two
     costs: tuple[CostSum, ...]
 
 
 def make_listing(
-    plan: Plan, states: Mapping[str, State], costs: Mapping[str, Cost | None], only: Collection[str] = ()
-) -> Listing:
+    plan: Plan, states: Mapping[str, RunState], costs: Mapping[str, Cost | None], only: Collection[str] = ()
+) -> SweepListing:
     """The runs of `plan` whose state is one of `only` (none: all)."""
     counts = Counter(state.state for state in states.values())
     rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
-    return Listing(
+    return SweepListing(
         plan=plan,
         rows=tuple(row for row in rows if not only or row.state in only),
         states={state: counts[state] for state in schema.STATES if counts[state]},
@@ -61,10 +61,10 @@ def make_listing(
     )
 
 
-def _row(run: PlannedRun, state: State, cost: Cost | None) -> Row:
+def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
     spec = run.spec
     fits = cost is not None and cost.fits
-    return Row(
+    return ListingRow(
         run_id=run.run_id,
         variants=run.variants,
         rule=spec.rule.name,
@@ -82,7 +82,7 @@ def _row(run: PlannedRun, state: State, cost: Cost | None) -> Row:
     )
 
 
-def to_json(listing: Listing) -> str:
+def to_json(listing: SweepListing) -> str:
     """One JSON object: sweep, core, runs, totals."""
     totals: dict[str, Any] = {
         "runs": sum(listing.states.values()),
@@ -99,10 +99,10 @@ def to_json(listing: Listing) -> str:
     return json.dumps(found, indent=1)
 
 
-def to_csv(listing: Listing) -> str:
+def to_csv(listing: SweepListing) -> str:
     """One line per run under a line of names; `variants` as `sweep=variant`, separated by `;`."""
     text = io.StringIO()
-    names = [field.name for field in fields(Row)]
+    names = [field.name for field in fields(ListingRow)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in listing.rows:
@@ -111,7 +111,7 @@ def to_csv(listing: Listing) -> str:
     return text.getvalue()
 
 
-def totals_line(listing: Listing) -> str:
+def totals_line(listing: SweepListing) -> str:
     """`37 runs in 49 places: 30 done, 7 missing`."""
     runs = sum(listing.states.values())
     places = f" in {listing.places} places" if listing.plan.is_study else ""
@@ -120,7 +120,7 @@ def totals_line(listing: Listing) -> str:
     )
 
 
-def shown_line(listing: Listing, only: Sequence[str]) -> str:
+def shown_line(listing: SweepListing, only: Sequence[str]) -> str:
     """How many of all runs a filter has left; empty without one."""
     if not only:
         return ""

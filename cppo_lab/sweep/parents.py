@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.reconcile import Look, State
+from cppo_lab.launch.reconcile import RunState, Snapshot
+from cppo_lab.store.client import STORE_FAULTS, AttemptRecord, open_client
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.client import STORE_FAULTS, Attempt, open_client
 from cppo_lab.tracking.colours import colour
 from cppo_lab.tracking.experiment_note import describe_experiment
 from cppo_lab.tracking.naming import flatten
@@ -32,12 +32,12 @@ class Parents:
     by_sweep: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
 
-    def of(self, run: PlannedRun, past: Sequence[Attempt]) -> str:
+    def of(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> str:
         """The parent of a run: the one that it has, else that of the first of its sweeps; empty if there is none."""
         has = next((one.parent for one in past if one.parent in self.alive), "")
         return has or next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
 
-    def tags(self, run: PlannedRun, past: Sequence[Attempt]) -> dict[str, str]:
+    def tags(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> dict[str, str]:
         """What nests a run that is about to be trained, and gives its curves their colour."""
         parent, look = self.of(run, past), {schema.TAG_COLOUR: colour(run.variant)}
         return {**look, schema.TAG_PARENT: parent} if parent else look
@@ -53,7 +53,7 @@ def _patient(what: str) -> Iterator[None]:
         print(f"tracking store did not take {what}: {line}", file=sys.stderr, flush=True)
 
 
-def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Look) -> Parents:
+def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> Parents:
     """A parent for each sweep of the plan, and under it every finished run that has none."""
     parents = Parents()
     with _patient("the parents of the sweeps"):
@@ -74,7 +74,7 @@ def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Look) -> Pare
 
 
 def describe_sweeps(
-    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, State]
+    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
 ) -> None:
     """Bring the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page, up to date."""
     with _patient("the descriptions"):
@@ -88,7 +88,7 @@ def describe_sweeps(
 
 
 def _describe(
-    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, State]
+    plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
 ) -> None:
     client = open_client(uri)
     describe_experiment(client, experiment_id, plan.core)
@@ -104,7 +104,7 @@ def _describe(
     save_views(client, experiment_id)
 
 
-def _noted(run: PlannedRun, variant: str, state: State) -> NotedRun:
+def _noted(run: PlannedRun, variant: str, state: RunState) -> NotedRun:
     return NotedRun(
         run_id=run.run_id,
         variant=variant,

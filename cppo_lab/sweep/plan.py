@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.spec import PathsSpec
+from cppo_lab.sweep.applicability import refuse
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
 from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, check_conditions, enumerate_runs
-from cppo_lab.sweep.fitting import refuse
-from cppo_lab.sweep.narrow import check_keys, core_of
+from cppo_lab.sweep.grid import check_keys, core_of
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search.declare import Search

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.estimate import Estimate, estimate
+from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.preflight import PreflightJob
 from cppo_lab.spec import VerlRun
@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Kind:
+class RunKind:
     """Runs that take the same time and memory, with the folder of their preflight."""
 
     runs: tuple[PlannedRun, ...]
@@ -48,7 +48,7 @@ class Kind:
         return whole_run(found, run.spec) if found else None
 
 
-def kinds(plan: Plan, runs: Path) -> list[Kind]:
+def kinds(plan: Plan, runs: Path) -> list[RunKind]:
     """The kinds of runs of a plan, in its order.
 
     Raises UserError for runs of another core than verl's.
@@ -60,10 +60,10 @@ def kinds(plan: Plan, runs: Path) -> list[Kind]:
     found: dict[Path, list[PlannedRun]] = {}
     for run in plan.runs:
         found.setdefault(folder_of(run.spec, run.layout, runs), []).append(run)
-    return [Kind(tuple(some), folder) for folder, some in found.items()]
+    return [RunKind(tuple(some), folder) for folder, some in found.items()]
 
 
-def job_of(kind: Kind, plan: Plan, runs: Path) -> PreflightJob:
+def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
     """The short job of a kind."""
     run = kind.example
     assert isinstance(run.spec, VerlRun)  # of core=verl
@@ -72,7 +72,7 @@ def job_of(kind: Kind, plan: Plan, runs: Path) -> PreflightJob:
     )
 
 
-def open_kinds(found: Sequence[Kind], plan: Plan, runs: Path, again: bool = False) -> list[Kind]:
+def open_kinds(found: Sequence[RunKind], plan: Plan, runs: Path, again: bool = False) -> list[RunKind]:
     """Those that are to be measured: not on file, or broken off there, or all if `again`; none that is in the queue.
 
     Raises UserError if Slurm does not answer.
@@ -86,7 +86,7 @@ def open_kinds(found: Sequence[Kind], plan: Plan, runs: Path, again: bool = Fals
     return [kind for kind in free if again or not kind.is_measured]
 
 
-def measure(chosen: Sequence[Kind], plan: Plan, runs: Path) -> None:
+def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
     """Hand the short jobs to the plan's launcher, and say on standard error what it does. Slurm only queues them."""
 
     def see(event: Event[PreflightJob]) -> None:
@@ -95,7 +95,7 @@ def measure(chosen: Sequence[Kind], plan: Plan, runs: Path) -> None:
     load_launcher(plan.launcher.name)([job_of(kind, plan, runs) for kind in chosen], plan.launcher, see)
 
 
-def report(kind: Kind) -> str:
+def report(kind: RunKind) -> str:
     """What is known of a kind, in lines of plain text; the estimate beside it where there is one."""
     run, found = kind.example, kind.measured
     count = f"{len(kind.runs)} run" + ("s" if len(kind.runs) > 1 else "")
@@ -122,7 +122,7 @@ def report(kind: Kind) -> str:
 Line = tuple[str, str, str]  # what, measured, estimated
 
 
-def _times(found: Measured, planned: Estimate | None) -> Iterator[Line]:
+def _times(found: Measured, planned: CostEstimate | None) -> Iterator[Line]:
     time = planned.time if planned else None
     yield from _line("start", found.start, "s")
     yield from _line("start from a checkpoint", found.resume, "s")
@@ -140,7 +140,7 @@ def _times(found: Measured, planned: Estimate | None) -> Iterator[Line]:
         yield from _line("  Top-K of mu", step.topk_megabytes, "MB")
 
 
-def _memory(found: Measured, planned: Estimate | None) -> Iterator[Line]:
+def _memory(found: Measured, planned: CostEstimate | None) -> Iterator[Line]:
     guess = planned.memory.training / GIB if planned else None
     for name, value in sorted(found.memory.items()):
         if name == "max_memory_allocated_gb":

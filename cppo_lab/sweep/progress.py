@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.reconcile import State
-from cppo_lab.lock import is_held
-from cppo_lab.run import Attempt
+from cppo_lab.launch.reconcile import RunState
+from cppo_lab.runs.execute import Attempt
+from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.lock import is_held
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.run_folder import read_status
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Progress:
     """Says on standard error how far the sweep is: a line per start and end, and one every few seconds."""
 
     plan: Plan
-    states: dict[str, State]
+    states: dict[str, RunState]
     todo: int  # runs that the launcher is to train
     every: float = 10.0
     running: list[Attempt] = field(default_factory=list)

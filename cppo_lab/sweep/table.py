@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cppo_lab.estimate import UNCERTAINTY
-from cppo_lab.launch.reconcile import State
+from cppo_lab.launch.reconcile import RunState
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
 from cppo_lab.sweep.enumerate import PlannedRun
 
@@ -12,7 +12,7 @@ LEFT_OUT = "validations, warm start and start-up are not in it"
 
 def table(
     runs: Sequence[PlannedRun],
-    states: Mapping[str, State],
+    states: Mapping[str, RunState],
     costs: Mapping[str, Cost | None],
     width: int | None = None,
 ) -> str:

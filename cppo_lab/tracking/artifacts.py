@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from cppo_lab import history
-from cppo_lab.tracking.lines import Artifact, Line, Row
+from cppo_lab.runs.events import Artifact, Line, StepEvent
+from cppo_lab.store import history
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,9 @@ class Artifacts:
 
     def upload_history(self) -> None:
         """All points in one file, which readers take in place of a request for each metric."""
-        rows = [(line.step, line.time_ms, line.metrics) for line in self.lines() if isinstance(line, Row)]
+        rows = [
+            (line.step, line.time_ms, line.metrics) for line in self.lines() if isinstance(line, StepEvent)
+        ]
         self._upload_content(history.HISTORY, history.pack(history.from_rows(rows)), None)
 
     def _upload_content(self, name: str, content: bytes, place: str | None) -> None:

@@ -11,10 +11,11 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
-from cppo_lab import schema, store
-from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.run_folder import CONFIG, read_config
-from cppo_lab.tracking.run_listing import newest_runs
+from cppo_lab import schema
+from cppo_lab.runs.folder import CONFIG, read_config
+from cppo_lab.store import address
+from cppo_lab.store.client import open_client
+from cppo_lab.store.listing import newest_runs
 
 
 def stored_configs(
@@ -24,7 +25,7 @@ def stored_configs(
 
     Those that are among `without` are known already. A store that does not exist has none.
     """
-    database = store.sqlite_file(uri)
+    database = address.sqlite_file(uri)
     if database is not None and not database.is_file():
         return {}
     client, found = open_client(uri), {}

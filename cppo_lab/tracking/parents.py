@@ -13,9 +13,9 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.tracking.exclusive import exclusive
+from cppo_lab.store.exclusive import exclusive
+from cppo_lab.store.listing import experiment_runs
 from cppo_lab.tracking.markdown import escaped
-from cppo_lab.tracking.run_listing import experiment_runs
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
 
 REPORT = "report"  # the folder of a parent's artifacts that a report fills

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError
-from cppo_lab.plain_file import replace_file
+from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.base import digest
 from cppo_lab.spec.layout import layout_tag

@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.plain_file import replace_file
 from cppo_lab.redaction import redacted
-from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.environment import environment_tags, packages
-from cppo_lab.tracking.lines import Artifact, Begin, End, Row
-from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
-from cppo_lab.tracking.output import Printed, captured_output, own_output
-from cppo_lab.tracking.run_folder import (
+from cppo_lab.runs.events import Artifact, Begin, End, StepEvent
+from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
     ensure_folder_tag,
@@ -31,7 +26,12 @@ from cppo_lab.tracking.run_folder import (
     seconds_trained,
     write_status,
 )
-from cppo_lab.tracking.spool import Spool, new_record, newest_record, open_spool
+from cppo_lab.runs.spool import Spool, new_record, newest_record, open_spool
+from cppo_lab.safe_open import replace_file
+from cppo_lab.spec import RunSpec
+from cppo_lab.tracking.environment import environment_tags, packages
+from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
+from cppo_lab.tracking.output import Printed, captured_output, own_output
 
 STATUS_SECONDS = 2.0  # how often `status.json` is written anew while the run trains
 
@@ -101,7 +101,7 @@ class Recorder:
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
         self._first = self._first or (step, time.time())
         if step not in self._steps:
-            self.spool.add(Row(step, _now(), {**self.sampled(), **metrics}))
+            self.spool.add(StepEvent(step, _now(), {**self.sampled(), **metrics}))
             self._steps.add(step)
         self._score = metrics.get(
             schema.validation_metric(schema.MEAN, self.spec.validation.samples), self._score

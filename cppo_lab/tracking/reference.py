@@ -19,9 +19,10 @@ from importlib import resources
 from mlflow.entities import Metric, Run, RunStatus, RunTag
 from mlflow.tracking import MlflowClient
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.store import address
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.tracking.colours import colour
 
 MAIN = "main"
@@ -210,7 +211,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     experiment `paper` of that store was deleted.
     """
     wanted = reference_runs()  # before anything is written
-    path = store.sqlite_file(uri)
+    path = address.sqlite_file(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     client = open_client(uri)

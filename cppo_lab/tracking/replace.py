@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.tracking.client import STORE_FAULTS, fault_line
+from cppo_lab.store.client import STORE_FAULTS, fault_line
 
 ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
 _STAYS = {ASIDE, "attempts"}  # the latter: the launcher's own record, which it is writing

@@ -10,8 +10,8 @@ from mlflow import MlflowClient
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.exclusive import exclusive
+from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
+from cppo_lab.store.exclusive import exclusive
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.parents import ensure_parent, figure, log_report, noted_runs
 from cppo_lab.tracking.sweep_note import MOST, MOST_VERDICT, SweepText, sweep_note, with_verdict

@@ -15,9 +15,9 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
+from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import attempts_at, fault_line
-from cppo_lab.tracking.spool import read_rows
+from cppo_lab.store.client import attempts_at, fault_line
 
 _STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)
 _NOTE = "mlflow.note.content"

@@ -18,13 +18,13 @@ from mlflow import MlflowClient
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
+from cppo_lab.runs.events import End, Line
+from cppo_lab.runs.spool import new_record
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.lines import End, Line
+from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.recorder import Recorder, begin_line, close_dead
 from cppo_lab.tracking.ship_process import ShipProcess
 from cppo_lab.tracking.shipping import ship
-from cppo_lab.tracking.spool import new_record
 
 EVERY_SECONDS = 2.0
 ASIDE_AFTER_SECONDS = 30.0  # of training: a shorter run would be over before the process has imported MLflow

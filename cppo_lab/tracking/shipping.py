@@ -18,15 +18,15 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.plain_file import open_lock
+from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent
+from cppo_lab.runs.offsets import ShippedRecord, load_shipped, save_shipped
+from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
+from cppo_lab.safe_open import open_lock
+from cppo_lab.store.client import ensure_experiment
 from cppo_lab.tracking.artifacts import Artifacts
-from cppo_lab.tracking.client import ensure_experiment
 from cppo_lab.tracking.datasets import log_datasets
-from cppo_lab.tracking.lines import Artifact, Begin, End, Line, Row
 from cppo_lab.tracking.naming import merged
 from cppo_lab.tracking.replace import retire
-from cppo_lab.tracking.shipped import ShippedRecord, load_shipped, save_shipped
-from cppo_lab.tracking.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
 
 BATCH = 1000  # MLflow's limit of metrics per request
 PARAMS, TAGS = 100, 100  # and of these
@@ -61,7 +61,7 @@ def _lasting(unwritten: Sequence[Line]) -> Sequence[Line]:
     last = unwritten[-1] if unwritten else None
     if isinstance(last, End) and last.status in schema.FINISHED:
         return unwritten
-    return [line for line in unwritten if not isinstance(line, Row)]
+    return [line for line in unwritten if not isinstance(line, StepEvent)]
 
 
 class _Shipment:
@@ -157,7 +157,7 @@ class _Shipment:
                 self._begin(line)
         elif self.record.deleted or not self.record.mlflow_id:
             return  # nothing of ours begins without its beginning
-        elif isinstance(line, Row):
+        elif isinstance(line, StepEvent):
             if self.record.doubtful and self._is_told(line):
                 return
             self.points += [
@@ -172,7 +172,7 @@ class _Shipment:
             self._flush()
             self._end(line)
 
-    def _is_told(self, line: Row) -> bool:
+    def _is_told(self, line: StepEvent) -> bool:
         """Whether the store has the step already, by a line that is damaged since.
 
         The run could not see that the step was recorded, and has trained it again; the first word on a step stands.

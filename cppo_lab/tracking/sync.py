@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.tracking.client import STORE_FAULTS, fault_line, open_client
-from cppo_lab.tracking.shipped import unsent
+from cppo_lab.runs.offsets import unsent
+from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.shipping import ship
 
 

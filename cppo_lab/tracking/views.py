@@ -8,6 +8,7 @@ the user's); it is not documented, so tests/browser opens it in a real one.
 import base64
 import itertools
 import json
+import shlex
 import time
 import zlib
 from collections import Counter
@@ -19,7 +20,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run
 
 from cppo_lab import schema
-from cppo_lab.tracking.run_listing import experiment_runs
+from cppo_lab.redaction import redacted
+from cppo_lab.store import address
+from cppo_lab.store.client import open_client
+from cppo_lab.store.listing import experiment_runs
 
 TAG_PREFIX = "mlflow.sharedViewState."
 OVERVIEW = "cppo-runs"  # the key of the view of all training runs
@@ -44,6 +48,16 @@ def page(experiment: Experiment, key: str = OVERVIEW) -> str:
     if TAG_PREFIX + key in experiment.tags:
         query |= {"compareRunsMode": "CHART", "viewStateShareKey": key}
     return f"/#/experiments/{experiment.experiment_id}/runs?{urlencode(query)}"
+
+
+def where_to_look(uri: str, experiment: str) -> str:
+    """How to open the runs of `experiment` in MLflow's page: its address, or the command that serves it."""
+    if uri.startswith("http"):
+        found = open_client(uri).get_experiment_by_name(experiment)
+        return redacted(uri).rstrip("/") + (page(found) if found else "")
+    if uri == address.tracking_uri():
+        return "cppo ui"
+    return f"MLFLOW_TRACKING_URI={shlex.quote(redacted(uri))} cppo ui"
 
 
 def comparison(experiments: Sequence[Experiment]) -> str:

@@ -9,13 +9,13 @@ import threading
 import time
 from pathlib import Path
 
-from dev.chaos.calm import Calm, read_study
+from dev.chaos.control_run import ControlRun, read_study
+from dev.chaos.nemesis_run import NemesisRun
 from dev.chaos.pages import differences
-from dev.chaos.place import Place, alone, require
 from dev.chaos.records import Comparison, Store, compare
 from dev.chaos.schedule import KINDS, LONG, SHORT, Fault, draw
-from dev.chaos.storm import Storm
 from dev.chaos.study import Study, left_behind
+from dev.chaos.testbed import Testbed, exclusive, require
 from dev.errors import DevError
 
 LONG_STUDY, SHORT_STUDY = Study(runs=40, steps=40), Study(runs=8, steps=24)
@@ -26,7 +26,7 @@ class Events:
 
     def __init__(self) -> None:
         self._began, self._lock = time.monotonic(), threading.Lock()
-        self.storm: Storm | None = None
+        self.storm: NemesisRun | None = None
 
     def say(self, kind: str, text: str) -> None:
         """An event of this kind; empty for those that are no faults."""
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         faults = draw(options.seed, SHORT if options.short else LONG)
         require()
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs here is ended in order
-        with alone():
+        with exclusive():
             return _run(study, faults, options)
     except DevError as error:
         print(f"dev.chaos: error: {error}", file=sys.stderr)
@@ -83,13 +83,13 @@ def _run(study: Study, faults: tuple[Fault, ...], options: argparse.Namespace) -
         f"{study.runs} runs of {study.steps} steps, {len(faults)} faults by seed {options.seed}, in {folder}",
     )
     try:
-        with Calm(study, folder / "calm") as calm, Place(folder / "disturbed") as place:
+        with ControlRun(study, folder / "calm") as calm, Testbed(folder / "disturbed") as place:
             feasible = [fault for fault in faults if fault.kind != "disk" or not place.no_disk]
             if place.no_disk:
                 events.say(
                     "", f"the folder of runs is no disk of its own, and is not filled: {place.no_disk}"
                 )
-            storm = events.storm = Storm(study, place, feasible, events.say, options.minutes * 60)
+            storm = events.storm = NemesisRun(study, place, feasible, events.say, options.minutes * 60)
             storm.run()
             events.say("", f"the disturbed study is trained, by {storm.launches} launches")
             found, report = read_study(study, place.folder, place.server.uri, place.folder / "commands.log")
@@ -113,7 +113,7 @@ def _run(study: Study, faults: tuple[Fault, ...], options: argparse.Namespace) -
 
 
 def _print_outcome(
-    study: Study, storm: Storm, found: Store, outcome: Comparison, files: int, wrong: list[str]
+    study: Study, storm: NemesisRun, found: Store, outcome: Comparison, files: int, wrong: list[str]
 ) -> None:
     print("\nfaults injected")
     for kind, text in KINDS.items():

@@ -10,10 +10,11 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cppo_lab import history, schema
+from cppo_lab import schema
 from cppo_lab.analysis.run_versions import is_result
-from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.run_listing import newest_runs
+from cppo_lab.store import history
+from cppo_lab.store.client import open_client
+from cppo_lab.store.listing import newest_runs
 
 Point = tuple[str, int, str]  # metric, step, value to the last bit
 SAME_FILES = ("config.json", "diagnostics/")  # artifacts whose bytes have to be the same

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.tracking.spool import newest_record
+from cppo_lab.runs.spool import newest_record
 from dev.errors import DevError
 
 ROOT = Path(__file__).parents[2]

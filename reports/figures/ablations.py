@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.study import MAIN, OURS, Study
+from cppo_lab.analysis.study import MAIN, OURS, StudyResults
 from cppo_lab.reports.figures import curves
 from cppo_lab.reports.figures.frame import above, as_they_are, handle_length, handles_and_labels, surround
 from cppo_lab.reports.figures.palette import PAPER, Key
@@ -51,7 +51,7 @@ class AblationsInfo:
 
 
 def ablations_info(
-    study: Study, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
+    study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
 ) -> AblationsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
     run_ids: set[str] = set()
@@ -73,7 +73,7 @@ def ablations_info(
     return AblationsInfo(title, source, y_label, tuple(panels), tuple(sorted(run_ids)))
 
 
-def full_method(study: Study, board: Scoreboard) -> dict[str, str]:
+def full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
     """The variants of an ablation whose runs are those of the main sweep's CPPO, under whatever name."""
     main = study.board(MAIN)
     if main is None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import State
+from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.reports.figures.frame import above, step_axis, surround
 from cppo_lab.reports.figures.lines import Line, draw_lines, drawn_variants, line_of, room_note
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
@@ -98,7 +98,7 @@ def scored_keys(board: Scoreboard, panel: Panel) -> tuple[Key, ...]:
     for line in panel.lines:
         cell = board.cells[panel.model, line.variant]
         score = "" if cell.score is None else str(round_half_up(percent(cell.score.mean)))
-        text = State.COLLAPSE.value if cell.state is State.COLLAPSE else score
+        text = SelectionState.COLLAPSE.value if cell.state is SelectionState.COLLAPSE else score
         entries.append(Key(f"{line.label}: {text}{'†' if cell.provisional else ''}", line.stroke))
     return tuple(entries)
 
@@ -107,7 +107,7 @@ def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
     competing = []
     for line in lines:
         cell = board.cells[model, line.variant]
-        if cell.state is State.SCORED and not cell.provisional and cell.score is not None:
+        if cell.state is SelectionState.SCORED and not cell.provisional and cell.score is not None:
             competing.append((cell.score.mean, line))
     if not competing:
         return None

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.bands import FEWEST
-from cppo_lab.analysis.study import MAIN, ROLES, Study, runs_of
+from cppo_lab.analysis.study import MAIN, ROLES, StudyResults, runs_of
 from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
@@ -22,7 +22,7 @@ class Info(Protocol):
     run_ids: tuple[str, ...]
 
 
-def gallery(study: Study, palette: str = PAPER) -> tuple[Picture, ...]:
+def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
     """All eleven figures in order, in the colours of `palette` (one of PALETTES)."""
     return (
         _schematic(study, palette),
@@ -71,7 +71,7 @@ def _picture(
     )
 
 
-def _seeds(study: Study) -> str:
+def _seeds(study: StudyResults) -> str:
     """What the bands are, where cells have several seeds."""
     counts = {
         sum(run.state not in GAPS for run in runs_of(board, *pair))
@@ -87,7 +87,7 @@ def _seeds(study: Study) -> str:
     return f" Lines are means over seeds; bands {', '.join(kinds)}."
 
 
-def _role(study: Study, index: int) -> str | Absent:
+def _role(study: StudyResults, index: int) -> str | Absent:
     """The model of role `index` (0: post-trained, then the Base models by size), if it has runs."""
     board = study.board(MAIN)
     if board is None:
@@ -102,7 +102,7 @@ def _role(study: Study, index: int) -> str | Absent:
     return model
 
 
-def _base_models(study: Study) -> tuple[str, ...] | Absent:
+def _base_models(study: StudyResults) -> tuple[str, ...] | Absent:
     """The three Base models, as far as there are runs on them."""
     found = [_role(study, index) for index in range(1, ROLES)]
     models = tuple(model for model in found if isinstance(model, str))
@@ -110,7 +110,7 @@ def _base_models(study: Study) -> tuple[str, ...] | Absent:
     return models or reasons[0]
 
 
-def _schematic(study: Study, palette: str) -> Picture:
+def _schematic(study: StudyResults, palette: str) -> Picture:
     model = _role(study, ROLES - 1)
     absent = model.reason if isinstance(model, Absent) else ""
     caption = (
@@ -128,7 +128,7 @@ def _schematic(study: Study, palette: str) -> Picture:
     return _picture(1, "Masking rules and the largest model", caption, info, schematic.draw)
 
 
-def _main_curves(study: Study, palette: str) -> Picture:
+def _main_curves(study: StudyResults, palette: str) -> Picture:
     models = _base_models(study)
 
     def info(title: str) -> curves.CurvesInfo | Absent:
@@ -147,7 +147,7 @@ def _main_curves(study: Study, palette: str) -> Picture:
     return _picture(4, "Validation curves of the Base models", caption, info, draw)
 
 
-def _left_out(study: Study, models: tuple[str, ...] | Absent) -> str:
+def _left_out(study: StudyResults, models: tuple[str, ...] | Absent) -> str:
     """What a figure of the three Base models lacks."""
     if isinstance(models, Absent) or len(models) == ROLES - 1:
         return ""
@@ -156,7 +156,7 @@ def _left_out(study: Study, models: tuple[str, ...] | Absent) -> str:
 
 
 def _ablations(
-    study: Study, palette: str, number: int, title: str, sweeps: tuple[tuple[str, str], ...]
+    study: StudyResults, palette: str, number: int, title: str, sweeps: tuple[tuple[str, str], ...]
 ) -> Picture:
     absent = [f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None]
     missing = f" Not shown: {'; '.join(absent)}." if absent else ""
@@ -169,7 +169,7 @@ def _ablations(
     return _picture(number, title, caption, info, ablations.draw)
 
 
-def _warmup(study: Study, palette: str) -> Picture:
+def _warmup(study: StudyResults, palette: str) -> Picture:
     models = _base_models(study)
 
     def info(title: str) -> warmup.WarmupInfo | Absent:
@@ -187,7 +187,7 @@ def _warmup(study: Study, palette: str) -> Picture:
     return _picture(7, "The prefix budget of CPPO during training", caption, info, warmup.draw)
 
 
-def _model(study: Study, index: int, palette: str) -> Picture:
+def _model(study: StudyResults, index: int, palette: str) -> Picture:
     model = _role(study, index)
 
     def info(title: str) -> model_curves.ModelInfo | Absent:

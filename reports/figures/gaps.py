@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
-from cppo_lab.analysis.study import COMPARED, MAIN, OURS, Study, runs_of
+from cppo_lab.analysis.study import COMPARED, MAIN, OURS, StudyResults, runs_of
 from cppo_lab.reports.figures.frame import above, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.picture import Absent
@@ -42,7 +42,7 @@ class GapsInfo:
     palette: str
 
 
-def gaps_info(study: Study, title: str, palette: str = PAPER) -> GapsInfo | Absent:
+def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo | Absent:
     """The gaps of CPPO on the first model, with DPPO beside it where its runs have them."""
     board = study.board(MAIN)
     if board is None:

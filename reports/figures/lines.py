@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import GAPS, RunScore, State
+from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.names import display_name, in_order
 from cppo_lab.rules import Stroke
@@ -142,7 +142,7 @@ def _seed_line(run: RunScore, curve: Curve, benchmark: str) -> SeedLine:
         steps=tuple(curve[0].tolist()),
         values=tuple(curve[1].tolist()),
         best=None if choice.step is None or score is None else (choice.step, 100 * score),
-        collapsed=run.state is State.COLLAPSE,
+        collapsed=run.state is SelectionState.COLLAPSE,
     )
 
 

@@ -81,7 +81,7 @@ def draw_history(info: HistoryInfo, ax: Axes) -> None:
 
 
 @dataclass(frozen=True)
-class TrialLine:
+class TrialCurve:
     """The running score of one trial: (step, percent), a piece for each seed."""
 
     number: int
@@ -95,7 +95,7 @@ class TrialCurvesInfo:
     `t_stop` steps each.
     """
 
-    lines: tuple[TrialLine, ...]
+    lines: tuple[TrialCurve, ...]
     best: int | None
     seeds: tuple[int, ...]
     t_stop: int
@@ -105,7 +105,7 @@ def curves_info(result: SearchResult) -> TrialCurvesInfo:
     """The running scores of the trials."""
     ranked = ranking(result)
     lines = [
-        TrialLine(trial.number, trial.state, _pieces(trial.curve, result.t_stop))
+        TrialCurve(trial.number, trial.state, _pieces(trial.curve, result.t_stop))
         for trial in result.trials
         if trial.curve
     ]

@@ -12,7 +12,7 @@ from cppo_lab.reports.figures.search_course import (
     history_info,
     importances_info,
 )
-from cppo_lab.reports.figures.search_panels import Panel, SearchFigure, search_figure
+from cppo_lab.reports.figures.search_panels import SearchFigure, SearchPanel, search_figure
 from cppo_lab.reports.figures.search_pareto import draw_pareto, pareto_info
 from cppo_lab.reports.figures.search_space import draw_sensitivity, draw_slice, sensitivity_info, slice_info
 from cppo_lab.reports.names import objective_name
@@ -28,7 +28,7 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         "Optimisation history",
         "The value of each complete trial in the order of their numbers, and the best so far.",
         tuple(
-            Panel(objective_name(name), partial(draw_history, history_info(result, index)))
+            SearchPanel(objective_name(name), partial(draw_history, history_info(result, index)))
             for index, name in enumerate(result.objectives)
         )
         if not nothing
@@ -42,7 +42,7 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         "Score of the trials by step",
         "Validation score of each trial; a pruned or failed one ends where its mark is."
         + (seeds if len(result.seeds) > 1 else ""),
-        (Panel("running score", partial(draw_curves, curves)),) if curves.lines else (),
+        (SearchPanel("running score", partial(draw_curves, curves)),) if curves.lines else (),
         "" if curves.lines else "no trial has been validated",
     )
     found = importances_info(result)
@@ -52,7 +52,7 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         "Importance of the parameters",
         "How much each parameter matters, as Optuna estimates it from the complete trials. With few trials this is "
         "rough.",
-        () if found is None else (Panel("importance", partial(draw_importances, found)),),
+        () if found is None else (SearchPanel("importance", partial(draw_importances, found)),),
         "" if found is not None else "too few complete trials to tell",
     )
     return history, running, importances
@@ -73,7 +73,9 @@ def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[S
         "sensitivity",
         "Sensitivity to the two most important parameters",
         f"{surface}{others}".strip() or "Each dot is a complete trial.",
-        () if pair is None else (Panel(f"{pair.x.label}, {pair.y.label}", partial(draw_sensitivity, pair)),),
+        ()
+        if pair is None
+        else (SearchPanel(f"{pair.x.label}, {pair.y.label}", partial(draw_sensitivity, pair)),),
         nothing or ("" if pair else "the search has one parameter: see its slice"),
     )
     slices = search_figure(
@@ -84,7 +86,7 @@ def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[S
         ()
         if nothing
         else tuple(
-            Panel(
+            SearchPanel(
                 f"{objective_name(name)} by {space.name}" if len(result.objectives) > 1 else space.name,
                 partial(draw_slice, slice_info(result, space, index, shipped)),
             )
@@ -101,7 +103,7 @@ def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[S
         "Trade-off between the objectives",
         "Both are better the higher. A trial is on the front if no other is at least as good in every objective and "
         "better in one; the line joins the front of these two.",
-        () if nothing else (Panel("Pareto front", partial(draw_pareto, pareto_info(result))),),
+        () if nothing else (SearchPanel("Pareto front", partial(draw_pareto, pareto_info(result))),),
         nothing,
     )
     return pareto, sensitivity, slices

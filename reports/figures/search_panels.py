@@ -20,7 +20,7 @@ IN_ROW = 3
 
 
 @dataclass(frozen=True)
-class Panel:
+class SearchPanel:
     """One pair of axes: `caption` says what is in it, `draw` draws it."""
 
     caption: str
@@ -34,14 +34,19 @@ class SearchFigure:
     name: str
     title: str
     caption: str
-    panels: tuple[Panel, ...]
+    panels: tuple[SearchPanel, ...]
     source: str
     run_ids: tuple[str, ...]
     absent: str = ""
 
 
 def search_figure(
-    result: SearchResult, name: str, title: str, caption: str, panels: tuple[Panel, ...], absent: str = ""
+    result: SearchResult,
+    name: str,
+    title: str,
+    caption: str,
+    panels: tuple[SearchPanel, ...],
+    absent: str = "",
 ) -> SearchFigure:
     """A figure that names the search as its source and the training runs behind it."""
     run_ids = sorted({run_id for trial in result.trials for run_id in trial.run_ids})
@@ -80,7 +85,7 @@ def inline_panels(figure: SearchFigure) -> tuple[InlineFigure, ...]:
     )
 
 
-def _draw_alone(panel: Panel, fig: Figure) -> None:
+def _draw_alone(panel: SearchPanel, fig: Figure) -> None:
     panel.draw(fig.subplots())
 
 

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from cppo_lab.analysis.artifacts import TokenWindow
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.analysis.study import MAIN, OURS, Study, runs_of
+from cppo_lab.analysis.study import MAIN, OURS, StudyResults, runs_of
 from cppo_lab.reports.figures.frame import surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.picture import Absent
@@ -42,7 +42,7 @@ class WindowInfo:
         return f"{self.about}; {self.origin}"
 
 
-def window_info(study: Study, title: str, palette: str = PAPER) -> WindowInfo | Absent:
+def window_info(study: StudyResults, title: str, palette: str = PAPER) -> WindowInfo | Absent:
     """The window that shows most: of the runs of CPPO one with both kinds of masking, if there is one; else the
     first in the order of models and seeds.
     """

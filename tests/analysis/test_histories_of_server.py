@@ -14,7 +14,7 @@ from cppo_lab.analysis import histories, history_cache
 from cppo_lab.analysis.reader import SweepData, read_sweep
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import open_client
+from cppo_lab.store.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipping import ship
 from tests.servers.conftest import server, sqlite_tables

@@ -9,7 +9,7 @@ import pytest
 
 from cppo_lab.analysis import history_cache
 from cppo_lab.analysis.history_cache import HistoryCache
-from cppo_lab.history import from_rows, pack
+from cppo_lab.store.history import from_rows, pack
 
 URI = "sqlite:////data/mlflow.db"
 RUN = "0123456789abcdef"
@@ -115,7 +115,7 @@ def test_the_files_that_were_not_used_for_longest_go_first(
 HAMMER = """
 import sys
 from cppo_lab.analysis.history_cache import HistoryCache
-from cppo_lab.history import from_rows, pack
+from cppo_lab.store.history import from_rows, pack
 
 me = int(sys.argv[1])
 cache = HistoryCache("sqlite:////data/mlflow.db")

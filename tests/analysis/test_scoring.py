@@ -5,7 +5,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.analysis.selection import State
+from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.errors import UserError
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
@@ -24,7 +24,7 @@ def test_seeds_are_averaged_after_each_was_selected() -> None:
     assert cell.components["chain24"].mean == pytest.approx(0.4)
     assert cell.gain is not None
     assert cell.gain.mean == pytest.approx(0.3)
-    assert (cell.state, cell.provisional, cell.expected) == (State.SCORED, False, 2)
+    assert (cell.state, cell.provisional, cell.expected) == (SelectionState.SCORED, False, 2)
 
 
 GAPS = {
@@ -66,7 +66,7 @@ def test_a_gap_is_refused_and_named(name: str) -> None:
 
     cell = score_sweep(data, expected, partial=True).cells["chain", "cppo"]
     assert cell.provisional
-    assert cell.state is State.SCORED
+    assert cell.state is SelectionState.SCORED
     assert cell.score is not None
     assert (cell.score.mean, cell.score.n) == (pytest.approx(0.3), 1)  # the finished run alone
 
@@ -90,12 +90,12 @@ def test_one_collapsed_seed_makes_the_cell_a_collapse() -> None:
     fallen = MadeRun("cppo", seed=1, scores=FALLEN, status=schema.COLLAPSED)
     runs = [MadeRun("cppo", seed=0, scores=GOOD), fallen]
     cell = score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"]
-    assert (cell.state, cell.collapsed, cell.expected) == (State.COLLAPSE, 1, 2)
+    assert (cell.state, cell.collapsed, cell.expected) == (SelectionState.COLLAPSE, 1, 2)
 
 
 def test_only_the_papers_curves_are_judged_by_their_shape() -> None:
     """A run of ours that is done has not collapsed, whatever its curve looks like: it would have said so."""
-    for core, state in (("mini", State.SCORED), (schema.PAPER, State.COLLAPSE)):
+    for core, state in (("mini", SelectionState.SCORED), (schema.PAPER, SelectionState.COLLAPSE)):
         runs = [MadeRun("cppo", scores=FALLEN, core=core)]
         assert score_sweep(make_data(runs), expect(runs)).cells["chain", "cppo"].state is state
 
@@ -113,7 +113,7 @@ def test_models_on_different_tasks_have_benchmarks_of_their_own() -> None:
     assert chain.score is not None and chain.score.mean == pytest.approx(0.3)
     assert total.score is not None and total.score.mean == pytest.approx(0.6)
     assert set(total.components) == {"s24", "s25"}
-    assert board.cells["sum", "dppo"].state is State.NO_COMPONENTS
+    assert board.cells["sum", "dppo"].state is SelectionState.NO_COMPONENTS
 
 
 def test_old_configurations_are_listed_and_not_counted() -> None:
@@ -155,7 +155,12 @@ def test_a_collapse_beside_a_missing_seed_is_both() -> None:
     fallen = MadeRun("cppo", seed=0, scores=FALLEN, status=schema.COLLAPSED)
     expected = expect([fallen, MadeRun("cppo", seed=1)])
     cell = score_sweep(make_data([fallen]), expected, partial=True).cells["chain", "cppo"]
-    assert (cell.state, cell.collapsed, cell.provisional, cell.expected) == (State.COLLAPSE, 1, True, 2)
+    assert (cell.state, cell.collapsed, cell.provisional, cell.expected) == (
+        SelectionState.COLLAPSE,
+        1,
+        True,
+        2,
+    )
 
 
 def test_a_cell_without_any_run_is_there_and_says_so() -> None:
@@ -163,7 +168,12 @@ def test_a_cell_without_any_run_is_there_and_says_so() -> None:
     expected = expect([there, MadeRun("dppo", seed=0), MadeRun("dppo", seed=1)])
     board = score_sweep(make_data([there]), expected, partial=True)
     cell = board.cells["chain", "dppo"]
-    assert (cell.state, cell.provisional, cell.expected, cell.score) == (State.MISSING, True, 2, None)
+    assert (cell.state, cell.provisional, cell.expected, cell.score) == (
+        SelectionState.MISSING,
+        True,
+        2,
+        None,
+    )
     assert [run.seed for run in board.gaps] == [0, 1]
 
 

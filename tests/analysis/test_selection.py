@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.curves import validation_curves
-from cppo_lab.analysis.selection import GAPS, Choice, Stat, State, choose, run_state
+from cppo_lab.analysis.selection import GAPS, Choice, SelectionState, Stat, choose, run_state
 from tests.analysis.made_sweeps import MadeRun, both, make_data
 
 NAN = float("nan")
@@ -36,7 +36,7 @@ def chosen(scores: dict[str, dict[int, float]], t_stop: int | None = 100) -> Cho
 )
 def test_step(curve: dict[int, float], t_stop: int | None, step: int, ties: tuple[int, ...]) -> None:
     choice = chosen(both(curve), t_stop)
-    assert (choice.state, choice.step, choice.ties) == (State.SCORED, step, ties)
+    assert (choice.state, choice.step, choice.ties) == (SelectionState.SCORED, step, ties)
     assert choice.score == pytest.approx(curve[step])
 
 
@@ -54,22 +54,27 @@ def test_the_mean_is_computed_from_the_benchmarks_not_taken_from_the_log() -> No
 
 def test_a_run_that_logged_only_the_mean_is_scored_without_components() -> None:
     choice = chosen({schema.MEAN: {10: 0.2, 20: 0.4}})
-    assert (choice.state, choice.step, choice.score, choice.components) == (State.SCORED, 20, 0.4, {})
+    assert (choice.state, choice.step, choice.score, choice.components) == (
+        SelectionState.SCORED,
+        20,
+        0.4,
+        {},
+    )
 
 
 @pytest.mark.parametrize(
     ("curve", "t_stop", "state"),
     [
-        pytest.param({10: 0.5, 20: 0.0}, 100, State.COLLAPSE, id="ends at zero"),
-        pytest.param({10: 0.5, 20: 0.049}, 100, State.COLLAPSE, id="just below a tenth"),
-        pytest.param({10: 0.5, 20: 0.05}, 100, State.SCORED, id="a tenth exactly"),
-        pytest.param({10: 0.5, 20: 0.21}, 100, State.SCORED, id="ends at 0.42 of its best"),
-        pytest.param({10: 0.5, 20: 0.4, 30: 0.0}, 20, State.SCORED, id="collapse after the window"),
-        pytest.param({10: 0.5, 20: 0.0, 30: 0.4}, 100, State.SCORED, id="recovered"),
-        pytest.param({10: 0.0, 20: 0.0}, 100, State.SCORED, id="never learned anything"),
+        pytest.param({10: 0.5, 20: 0.0}, 100, SelectionState.COLLAPSE, id="ends at zero"),
+        pytest.param({10: 0.5, 20: 0.049}, 100, SelectionState.COLLAPSE, id="just below a tenth"),
+        pytest.param({10: 0.5, 20: 0.05}, 100, SelectionState.SCORED, id="a tenth exactly"),
+        pytest.param({10: 0.5, 20: 0.21}, 100, SelectionState.SCORED, id="ends at 0.42 of its best"),
+        pytest.param({10: 0.5, 20: 0.4, 30: 0.0}, 20, SelectionState.SCORED, id="collapse after the window"),
+        pytest.param({10: 0.5, 20: 0.0, 30: 0.4}, 100, SelectionState.SCORED, id="recovered"),
+        pytest.param({10: 0.0, 20: 0.0}, 100, SelectionState.SCORED, id="never learned anything"),
     ],
 )
-def test_collapse(curve: dict[int, float], t_stop: int, state: State) -> None:
+def test_collapse(curve: dict[int, float], t_stop: int, state: SelectionState) -> None:
     choice = chosen(both(curve), t_stop)
     assert choice.state is state
     assert choice.step == 10  # a collapsed run keeps its best, for the audit
@@ -78,13 +83,15 @@ def test_collapse(curve: dict[int, float], t_stop: int, state: State) -> None:
 @pytest.mark.parametrize(
     ("scores", "t_stop", "state"),
     [
-        pytest.param({}, 100, State.NO_VALIDATION, id="nothing logged"),
-        pytest.param(both({50: 0.3}), 40, State.NO_VALIDATION, id="only after the window"),
-        pytest.param({"a": {10: 0.3}, "b": {20: 0.3}}, 100, State.NO_COMPONENTS, id="never both at one step"),
-        pytest.param({"a": {10: NAN}, "b": {10: 0.3}}, 100, State.NO_COMPONENTS, id="NaN"),
+        pytest.param({}, 100, SelectionState.NO_VALIDATION, id="nothing logged"),
+        pytest.param(both({50: 0.3}), 40, SelectionState.NO_VALIDATION, id="only after the window"),
+        pytest.param(
+            {"a": {10: 0.3}, "b": {20: 0.3}}, 100, SelectionState.NO_COMPONENTS, id="never both at one step"
+        ),
+        pytest.param({"a": {10: NAN}, "b": {10: 0.3}}, 100, SelectionState.NO_COMPONENTS, id="NaN"),
     ],
 )
-def test_gaps_have_names(scores: dict[str, dict[int, float]], t_stop: int, state: State) -> None:
+def test_gaps_have_names(scores: dict[str, dict[int, float]], t_stop: int, state: SelectionState) -> None:
     choice = chosen(scores, t_stop)
     assert (choice.state, choice.step, choice.score) == (state, None, None)
 
@@ -112,14 +119,16 @@ def test_the_largest_number_of_samples_counts() -> None:
 
 
 def test_status_outranks_the_choice() -> None:
-    choice = Choice(State.SCORED, step=10, score=0.4)
-    assert run_state(schema.DONE, "mini", choice) is State.SCORED
-    assert run_state(schema.RUNNING, "mini", choice) is State.RUNNING
-    assert run_state(schema.FAILED, "mini", choice) is State.FAILED
-    assert run_state(schema.PARTIAL, "mini", choice) is State.PARTIAL
-    assert State.PARTIAL in GAPS
-    assert run_state(schema.COLLAPSED, "mini", choice) is State.COLLAPSE
-    assert run_state(schema.COLLAPSED, "mini", Choice(State.NO_VALIDATION)) is State.COLLAPSE
+    choice = Choice(SelectionState.SCORED, step=10, score=0.4)
+    assert run_state(schema.DONE, "mini", choice) is SelectionState.SCORED
+    assert run_state(schema.RUNNING, "mini", choice) is SelectionState.RUNNING
+    assert run_state(schema.FAILED, "mini", choice) is SelectionState.FAILED
+    assert run_state(schema.PARTIAL, "mini", choice) is SelectionState.PARTIAL
+    assert SelectionState.PARTIAL in GAPS
+    assert run_state(schema.COLLAPSED, "mini", choice) is SelectionState.COLLAPSE
+    assert (
+        run_state(schema.COLLAPSED, "mini", Choice(SelectionState.NO_VALIDATION)) is SelectionState.COLLAPSE
+    )
 
 
 def test_stat() -> None:
@@ -167,7 +176,7 @@ def test_made_up_curves_are_chosen_from_as_by_hand(number: int) -> None:
     t_stop = draw.choice([None, 0, 30, 35, 200])
     expected, choice = by_hand(logged, t_stop), chosen(logged, t_stop)
     if expected is None:
-        assert choice.state in (State.NO_VALIDATION, State.NO_COMPONENTS)
+        assert choice.state in (SelectionState.NO_VALIDATION, SelectionState.NO_COMPONENTS)
         return
     step, score, components, ties = expected
     assert (choice.step, choice.ties) == (step, ties)
@@ -193,13 +202,15 @@ def test_step_0_is_inside_the_window() -> None:
 def test_the_last_score_of_a_collapse_is_the_last_whole_one() -> None:
     """A step that lacks a benchmark says nothing of a collapse."""
     choice = chosen({"a": {10: 0.5, 20: 0.5, 30: 0.0}, "b": {10: 0.5, 20: 0.5}})
-    assert (choice.state, choice.last_step) == (State.SCORED, 20)
+    assert (choice.state, choice.last_step) == (SelectionState.SCORED, 20)
 
 
 @pytest.mark.parametrize("status", schema.STATUSES)
 def test_every_status_has_a_state(status: str) -> None:
     """None of them is taken for a result by accident."""
-    for choice in (Choice(State.SCORED, step=1, score=0.1), Choice(State.NO_VALIDATION)):
+    for choice in (Choice(SelectionState.SCORED, step=1, score=0.1), Choice(SelectionState.NO_VALIDATION)):
         state = run_state(status, "mini", choice)
-        finished = status == schema.COLLAPSED or (status == schema.DONE and choice.state is State.SCORED)
+        finished = status == schema.COLLAPSED or (
+            status == schema.DONE and choice.state is SelectionState.SCORED
+        )
         assert (state not in GAPS) == finished

@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.tracking import shipper
-from dev.chaos import eager
+from dev.chaos import job_entry
 from dev.chaos.__main__ import main
 from dev.chaos.launching import begun
 
@@ -35,7 +35,7 @@ def test_half_of_the_jobs_have_a_process_that_ships_at_once(
     seconds: str,
 ) -> None:
     (tmp_path / "shown.py").write_text(SHOW)
-    script = Path(eager.__file__)
+    script = Path(job_entry.__file__)
     monkeypatch.setattr(shipper, "ASIDE_AFTER_SECONDS", shipper.ASIDE_AFTER_SECONDS)
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
     monkeypatch.setattr(sys, "argv", [str(script), "-u", "-m", "shown", "a", "b"])

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from dev.chaos.storm import REFUSALS, REFUSED, Storm
+from dev.chaos.nemesis_run import REFUSALS, REFUSED, NemesisRun
 from dev.errors import DevError
 
 
-def storm_of(away: Collection[str]) -> Storm:
+def storm_of(away: Collection[str]) -> NemesisRun:
     """One that has not begun, with parts of it away."""
-    storm = Storm.__new__(Storm)
+    storm = NemesisRun.__new__(NemesisRun)
     storm._strikes = SimpleNamespace(away=away)  # type: ignore[assignment]
     storm._refused, storm._over, storm._log = 0, False, Path("commands.log")
     return storm
 
 
-def end_launch(storm: Storm, status: int) -> None:
+def end_launch(storm: NemesisRun, status: int) -> None:
     """A launch ends with this exit status."""
     storm._launcher = SimpleNamespace(  # type: ignore[assignment]
         fault=None, words=["launch"], ended=lambda: status, found_nothing_to_do=lambda: False

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 
-from cppo_lab import history
 from cppo_lab.analysis import artifacts, history_cache
 from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.kept_files import KeptFiles
 from cppo_lab.analysis.search_file import parse_search
 from cppo_lab.cli.unchanged import unchanged
-from cppo_lab.history import from_rows, pack, unpack
 from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
 from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_ours
 from cppo_lab.reports.saved import read_record
+from cppo_lab.store import history
+from cppo_lab.store.history import from_rows, pack, unpack
 from cppo_lab.tracking.report_log import kept_files
 from cppo_lab.tracking.views import _saved_state
 from tests.analysis.made_search import made_search

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab import store
 from cppo_lab.cli import main, reporting
 from cppo_lab.cli.parser import parse
 from cppo_lab.cores.verl.ray_local import private_token
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import locked
+from cppo_lab.store import address
+from cppo_lab.store.address import locked
 from cppo_lab.tracking import page_server
 from cppo_lab.tracking.recorder import Recorder
 from dev.servers.faulty_proxy import FaultyProxy
@@ -133,7 +133,7 @@ def test_a_run_keeps_no_secret_of_its_environment(
         SECRET.upper(),
     ):
         monkeypatch.setenv(name, SECRET)
-    monkeypatch.setenv(store.VARIABLE, URI)
+    monkeypatch.setenv(address.VARIABLE, URI)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NAME", f"train --token {SECRET}")
     recorder = Recorder(tiny_spec, {}, workspace / "runs" / tiny_spec.run_id)

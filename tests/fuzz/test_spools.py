@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from mlflow.entities import ViewType
 
 from cppo_lab import schema
+from cppo_lab.runs.events import Begin, End, StepEvent
+from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.spool import FOLDER, newest_record, open_spool, read_lines, read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
-from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.lines import Begin, End, Row
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
 from cppo_lab.tracking.recorder import Recorder, close_dead
-from cppo_lab.tracking.shipped import unsent
-from cppo_lab.tracking.spool import FOLDER, newest_record, open_spool, read_lines, read_rows
 from cppo_lab.tracking.sync import send
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, altered, as_json, damaged, fuzz, refused, within
@@ -59,7 +59,7 @@ def written(folder: Path, content: bytes) -> Path:
 
 def kept(line: object) -> bool:
     """Such as every store can hold."""
-    if isinstance(line, Row):
+    if isinstance(line, StepEvent):
         return abs(line.step) < 2**63 and abs(line.time_ms) < 2**63
     if isinstance(line, Begin | End):
         return isinstance(line.record, str) and abs(line.time_ms) < 2**63
@@ -183,8 +183,8 @@ def test_what_is_remembered_of_shipping(desk: Path, content: bytes) -> None:
 
 
 def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
-    from cppo_lab.tracking.shipped import NAME as SHIPPED
-    from cppo_lab.tracking.shipped import Shipped, save_shipped
+    from cppo_lab.runs.offsets import NAME as SHIPPED
+    from cppo_lab.runs.offsets import Shipped, save_shipped
 
     folder, uri = written(desk / "runs" / "0123456789ab", WHOLE), "sqlite:///nowhere.db"
     save_shipped(folder, uri, Shipped({NAME: 20}, {}))

@@ -8,11 +8,11 @@ import pytest
 
 from cppo_lab.cores.mini.checkpoint import save_whole
 from cppo_lab.errors import UserError
-from cppo_lab.lock import held
-from cppo_lab.plain_file import open_append, open_lock, replace_file
-from cppo_lab.run import Attempt, execute
+from cppo_lab.runs.execute import Attempt, execute
+from cppo_lab.runs.folder import cancel, write_status
+from cppo_lab.runs.lock import held
+from cppo_lab.safe_open import open_append, open_lock, replace_file
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.run_folder import cancel, write_status
 
 PRECIOUS = "mine"
 # What a run of the embedded core writes into its folder, and what it is written as before it is whole.

@@ -10,11 +10,11 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.interruption import Interrupted
-from cppo_lab.run import Attempt, execute
+from cppo_lab.runs import folder as run_folder
+from cppo_lab.runs.execute import Attempt, execute
+from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
-from cppo_lab.tracking import run_folder
+from cppo_lab.store.address import tracking_uri
 from tests.launch.gate import Gate
 from tests.launch.test_launch import SWEEP, TWO, cppo, mlflow_runs
 

@@ -9,19 +9,21 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.launch import reconcile
-from cppo_lab.launch.reconcile import Look, State, repair
-from cppo_lab.lock import is_held
-from cppo_lab.tracking.client import Attempt
-from cppo_lab.tracking.run_folder import cancel, ensure_folder_tag, folder_tag
+from cppo_lab.launch.reconcile import RunState, Snapshot, repair
+from cppo_lab.runs.folder import cancel, ensure_folder_tag, folder_tag
+from cppo_lab.runs.lock import is_held
+from cppo_lab.store.client import AttemptRecord
 
 RUN = "0123456789ab"
 OUTCOMES = {"FINISHED": schema.DONE, "FAILED": schema.FAILED, "KILLED": schema.PARTIAL}
 
 
-def attempt(mlflow_id: str, status: str, reason: str = "", folder: str = "", replaces: str = "") -> Attempt:
+def attempt(
+    mlflow_id: str, status: str, reason: str = "", folder: str = "", replaces: str = ""
+) -> AttemptRecord:
     """One that MLflow has as `status`."""
     outcome = OUTCOMES.get(status, schema.RUNNING)
-    return Attempt(
+    return AttemptRecord(
         mlflow_id,
         RUN,
         status,
@@ -35,23 +37,27 @@ def attempt(mlflow_id: str, status: str, reason: str = "", folder: str = "", rep
 
 
 def state(
-    runs: Path, past: Sequence[Attempt], held: bool = False, queued: Sequence[str] = (), ignoring: str = ""
-) -> State:
+    runs: Path,
+    past: Sequence[AttemptRecord],
+    held: bool = False,
+    queued: Sequence[str] = (),
+    ignoring: str = "",
+) -> RunState:
     """Of the run whose attempts are `past`, newest first."""
-    return Look(runs, {RUN: past}, {RUN: held}, queued).states(ignoring.split())[RUN]
+    return Snapshot(runs, {RUN: past}, {RUN: held}, queued).states(ignoring.split())[RUN]
 
 
 def test_the_newest_attempt_decides(tmp_path: Path) -> None:
     failed, killed = attempt("f", "FAILED", "bad"), attempt("k", "KILLED", "interrupted: cancelled at step 2")
-    assert state(tmp_path, [failed, killed]) == State(schema.FAILED, "bad", "v")
+    assert state(tmp_path, [failed, killed]) == RunState(schema.FAILED, "bad", "v")
     assert state(tmp_path, [killed, failed]).state == schema.PARTIAL
     assert state(tmp_path, [killed, failed]).reason == killed.reason
 
 
 def test_a_cancelled_run_is_queued_no_more_though_it_is_on_a_list(tmp_path: Path) -> None:
-    assert state(tmp_path, [], queued=[RUN]) == State(schema.QUEUED)
+    assert state(tmp_path, [], queued=[RUN]) == RunState(schema.QUEUED)
     cancel(tmp_path / RUN)
-    assert state(tmp_path, [], queued=[RUN]) == State(schema.MISSING)
+    assert state(tmp_path, [], queued=[RUN]) == RunState(schema.MISSING)
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from mlflow.entities import Run, ViewType
 
-from cppo_lab import run as run_module
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini import loop
-from cppo_lab.launch.reconcile import State, look_at, repair
-from cppo_lab.run import Attempt, execute
+from cppo_lab.launch.reconcile import RunState, look_at, repair
+from cppo_lab.runs import execute as run_module
+from cppo_lab.runs.execute import Attempt, execute
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.tracking import replace as replace_module
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.replace import ASIDE, set_aside
 from tests.conftest import TINY
@@ -235,4 +235,4 @@ def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
 
 
 def test_states_are_words_of_the_schema() -> None:
-    assert State(schema.PARTIAL, "a\nb at step 3", step=3).note == "step 3/?; a b"
+    assert RunState(schema.PARTIAL, "a\nb at step 3", step=3).note == "step 3/?; a b"

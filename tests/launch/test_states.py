@@ -6,16 +6,16 @@ from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab import run as run_module
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
-from cppo_lab.launch.queue import Queue
-from cppo_lab.launch.reconcile import State, repair, run_states
-from cppo_lab.lock import held
+from cppo_lab.launch.reconcile import RunState, repair, run_states
+from cppo_lab.runs import execute as run_module
+from cppo_lab.runs.lock import held
+from cppo_lab.runs.queue import Queue
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import sqlite_file, tracking_uri
-from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.store.address import sqlite_file, tracking_uri
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED
 from tests.launch.test_launch import mlflow_runs
@@ -39,14 +39,14 @@ def begun(spec: RunSpec, folder: Path, steps: int = 3) -> Recorder:
     return recorder
 
 
-def state(spec: RunSpec) -> State:
+def state(spec: RunSpec) -> RunState:
     if (Path("runs") / spec.run_id / "spool").exists():
         sent(Path("runs") / spec.run_id)
     return run_states([spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[spec.run_id]
 
 
 def test_missing_without_a_store(workspace: Path, tiny_spec: RunSpec) -> None:
-    assert state(tiny_spec) == State(schema.MISSING)
+    assert state(tiny_spec) == RunState(schema.MISSING)
     assert list(workspace.iterdir()) == []
 
 
@@ -65,7 +65,7 @@ def test_queued_also_without_a_store_and_over_an_earlier_failure(tiny_spec: RunS
 
 def test_running_says_how_far_it_is(tiny_spec: RunSpec, folder: Path) -> None:
     with held(folder):
-        assert state(tiny_spec) == State(schema.RUNNING)  # its process starts
+        assert state(tiny_spec) == RunState(schema.RUNNING)  # its process starts
         recorder = begun(tiny_spec, folder)
         recorder._status(schema.RUNNING, 2)
         found = state(tiny_spec)

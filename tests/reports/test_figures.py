@@ -197,7 +197,7 @@ def test_inline_figures_share_no_ids_and_point_at_their_own(two_seeds: Scoreboar
 
 def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
     code = (
-        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.markup, cppo_lab.reports.sheets;"
+        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.markup, cppo_lab.reports.csv_tables;"
         "assert 'matplotlib' not in sys.modules, 'matplotlib';"
         "import cppo_lab.reports.build;"
         "bad = {'matplotlib.pyplot', 'torch', 'hydra', 'submitit', 'cppo_lab.sweep'} & set(sys.modules);"

@@ -9,7 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup
-from cppo_lab.reports.distinction import distinction_table
+from cppo_lab.reports.rule_comparison import distinction_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.reports.text_tables import TextRow, TextTable, text_latex

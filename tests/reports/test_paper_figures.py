@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from cppo_lab.analysis.study import Study, read_study
+from cppo_lab.analysis.study import StudyResults, read_study
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.picture import Absent, Picture
@@ -37,13 +37,13 @@ def rows(name: str) -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def study(reference_uri: str, tmp_path_factory: pytest.TempPathFactory) -> Study:
+def study(reference_uri: str, tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
     request = paper_study_request(reference_uri, tmp_path_factory.mktemp("unused"))
     return read_study(reference_uri, request.experiment, request.name, request.sweeps)
 
 
 @pytest.fixture(scope="module")
-def drawn(study: Study) -> dict[str, tuple[Picture, Figure]]:
+def drawn(study: StudyResults) -> dict[str, tuple[Picture, Figure]]:
     """Every figure that the curves allow, drawn."""
     found = {}
     for picture in gallery(study):

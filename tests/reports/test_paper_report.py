@@ -11,9 +11,9 @@ import pytest
 
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports import markup, sheets
-from cppo_lab.reports.oddities import oddities
-from cppo_lab.reports.oddity import CONFIRMED, FOUND, NOT_SEEN, Oddity
+from cppo_lab.reports import csv_tables, markup
+from cppo_lab.reports.discrepancies import oddities
+from cppo_lab.reports.discrepancy import CONFIRMED, FOUND, NOT_SEEN, Oddity
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
 from cppo_lab.tracking.reference import read_rows
@@ -57,11 +57,11 @@ def assert_as_printed(ours: list[dict[str, str]], printed: list[dict[str, str]])
 
 
 def test_table_1_as_printed(main: MainTable) -> None:
-    assert_as_printed(rows_of(sheets.main_csv(main)), printed_table("table_main"))
+    assert_as_printed(rows_of(csv_tables.main_csv(main)), printed_table("table_main"))
 
 
 def test_table_4_as_printed(full: FullTable) -> None:
-    assert_as_printed(rows_of(sheets.full_csv(full)), printed_table("table_full"))
+    assert_as_printed(rows_of(csv_tables.full_csv(full)), printed_table("table_full"))
 
 
 def test_collapse_where_printed_and_nowhere_else(main: MainTable) -> None:

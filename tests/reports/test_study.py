@@ -11,16 +11,16 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis.selection import State
-from cppo_lab.analysis.study import Study, read_study
+from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.study import StudyResults, read_study
 from cppo_lab.errors import UserError
 from cppo_lab.reports.configuration import configuration_table
-from cppo_lab.reports.distinction import distinction_table
 from cppo_lab.reports.figures import ablations, gaps, model_curves, schematic, token_window, warmup
 from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.names import METHOD_ORDER
+from cppo_lab.reports.rule_comparison import distinction_table
 from cppo_lab.reports.study import StudyRequest, build_study, paper_study_request
 from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
@@ -40,7 +40,7 @@ def made_store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 @pytest.fixture(scope="session")
-def study(made_store: str) -> Study:
+def study(made_store: str) -> StudyResults:
     return read_study(made_store, "cppo-mini", "study", MADE.grids())
 
 
@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_the_models_take_their_roles_in_the_order_of_the_declaration(study: Study) -> None:
+def test_the_models_take_their_roles_in_the_order_of_the_declaration(study: StudyResults) -> None:
     assert study.models == MODELS
     headings = [picture.heading for picture in gallery(study)]
     assert headings[7:] == [
@@ -63,7 +63,7 @@ def test_the_models_take_their_roles_in_the_order_of_the_declaration(study: Stud
     assert "post, with the best score" in gallery(turned)[0].caption
 
 
-def replace_models(study: Study, models: Sequence[str]) -> Study:
+def replace_models(study: StudyResults, models: Sequence[str]) -> StudyResults:
     """The same study, its main sweep declared in another order."""
     main = study.sweeps[0]
     expected = sorted(main.grid.expected, key=lambda run: models.index(run.model))
@@ -72,7 +72,7 @@ def replace_models(study: Study, models: Sequence[str]) -> Study:
     )
 
 
-def test_all_eleven_figures_can_be_drawn(study: Study) -> None:
+def test_all_eleven_figures_can_be_drawn(study: StudyResults) -> None:
     pictures = gallery(study)
     assert [picture.name for picture in pictures] == [f"figure_{number}" for number in range(1, 12)]
     assert not [picture.heading for picture in pictures if isinstance(picture.drawing, Absent)]
@@ -82,7 +82,7 @@ def test_all_eleven_figures_can_be_drawn(study: Study) -> None:
     assert "bands of two seeds reach from one to the other" in pictures[3].caption
 
 
-def test_figure_1(study: Study) -> None:
+def test_figure_1(study: StudyResults) -> None:
     info = schematic.schematic_info(study.board("main"), "moe", "Figure 1", "")
     assert [panel.rule for panel in info.rules] == ["grpo", "dppo", "trm_max", "cppo"]
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
@@ -96,7 +96,7 @@ def test_figure_1(study: Study) -> None:
     assert (empty.panel, empty.absent, len(empty.rules)) == (None, "no runs", 4)
 
 
-def test_figure_2(study: Study) -> None:
+def test_figure_2(study: StudyResults) -> None:
     info = gaps.gaps_info(study, "Figure 2")
     assert isinstance(info, gaps.GapsInfo)
     assert (info.model, info.delta) == ("post", 0.15)
@@ -107,7 +107,7 @@ def test_figure_2(study: Study) -> None:
     assert set(info.run_ids) == {f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)}
 
 
-def test_figure_3_shows_both_kinds_of_masking(study: Study) -> None:
+def test_figure_3_shows_both_kinds_of_masking(study: StudyResults) -> None:
     info = token_window.window_info(study, "Figure 3")
     assert isinstance(info, token_window.WindowInfo)
     assert len(info.symbols) == token_window.TOKENS
@@ -117,7 +117,7 @@ def test_figure_3_shows_both_kinds_of_masking(study: Study) -> None:
 
 
 @pytest.mark.parametrize(("rows", "first"), [(ablations.MECHANISMS, "post"), (ablations.SETTINGS, "base_s")])
-def test_figures_5_and_6(study: Study, rows: tuple[tuple[str, str], ...], first: str) -> None:
+def test_figures_5_and_6(study: StudyResults, rows: tuple[tuple[str, str], ...], first: str) -> None:
     info = ablations.ablations_info(study, "Figure", rows)
     assert isinstance(info, ablations.AblationsInfo)
     assert [panel.sweep for panel in info.panels] == [name for name, _ in rows]
@@ -132,7 +132,7 @@ def test_figures_5_and_6(study: Study, rows: tuple[tuple[str, str], ...], first:
         assert len({line.colour for line in entry.panel.lines}) == len(entry.panel.lines)
 
 
-def test_figure_7(study: Study) -> None:
+def test_figure_7(study: StudyResults) -> None:
     board = study.board("main")
     assert board is not None
     info = warmup.warmup_info(board, MODELS[1:], "Figure 7")
@@ -144,7 +144,7 @@ def test_figure_7(study: Study) -> None:
     assert len(info.run_ids) == 6
 
 
-def test_figures_8_to_11(study: Study) -> None:
+def test_figures_8_to_11(study: StudyResults) -> None:
     board = study.board("main")
     assert board is not None
     info = model_curves.model_info(board, "moe", "Figure 11")
@@ -162,11 +162,11 @@ def test_figures_8_to_11(study: Study) -> None:
     assert cispo.steps[-1] == 10
 
 
-def test_a_stopped_run_is_a_collapse_and_no_gap(study: Study) -> None:
+def test_a_stopped_run_is_a_collapse_and_no_gap(study: StudyResults) -> None:
     board = study.board("main")
     assert board is not None
     cell = board.cells["moe", "cispo"]
-    assert (cell.state, cell.collapsed, cell.provisional) == (State.COLLAPSE, 1, False)
+    assert (cell.state, cell.collapsed, cell.provisional) == (SelectionState.COLLAPSE, 1, False)
     assert board.gaps == ()
 
 

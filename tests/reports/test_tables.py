@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports import markup, sheets
+from cppo_lab.reports import csv_tables, markup
 from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import benchmark_name, display_name, in_order
@@ -55,8 +55,8 @@ def test_seeds_give_mean_and_standard_deviation() -> None:
     table = main_table(board_of(*runs), "Demo")
     assert "| **CPPO** | **32.00 ± 2.83** |" in markup.main_markdown(table)
     assert r"\textbf{32.00 $\pm$ 2.83}" in markup.main_latex(table)
-    assert sheets.main_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
-    long = list(csv.DictReader(io.StringIO(sheets.long_csv(board_of(*runs)))))
+    assert csv_tables.main_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
+    long = list(csv.DictReader(io.StringIO(csv_tables.long_csv(board_of(*runs)))))
     avg = next(row for row in long if (row["method"], row["benchmark"]) == ("cppo", "avg"))
     assert (avg["core"], avg["n"], avg["mean"], avg["std"]) == ("mini", "2", "32.0000", "2.8284")
 
@@ -73,10 +73,10 @@ def test_every_text_of_a_mini_sweep_says_so() -> None:
         assert "core=mini" in text
         assert "not comparable with the paper" in text
     for text in (
-        sheets.main_csv(main),
-        sheets.full_csv(full),
-        sheets.long_csv(board),
-        sheets.runs_csv(board),
+        csv_tables.main_csv(main),
+        csv_tables.full_csv(full),
+        csv_tables.long_csv(board),
+        csv_tables.runs_csv(board),
     ):
         assert "mini" in text.splitlines()[1].split(",")
 
@@ -88,7 +88,7 @@ def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
         MadeRun("dppo", model="large", scores=both({10: 0.5}), t_stop=80),
     )
     full = full_table(board, "Demo")
-    assert sheets.full_csv(full).splitlines() == [
+    assert csv_tables.full_csv(full).splitlines() == [
         "model,t_stop,method,chain24,chain25,avg,core",
         "small,40,cppo,30.00,30.00,30.00,mini",
         "large,80,dppo,50.00,50.00,50.00,mini",
@@ -107,7 +107,7 @@ def test_a_partial_table_marks_its_cells_in_every_format() -> None:
         partial=True,
     )
     table = main_table(board, "Demo")
-    assert sheets.main_csv(table).splitlines()[1:] == [
+    assert csv_tables.main_csv(table).splitlines()[1:] == [
         "grpo,failed†,mini",
         "dppo,20.00,mini",
         "cppo,30.00†,mini",
@@ -167,14 +167,14 @@ def test_markdown_escapes() -> None:
     ],
 )
 def test_no_cell_of_a_csv_is_a_formula(text: str, cell: str) -> None:
-    rows = list(csv.reader(io.StringIO(sheets.csv_text([text, "b"], [[text, -1]]), newline="")))
+    rows = list(csv.reader(io.StringIO(csv_tables.csv_text([text, "b"], [[text, -1]]), newline="")))
     assert rows == [[cell, "b"], [cell, "-1"]]
 
 
 def test_a_csv_keeps_hostile_names_apart() -> None:
     names = ('a,"b"', "x;y", "two\nlines", "ça 中")
     table = main_table(board_of(*(MadeRun(name, scores=both({10: 0.3})) for name in names)), "Demo")
-    rows = list(csv.reader(io.StringIO(sheets.main_csv(table), newline="")))
+    rows = list(csv.reader(io.StringIO(csv_tables.main_csv(table), newline="")))
     assert [row[0] for row in rows[1:]] == list(names)
     assert {len(row) for row in rows} == {3}
 
@@ -253,8 +253,8 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
     texts = [
         markup.main_markdown(main),
         markup.full_markdown(full),
-        sheets.main_csv(main),
-        sheets.full_csv(full),
+        csv_tables.main_csv(main),
+        csv_tables.full_csv(full),
     ]
     texts += [markup.main_latex(main), markup.full_latex(full)]
     for text in texts:
@@ -262,7 +262,7 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
         assert "failed" in text
         assert "50.00" in text
         assert "†" in text or r"\dagger" in text or r"\textdagger" in text
-    rows = sheets.runs_csv(board)
+    rows = csv_tables.runs_csv(board)
     assert [word in rows for word in ("missing", "failed", "running")] == [True] * 3
 
 

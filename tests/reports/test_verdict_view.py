@@ -63,8 +63,8 @@ def test_a_sweep_without_cppo_has_no_claim(demo_board: Callable[..., Scoreboard]
 
 def test_a_study_names_the_claims_that_it_cannot_judge(paper_board: Scoreboard) -> None:
     view = verdict_view({"main": paper_board}, "paper", whole=True)
-    assert len(view.lines) + len(view.unheard) == 9
-    assert "The binary divergence is about Top-K (sweep binary_vs_topk)" in view.unheard
+    assert len(view.lines) + len(view.not_judged) == 9
+    assert "The binary divergence is about Top-K (sweep binary_vs_topk)" in view.not_judged
 
 
 def test_missing_runs_are_said(demo_request: ReportRequest) -> None:

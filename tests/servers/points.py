@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.tracking.lines import Begin, End, Line, Row
-from cppo_lab.tracking.spool import Spool
+from cppo_lab.runs.events import Begin, End, Line, StepEvent
+from cppo_lab.runs.spool import Spool
 from tests.servers.forked import Point
 
-_SPOOL, _SHIPPING = "cppo_lab.tracking.spool:Spool", "cppo_lab.tracking.shipping"
+_SPOOL, _SHIPPING = "cppo_lab.runs.spool:Spool", "cppo_lab.tracking.shipping"
 _CLIENT, _ARTIFACTS = "mlflow:MlflowClient", "cppo_lab.tracking.artifacts:Artifacts"
 
 
@@ -22,7 +22,7 @@ def _ends(spool: Spool, line: Line) -> bool:
 
 def _steps(spool: Spool, line: Line) -> bool:
     # A run that dies with a step on file and before its first checkpoint begins again, in another MLflow run.
-    return isinstance(line, Row) and line.step > 0
+    return isinstance(line, StepEvent) and line.step > 0
 
 
 def _is_step(spool: Spool, text: bytes) -> bool:
@@ -76,6 +76,6 @@ AT_ITS_END = {
     "when the history is sent": Point(_ARTIFACTS, "upload_history", True),
     "before it is said that all files have come": Point(_CLIENT, "set_tag"),
     "when it is said that all files have come": Point(_CLIENT, "set_tag", True),
-    "before its checkpoints are removed": Point("cppo_lab.run", "_remove_checkpoints"),
+    "before its checkpoints are removed": Point("cppo_lab.runs.execute", "_remove_checkpoints"),
 }
 POINTS = WHILE_IT_TRAINS | AT_ITS_END

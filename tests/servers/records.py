@@ -7,10 +7,11 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
-from cppo_lab import history, schema
+from cppo_lab import schema
 from cppo_lab.schema import DONE
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import open_client
+from cppo_lab.store import history
+from cppo_lab.store.client import open_client
 from cppo_lab.tracking.naming import flatten
 from tests.servers import trainer
 

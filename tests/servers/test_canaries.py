@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from cppo_lab import store
 from cppo_lab.launch.local import launch_local
+from cppo_lab.store import address
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
 from tests.launch.slurm.jobs import Noted, slurm_spec
@@ -34,19 +34,19 @@ class Careless(Noted):
 
     def run(self) -> None:
         """Print and fail."""
-        address = os.environ[store.VARIABLE]
-        print("logging to", address)
-        print("HF_TOKEN=" + os.environ["HF_TOKEN"], "then", address[:20], end="")
-        print(address[20:] + "/")
-        print("a warning:", address, file=sys.stderr, flush=True)
-        sys.stdout.write("an end without a line's end: " + address)
-        raise OSError(f"cannot reach {address}")
+        uri = os.environ[address.VARIABLE]
+        print("logging to", uri)
+        print("HF_TOKEN=" + os.environ["HF_TOKEN"], "then", uri[:20], end="")
+        print(uri[20:] + "/")
+        print("a warning:", uri, file=sys.stderr, flush=True)
+        sys.stdout.write("an end without a line's end: " + uri)
+        raise OSError(f"cannot reach {uri}")
 
 
 def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (SECRETS | {store.VARIABLE: with_canary("http://127.0.0.1:1")}).items():
+    for name, value in (SECRETS | {address.VARIABLE: with_canary("http://127.0.0.1:1")}).items():
         monkeypatch.setenv(name, value)
     job = Careless(tmp_path, "careless")
     launch_local([job], slurm_spec(), lambda event: None)
@@ -81,7 +81,7 @@ def test_nothing_that_a_launch_writes_or_shows_has_a_secret(
         monkeypatch.setenv(name, value)
     (work / "one.yaml").write_text(SWEEP)
     uri = with_canary(server.uri)
-    settings = {store.VARIABLE: uri, "TMPDIR": str(temporary)}
+    settings = {address.VARIABLE: uri, "TMPDIR": str(temporary)}
     with ArgumentsOfProcesses() as arguments:
         launched = cppo("launch", "one.yaml", *TINY, "launcher=local", folder=work, **settings)
     assert launched.returncode == 0, launched.stdout + launched.stderr

@@ -11,14 +11,14 @@ from typing import NoReturn
 import pytest
 
 from cppo_lab.cli import main
+from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import plan_states
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.run_folder import read_status
-from cppo_lab.tracking.spool import newest_record
 from tests.conftest import TINY
 from tests.launch.gate import Gate
 from tests.servers.records import assert_whole, runs_of

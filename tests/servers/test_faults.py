@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from mlflow.entities import ViewType
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.lock import is_held
+from cppo_lab.runs.lock import is_held
+from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.spec import RunSpec
+from cppo_lab.store import address
+from cppo_lab.store.client import open_client
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.spool import files, read_rows
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.group import free_port
 from dev.servers.mlflow_server import MlflowServer
@@ -281,7 +282,7 @@ def test_sync_sends_what_a_dead_run_has_left(
     going = trainer(server.uri, ship_seconds=NEVER).start().reach(LATER)  # nothing was sent
     going.kill()
     assert runs_of(server.uri, spec) == []
-    monkeypatch.setenv(store.VARIABLE, server.uri)
+    monkeypatch.setenv(address.VARIABLE, server.uri)
     assert main(["sync"]) == 0
     [run] = runs_of(server.uri, spec)
     rows = read_rows(going.settings.folder)

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from urllib3.util import connection
 
-from cppo_lab import store
 from cppo_lab.errors import UserError
-from cppo_lab.run import Attempt
+from cppo_lab.runs.execute import Attempt
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import absolute_uri
-from cppo_lab.tracking.client import known_attempts, open_client, where_to_look
+from cppo_lab.store import address
+from cppo_lab.store.address import absolute_uri
+from cppo_lab.store.client import known_attempts, open_client
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.sync import send
+from cppo_lab.tracking.views import where_to_look
 from dev.servers.postgres import Postgres
 from tests.servers.test_postgres_search import files_with
 
@@ -109,14 +110,14 @@ def test_a_job_on_file_has_no_password_and_finds_it_again(
     attempt = Attempt(tiny_spec, workspace / "runs", uri)
     written = pickle.dumps(attempt)
     assert SECRET.encode() not in written
-    with store.in_the_environment(uri):
+    with address.in_the_environment(uri):
         assert pickle.loads(written) == attempt
-    assert store.VARIABLE not in os.environ
+    assert address.VARIABLE not in os.environ
     with pytest.raises(
         UserError, match=r"the password of tracking store .* is not known here: set MLFLOW_TRACK"
     ):
         pickle.loads(written)
-    monkeypatch.setenv(store.VARIABLE, uri.replace("127.0.0.1", "elsewhere"))
+    monkeypatch.setenv(address.VARIABLE, uri.replace("127.0.0.1", "elsewhere"))
     with pytest.raises(UserError, match="is not known here"):
         pickle.loads(written)
 

@@ -11,11 +11,12 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import create_engine, text
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.store import absolute_uri
-from cppo_lab.sweep.search.storage import alone, storage_url
-from cppo_lab.tracking.client import open_client
+from cppo_lab.store import address
+from cppo_lab.store.address import absolute_uri
+from cppo_lab.store.client import open_client
+from cppo_lab.sweep.search.storage import exclusive, storage_url
 from dev.servers.postgres import Postgres
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.terminals import searching
@@ -38,7 +39,7 @@ def test_workers_search_in_postgres(
     """One of the local launcher, which finds the passwords in its environment; then two at once."""
     url, uri = postgres.make_database("studies"), new_database()
     write_search(search_values(trials=TRIALS))
-    with searching({store.VARIABLE: uri}) as search:
+    with searching({address.VARIABLE: uri}) as search:
         words = ["--storage", url]
         assert search.tune("--trials", "1", "launcher=local", "launcher.workers=1", *words).end() == 0
         assert [trial.state for trial in trials(url)] == [TrialState.COMPLETE]
@@ -83,13 +84,13 @@ def test_one_worker_at_a_time_changes_a_study_on_a_server(postgres: Postgres) ->
     order: list[str] = []
 
     def second() -> None:
-        with alone(url):
+        with exclusive(url):
             order.append("second")
 
     engine = create_engine(url)
     waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
     with ThreadPoolExecutor(1) as pool:
-        with alone(url):
+        with exclusive(url):
             begun = pool.submit(second)
             with engine.connect() as connection:
                 until("the second waits", lambda: connection.execute(waiting).scalar_one() == 1)

@@ -4,8 +4,8 @@ import random
 import time
 from pathlib import Path
 
+from cppo_lab.runs.spool import files
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.spool import files
 from dev.servers.mlflow_server import MlflowServer
 from tests.servers.records import assert_whole, runs_of
 from tests.servers.test_faults import LAST, NEVER, Make, copy_of, spec, trainer

@@ -64,7 +64,7 @@ class RayJob:
                 return
         if self.allocation.rank:
             self._note("lent")
-            ray_nodes.accompany(resources)
+            ray_nodes.run_worker_node(resources)
             self._note("left")
             return
         self._note("training", pid=os.getpid())

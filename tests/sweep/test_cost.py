@@ -7,16 +7,16 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.estimate import estimate
-from cppo_lab.run import Attempt, _tags
+from cppo_lab.runs.execute import Attempt, _tags
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import ESTIMATE, MEASURED, cost_of, costs, past_costs, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
-from cppo_lab.tracking.measured import METRIC, StepTimes
 from cppo_lab.tracking.recorder import Recorder
+from cppo_lab.tracking.step_times import METRIC, StepTimes
 from tests.conftest import FINISHED, TINY
 from tests.recorded import sent
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.run import Attempt
+from cppo_lab.runs.execute import Attempt
+from cppo_lab.runs.folder import write_status
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.progress import Progress
-from cppo_lab.tracking.run_folder import write_status
 from tests.conftest import TINY
 
 

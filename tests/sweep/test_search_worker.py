@@ -16,13 +16,13 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import UserError
+from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import attempts, open_client
 from cppo_lab.sweep.search import training
 from cppo_lab.sweep.search.training import Pruned, TrainingFailed
-from cppo_lab.tracking.client import attempts, open_client
 from cppo_lab.tracking.search_record import Point
-from cppo_lab.tracking.spool import read_rows
 from tests.servers.forked import Gate
 from tests.sweep.made_search import search_values, write_search
 from tests.sweep.terminals import ForkedRuns

@@ -7,8 +7,8 @@ from mlflow.data import dataset_source_registry
 
 from cppo_lab import schema
 from cppo_lab.schema import Dataset
-from cppo_lab.store import tracking_uri
-from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.tracking.datasets import log_datasets
 
 TRAIN = Dataset("chain", "0123456789ab", "cppo_lab.x", schema.CODE, schema.TRAINING, {"problems": 7})

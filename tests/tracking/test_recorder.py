@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 
-from cppo_lab import plain_file, schema
+from cppo_lab import safe_open, schema
 from cppo_lab.errors import UserError
-from cppo_lab.run import Attempt, execute
+from cppo_lab.runs.execute import Attempt, execute
+from cppo_lab.runs.folder import read_status, write_status
+from cppo_lab.runs.spool import newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
-from cppo_lab.tracking.client import attempts, ensure_experiment, open_client
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import attempts, ensure_experiment, open_client
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.recorder import Recorder, close_dead
-from cppo_lab.tracking.run_folder import read_status, write_status
-from cppo_lab.tracking.spool import newest_record, read_rows
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run, points
 
@@ -126,7 +126,7 @@ def test_failure_leaves_status_reason_and_traceback(recorder: Recorder) -> None:
     assert Path(path).read_text() == "Traceback ..."
 
 
-REPLACING = plain_file.replacing
+REPLACING = safe_open.replacing
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def full(path: Path) -> Iterator[Any]:
 
 def test_a_full_disk_does_not_hide_the_reason(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(plain_file, "replacing", full)
+        patch.setattr(safe_open, "replacing", full)
         recorder.fail("OSError: [Errno 28] No space left on device", "Traceback ...")
     run = recorded(recorder)
     assert run.info.status == "FAILED"
@@ -168,7 +168,7 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
 ) -> None:
     write_status(tmp_path, {"step": 1, "reason": "a long one"})
 
-    monkeypatch.setattr(plain_file, "replacing", full)
+    monkeypatch.setattr(safe_open, "replacing", full)
     write_status(tmp_path, {"step": 2})
     assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 2}, 1)
     (tmp_path / "status.json").unlink()

@@ -11,9 +11,9 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.tracking import report_log
-from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.report_log import ReportLog, keep_report, verdict_markdown
 from cppo_lab.tracking.sweep_note import SweepText, verdict_of
 

@@ -10,18 +10,19 @@ import pytest
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import history, schema
+from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.runs.folder import folder_tag, read_status
+from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
+from cppo_lab.store import history
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import attempts, open_client
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import recorder as recorder_module
-from cppo_lab.tracking.client import attempts, open_client
 from cppo_lab.tracking.recorder import Recorder, close_dead
-from cppo_lab.tracking.run_folder import folder_tag, read_status
-from cppo_lab.tracking.shipped import unsent
 from cppo_lab.tracking.shipping import ship
-from cppo_lab.tracking.spool import FOLDER
 from cppo_lab.tracking.sync import send
 from tests.conftest import FINISHED, TINY
 from tests.recorded import mlflow_run, points, sent

@@ -10,17 +10,17 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import plain_file, schema
+from cppo_lab import safe_open, schema
 from cppo_lab.errors import UserError
+from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.offsets import unsent
+from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
 from cppo_lab.tracking import shipper as shipper_module
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.recorder import Recorder
-from cppo_lab.tracking.run_folder import read_status
-from cppo_lab.tracking.shipped import unsent
 from cppo_lab.tracking.shipper import Shipper
-from cppo_lab.tracking.spool import FOLDER
 from cppo_lab.tracking.sync import send
 from tests.conftest import FINISHED
 from tests.recorded import mlflow_run, sent
@@ -109,7 +109,7 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
+        monkeypatch.setattr("cppo_lab.runs.spool.os.write", full)
         log(recorder, 1, 2)
         recorder.finish(FINISHED)
     monkeypatch.undo()
@@ -125,7 +125,7 @@ def test_what_a_full_disk_keeps_from_the_spool_is_sent_at_the_end(
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> None:
     """No file below the folder can be written from now on, and its spool neither, if so said."""
-    real = plain_file.replacing
+    real = safe_open.replacing
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
@@ -137,9 +137,9 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> Non
                 full()
             yield file
 
-    monkeypatch.setattr(plain_file, "replacing", replacing)
+    monkeypatch.setattr(safe_open, "replacing", replacing)
     if spool:
-        monkeypatch.setattr("cppo_lab.tracking.spool.os.write", full)
+        monkeypatch.setattr("cppo_lab.runs.spool.os.write", full)
 
 
 @pytest.mark.parametrize("spool", [True, False])

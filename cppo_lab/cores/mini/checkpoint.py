@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypedDict
 import torch
 from torch import Tensor
 
-from cppo_lab.plain_file import replacing
+from cppo_lab.safe_open import replacing
 
 Row = tuple[int, dict[str, float]]  # a training step and its metrics
 

@@ -18,7 +18,7 @@ from cppo_lab.spec import MiniRun
 
 
 @dataclass(frozen=True)
-class Result:
+class ObjectiveResult:
     """What one minibatch gives. Only `loss` has a gradient."""
 
     loss: Tensor  # scalar
@@ -49,7 +49,9 @@ class Objective:
         # How many of mu's most likely tokens the divergence needs.
         self.top_k = vocabulary if kind.estimator == "exact" else min(kind.k or 1, vocabulary)
 
-    def __call__(self, rollout: Rollout, advantages: Tensor, permutation: Tensor | None = None) -> Result:
+    def __call__(
+        self, rollout: Rollout, advantages: Tensor, permutation: Tensor | None = None
+    ) -> ObjectiveResult:
         """Loss and statistics of the responses `rollout` with `advantages` [B].
 
         `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them. Raises
@@ -79,7 +81,7 @@ class Objective:
         loss = -aggregate(output.objective, valid, mode, horizon=horizon)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
-        return Result(loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages)
+        return ObjectiveResult(loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages)
 
     @torch.no_grad()
     def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:

@@ -16,7 +16,7 @@ from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_whole
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.plain_file import open_lock
+from cppo_lab.safe_open import open_lock
 from cppo_lab.spec import MadeModel, Spec, TaskData, fingerprint
 
 OWN_SHARE = (

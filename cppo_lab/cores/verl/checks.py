@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from cppo_lab.cores.verl import compat
+from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.rollout.settings import RolloutSettings
 from cppo_lab.cores.verl.run_settings import top_k
 from cppo_lab.errors import UserError
@@ -28,7 +28,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    problem = compat.version_problem()
+    problem = check_api.version_problem()
     if problem is not None:
         raise UserError(problem)
     _check_ours(spec, layout, config)

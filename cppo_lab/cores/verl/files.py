@@ -47,7 +47,7 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
     Raises UserError for prepared data or a downloaded model that is missing.
     """
     if not isinstance(spec.model, HubModel):
-        from cppo_lab.cores.verl.made_model import make_model, write_task
+        from cppo_lab.cores.verl.export_hf import make_model, write_task
 
         make_model(spec, Path(files.model), shared)
         write_task(spec, files.train, files.validation[0])

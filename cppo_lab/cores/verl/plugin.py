@@ -23,7 +23,7 @@ finally:
 
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry  # noqa: E402
 
-from cppo_lab.cores.verl import compat  # noqa: E402
+from cppo_lab.cores.verl import check_api  # noqa: E402
 from cppo_lab.cores.verl.ray_local import DEVICE_VARIABLE  # noqa: E402
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT  # noqa: E402
 from cppo_lab.errors import unknown  # noqa: E402
@@ -57,7 +57,9 @@ def _register() -> None:
     _choose_device()  # first: verl's engines read the device when they are imported
     RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
     RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's own, which it extends
-    compat.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu_replica.CpuServerAdapter")
+    check_api.register_rollout_adapter(
+        CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu_replica.CpuServerAdapter"
+    )
     from cppo_lab.cores.verl.rollout import agent_loop  # noqa: F401  (verl's decorator registers it by name)
 
 

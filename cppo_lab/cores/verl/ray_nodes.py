@@ -22,7 +22,6 @@ import psutil
 
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_folder import own_folder
-from cppo_lab.cores.verl.ray_keeper import kept
 from cppo_lab.cores.verl.ray_local import (
     WORKERS,
     left_in_order,
@@ -31,8 +30,9 @@ from cppo_lab.cores.verl.ray_local import (
     own_handlers,
     private_token,
 )
+from cppo_lab.cores.verl.ray_supervisor import kept
 from cppo_lab.errors import UserError
-from cppo_lab.plain_file import replace_file
+from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import LayoutSpec
 
 HEAD = "ray_head.json"  # in the meeting folder: where Ray's head answers
@@ -75,7 +75,7 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
             (allocation.meeting / name).unlink(missing_ok=True)
 
 
-def accompany(resources: Resources) -> None:
+def run_worker_node(resources: Resources) -> None:
     """Lend this machine to the run that the first one trains; returns when that has ended.
 
     Raises RuntimeError if Ray ends here before, or if there is no head in time.

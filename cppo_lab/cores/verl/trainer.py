@@ -1,6 +1,6 @@
 """verl's synchronous trainer with what the paper's runs need: groups left out, whole minibatches, our metrics and end.
 
-Everything else is verl's. What is overridden here is listed in `touch_points`.
+Everything else is verl's. What is overridden here is listed in `api_contract`.
 """
 
 import json
@@ -24,13 +24,18 @@ from cppo_lab.cores.verl.checkpoints import keep_best
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.minibatches import arrange, by_rank
-from cppo_lab.cores.verl.queued_rows import clear, padding_rows, write_minibatch_responses, write_permutations
 from cppo_lab.cores.verl.run_settings import top_k
+from cppo_lab.cores.verl.transfer_queue import (
+    clear,
+    padding_rows,
+    write_minibatch_responses,
+    write_permutations,
+)
 from cppo_lab.cores.verl.validation import score_name, validation_metrics
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.maths.advantages import group_advantages
-from cppo_lab.plain_file import replace_file
 from cppo_lab.rules import PERMUTATION, rule_of
+from cppo_lab.safe_open import replace_file
 from cppo_lab.schema import Outcome
 
 TRACES = "verl_traces.pt"

@@ -9,7 +9,7 @@ from pathlib import Path
 from submitit.core.utils import JobPaths
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task, name_of
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, SlurmTask, name_of
 from cppo_lab.launch.slurm.queue import (
     ACTIVE,
     WAITING,
@@ -24,7 +24,7 @@ SETTLING_SECONDS = 10.0  # a launcher that was killed may have left an sbatch th
 LEFT = "left Slurm's queue"
 
 
-def look(tasks: Sequence[Task]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
+def query_queue(tasks: Sequence[SlurmTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
     """What the queue has of the accounts that submitted `tasks`, and which of them are in it, by name.
 
     Raises UserError if Slurm's controller does not answer.
@@ -33,7 +33,7 @@ def look(tasks: Sequence[Task]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
     return jobs, _in_queue(tasks, jobs)
 
 
-def _in_queue(tasks: Sequence[Task], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+def _in_queue(tasks: Sequence[SlurmTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
     """Which of the tasks are in the queue, by name.
 
     Where the cluster hides the jobs of others, theirs count as waiting: only they can find out that they have ended.
@@ -60,7 +60,7 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     lost = [task.created for task in tasks if task.job_id is None]
     if lost and (wait := max(lost) + SETTLING_SECONDS - time.time()) > 0:
         time.sleep(min(wait, SETTLING_SECONDS))
-    jobs, _ = look(tasks)
+    jobs, _ = query_queue(tasks)
     _adopt(ledger, jobs)
     tasks = ledger.open_tasks()
     here = _in_queue(tasks, jobs)
@@ -68,7 +68,7 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     return here
 
 
-def peek(runs: Path) -> dict[str, QueuedJob]:
+def in_queue_if_known(runs: Path) -> dict[str, QueuedJob]:
     """What of the ledger is in Slurm's queue, by name. Writes nothing, and says so where the queue cannot be asked."""
     try:
         return in_queue(runs)
@@ -88,7 +88,7 @@ def in_queue(runs: Path) -> dict[str, QueuedJob]:
         tasks = ledger.open_tasks()
     if not tasks:
         return {}
-    return look(tasks)[1]
+    return query_queue(tasks)[1]
 
 
 def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
@@ -110,12 +110,12 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
         ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
 
 
-def _function(ledger: Ledger, task: Task) -> Path:
+def _function(ledger: Ledger, task: SlurmTask) -> Path:
     """Where submitit's job looks for what it is to run."""
     return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
 
 
-def _end(ledger: Ledger, gone: Sequence[Task], jobs: Sequence[QueuedJob]) -> None:
+def _end(ledger: Ledger, gone: Sequence[SlurmTask], jobs: Sequence[QueuedJob]) -> None:
     """Write down that tasks have left the queue, and why, as far as anybody knows."""
     remembered = {job.job: job.state for job in jobs}
     unknown = [task.job for task in gone if task.job and task.job not in remembered]

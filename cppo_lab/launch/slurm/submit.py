@@ -23,7 +23,7 @@ from cppo_lab.launch.slurm.parameters import groups
 from cppo_lab.launch.slurm.queue import command_output, require_slurm
 from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.launch.slurm.settings import SlurmSpec
-from cppo_lab.plain_file import replace_file
+from cppo_lab.safe_open import replace_file
 
 SETTLING_SECONDS = 30.0  # a controller that has just started asks its nodes how they are
 LARGEST_ARRAY = 1000  # where the cluster does not say

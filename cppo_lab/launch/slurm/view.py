@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, Task
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, SlurmTask
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, ended_as
-from cppo_lab.launch.slurm.reconcile import LEFT, look
+from cppo_lab.launch.slurm.reconcile import LEFT, query_queue
 
 ANSWER_SECONDS = 60.0  # within which sbatch has answered, or its launcher is dead
 _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
@@ -21,7 +21,7 @@ class SlurmView:
     `ended`: Slurm's word for jobs that have left it lately, by job. `silent`: why the queue could not be asked.
     """
 
-    tasks: Mapping[str, Task] = field(default_factory=dict)
+    tasks: Mapping[str, SlurmTask] = field(default_factory=dict)
     here: Mapping[str, QueuedJob] = field(default_factory=dict)
     ended: Mapping[str, str] = field(default_factory=dict)
     silent: str = ""
@@ -79,7 +79,7 @@ def view(runs: Path) -> SlurmView:
     if all(task.ended is not None for task in tasks.values()):
         return SlurmView(tasks)
     try:
-        jobs, here = look([task for task in tasks.values() if task.ended is None])
+        jobs, here = query_queue([task for task in tasks.values() if task.ended is None])
     except UserError as error:
         return SlurmView(tasks, silent=str(error))
     live = {job.job for job in here.values()}

@@ -8,7 +8,7 @@ from typing import Any
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.declare import Scalar
-from cppo_lab.sweep.narrow import core_of
+from cppo_lab.sweep.grid import core_of
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 from cppo_lab.sweep.search.declare import MAX_TRIALS, Choices, Interval, Parameter, Search

@@ -12,11 +12,11 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.plain_file import open_lock, replace_file
+from cppo_lab.safe_open import open_lock, replace_file
+from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.search.space import Tuning, describe, tidy
-from cppo_lab.sweep.search.storage import alone
+from cppo_lab.sweep.search.storage import exclusive
 from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, SEARCH_RUN, SearchStudy
-from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.search_record import open_search, update_search
 
 FILE = "search.json"
@@ -38,7 +38,7 @@ class SearchState:
         self.study, self.tuning = study, study.tuning
         self.client = open_client(uri)
         self.experiment = ensure_experiment(self.client, uri, schema.experiment_name(self.tuning.core))
-        with alone(study.url):
+        with exclusive(study.url):
             known = study.study.user_attrs.get(SEARCH_RUN)
             note = _note(self.tuning, self.tuning.study, study.trials())
             self.mlflow_id = open_search(self.client, self.experiment, self.tuning.study, note, known)

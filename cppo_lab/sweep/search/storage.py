@@ -16,11 +16,11 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from cppo_lab import store
 from cppo_lab.errors import UserError
-from cppo_lab.interruption import deferring
 from cppo_lab.redaction import redacted
-from cppo_lab.tracking.new_store import is_new, make_whole
+from cppo_lab.signals import deferring
+from cppo_lab.store import address
+from cppo_lab.store.create import create_atomically, is_new
 
 VARIABLE = (
     "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
@@ -38,11 +38,11 @@ def storage_url(given: str | None = None) -> str:
     """
     url = (os.environ.get(VARIABLE) or DEFAULT_URL) if given is None else given
     if url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/"):
-        return store.absolute_uri(url)
+        return address.absolute_uri(url)
     if url.endswith(".journal") and "://" not in url:
         return str(Path(url).resolve())
     if re.match(r"postgresql(\+\w+)?://", url):
-        return store.absolute_uri(url)
+        return address.absolute_uri(url)
     raise UserError(
         f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
         "file system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"
@@ -51,15 +51,15 @@ def storage_url(given: str | None = None) -> str:
 
 def file_of(url: str) -> Path | None:
     """The file of a storage; None for a server."""
-    return store.sqlite_file(url) or (Path(url) if url.endswith(".journal") else None)
+    return address.sqlite_file(url) or (Path(url) if url.endswith(".journal") else None)
 
 
 @contextlib.contextmanager
-def alone(url: str) -> Iterator[None]:
+def exclusive(url: str) -> Iterator[None]:
     """Let one process at a time change what others must not see half done; on a server, of whatever machine."""
     path = file_of(url)
     if path is not None:
-        with store.locked(path, "search.lock"):
+        with address.locked(path, "search.lock"):
             yield
         return
     engine = create_engine(url, poolclass=NullPool)
@@ -123,12 +123,12 @@ def _open(url: str) -> BaseStorage:
     if url.endswith(".journal"):
         _require_journal(Path(url))
         return JournalStorage(JournalFileBackend(url))
-    path = store.sqlite_file(url)
+    path = address.sqlite_file(url)
     if path is None:
         return RDBStorage(url)
     if is_new(path):
-        with alone(url):
-            make_whole(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
+        with exclusive(url):
+            create_atomically(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
     return _SqliteStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_WAIT_SECONDS}})
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from cppo_lab.plain_file import open_lock
+from cppo_lab.runs.folder import ensure_folder_tag
+from cppo_lab.safe_open import open_lock
 from cppo_lab.sweep.declare import Scalar
-from cppo_lab.sweep.search.definition import require_equal
-from cppo_lab.sweep.search.proposals import make_pruner, make_sampler, suggest
+from cppo_lab.sweep.search.compatibility import require_equal
+from cppo_lab.sweep.search.samplers import make_pruner, make_sampler, suggest
 from cppo_lab.sweep.search.space import Tuning, tidy
-from cppo_lab.sweep.search.storage import alone, file_of, open_storage
-from cppo_lab.tracking.run_folder import ensure_folder_tag
+from cppo_lab.sweep.search.storage import exclusive, file_of, open_storage
 
 # User attributes of a study and of its trials.
 DEFINITION, SEARCH_RUN = "definition", "mlflow_id"
@@ -29,7 +29,7 @@ def searches_folder(runs: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Claim:
+class TrialClaim:
     """A trial that this process works on, and nobody else."""
 
     trial: Trial
@@ -49,7 +49,7 @@ class SearchStudy:
         self.folder = searches_folder(runs) / tuning.study
         storage = open_storage(url)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with alone(url):
+        with exclusive(url):
             self.study = optuna.create_study(
                 storage=storage,
                 study_name=tuning.study,
@@ -68,7 +68,7 @@ class SearchStudy:
         return [trial for trial in found if trial.number < self.tuning.trials]
 
     @contextlib.contextmanager
-    def claim(self) -> Iterator[Claim | None]:
+    def claim(self) -> Iterator[TrialClaim | None]:
         """Work on a trial: one whose worker died, else the next; None if there is none.
 
         It is held by a lock that the kernel drops with this process, however that ends.
@@ -76,7 +76,7 @@ class SearchStudy:
         with contextlib.ExitStack() as stack:
             yield self._adopt(stack) or self._begin(stack)
 
-    def _adopt(self, stack: contextlib.ExitStack) -> Claim | None:
+    def _adopt(self, stack: contextlib.ExitStack) -> TrialClaim | None:
         """A trial that is said to be running, but whose worker's lock is free; other machines' are left alone."""
         ours = ensure_folder_tag(self.folder)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -97,9 +97,9 @@ class SearchStudy:
                     found.append(trial)
         return found
 
-    def _begin(self, stack: contextlib.ExitStack) -> Claim | None:
+    def _begin(self, stack: contextlib.ExitStack) -> TrialClaim | None:
         """The next waiting trial. All trials of the budget are made in advance: their numbers bound what is claimed."""
-        with alone(self.url):
+        with exclusive(self.url):
             for _ in range(self.tuning.trials - len(self.study.get_trials(deepcopy=False))):
                 self.study.add_trial(create_trial(state=TrialState.WAITING))
             for trial in self.trials():
@@ -135,9 +135,9 @@ class SearchStudy:
         """The file that is locked while a process works on a trial."""
         return self.folder / f"trial-{number}.lock"
 
-    def _claimed(self, trial: FrozenTrial, adopted: bool) -> Claim:
+    def _claimed(self, trial: FrozenTrial, adopted: bool) -> TrialClaim:
         self.study.sampler = make_sampler(self.tuning, trial.number)
-        return Claim(Trial(self.study, trial._trial_id), trial.number, adopted)
+        return TrialClaim(Trial(self.study, trial._trial_id), trial.number, adopted)
 
     def draw(self, trial: Trial) -> dict[str, Scalar]:
         """The trial's point: what it has drawn already, and the rest now."""

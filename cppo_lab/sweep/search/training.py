@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from cppo_lab.interruption import unheard
-from cppo_lab.lock import AlreadyRunning, is_held
-from cppo_lab.plain_file import open_append
 from cppo_lab.redaction import mask_output
-from cppo_lab.run import Attempt, describe, execute
-from cppo_lab.tracking.run_folder import is_cancelled
+from cppo_lab.runs.execute import Attempt, describe, execute
+from cppo_lab.runs.folder import is_cancelled
+from cppo_lab.runs.lock import AlreadyRunning, is_held
+from cppo_lab.safe_open import open_append
+from cppo_lab.signals import blocked
 from cppo_lab.tracking.search_record import Point
 
 POLL_SECONDS = 0.25
@@ -85,7 +85,7 @@ def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str |
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(run.attempt, sender))
-    with unheard(signal.SIGHUP):  # it is ended below
+    with blocked(signal.SIGHUP):  # it is ended below
         child.start()
     try:
         sender.close()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
-from cppo_lab import store
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, load_launcher
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.slurm.reconcile import in_queue
-from cppo_lab.sweep.places import require_folder
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import require_folder
 from cppo_lab.sweep.search.progress import Watch, counted, table
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState, best_numbers, is_over
@@ -30,14 +30,14 @@ SLURM_WORKERS = 4  # unless told otherwise: with more at a time a search learns 
 
 
 @dataclass(frozen=True)
-class Result:
+class SearchResult:
     """How a search stands when its workers have ended."""
 
     text: str
     over: bool
 
 
-def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
+def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> SearchResult:
     """Work on the search until no trial is left. Other commands may work on it at the same time.
 
     Raises UserError if the study has another definition, or a store cannot be used.
@@ -59,13 +59,13 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> Result:
     left = tuning.trials - sum(trial.state.is_finished() for trial in study.trials())
     if left:
         try:
-            with store.in_the_environment(url, VARIABLE), store.in_the_environment(uri):
+            with address.in_the_environment(url, VARIABLE), address.in_the_environment(uri):
                 _work(first, left, study.trials)
         finally:  # after an interrupt too: a worker may have been ended before it could record its own end
             _release(study, state, uri, runs)
     state.publish()
     trials = study.trials()
-    return Result(_summary(tuning, trials, study.folder), is_over(tuning, trials))
+    return SearchResult(_summary(tuning, trials, study.folder), is_over(tuning, trials))
 
 
 def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> None:

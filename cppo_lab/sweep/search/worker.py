@@ -9,17 +9,18 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from cppo_lab import schema, store
+from cppo_lab import schema
 from cppo_lab.redaction import redacted
-from cppo_lab.run import Attempt
+from cppo_lab.runs.execute import Attempt
 from cppo_lab.spec import ResourcesSpec
+from cppo_lab.store import address
 from cppo_lab.sweep.declare import Scalar
 from cppo_lab.sweep.search.objectives import running_mean, values_of
 from cppo_lab.sweep.search.progress import Watch
 from cppo_lab.sweep.search.space import Tuning
 from cppo_lab.sweep.search.state import SearchState
 from cppo_lab.sweep.search.storage import file_of, storage_url
-from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, Claim, SearchStudy, searches_folder
+from cppo_lab.sweep.search.study import MLFLOW_ID, REASON, RUN_IDS, SearchStudy, TrialClaim, searches_folder
 from cppo_lab.sweep.search.training import Pruned, Run, TrainingFailed, train
 from cppo_lab.tracking import search_record
 from cppo_lab.tracking.naming import figure_tag
@@ -42,7 +43,7 @@ class Worker:
         return {**vars(self), "uri": redacted(self.uri)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, uri=store.with_password(state["uri"]))
+        self.__dict__.update(state, uri=address.with_password(state["uri"]))
 
     @property
     def name(self) -> str:
@@ -117,7 +118,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 class _Work:
     """One worker on one trial."""
 
-    def __init__(self, worker: Worker, study: SearchStudy, state: SearchState, claim: Claim) -> None:
+    def __init__(self, worker: Worker, study: SearchStudy, state: SearchState, claim: TrialClaim) -> None:
         self.worker, self.study, self.trial = worker, study, claim.trial
         self.tuning, self.client = worker.tuning, state.client
         known = claim.trial.user_attrs.get(MLFLOW_ID)

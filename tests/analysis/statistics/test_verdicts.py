@@ -8,7 +8,7 @@ import yaml
 from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, named, pairs
 from cppo_lab.analysis.statistics.values import Score, run_values
 from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import Outcome, Verdict, judge, verdicts
+from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, judge, verdicts
 from tests.analysis.made_sweeps import MadeRun
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
@@ -35,13 +35,13 @@ def moved(shift: float, *wiggle: float) -> list[float]:
 @pytest.mark.parametrize(
     ("shift", "outcome"),
     [
-        pytest.param(0.05, Outcome.SUPPORTED, id="clearly above"),
-        pytest.param(-0.05, Outcome.NOT_SUPPORTED, id="clearly below"),
-        pytest.param(0.0, Outcome.NOT_SUPPORTED, id="no advantage of a point"),
-        pytest.param(0.007, Outcome.SUPPORTED, id="small and sure"),
+        pytest.param(0.05, VerdictOutcome.SUPPORTED, id="clearly above"),
+        pytest.param(-0.05, VerdictOutcome.NOT_SUPPORTED, id="clearly below"),
+        pytest.param(0.0, VerdictOutcome.NOT_SUPPORTED, id="no advantage of a point"),
+        pytest.param(0.007, VerdictOutcome.SUPPORTED, id="small and sure"),
     ],
 )
-def test_superiority(shift: float, outcome: Outcome) -> None:
+def test_superiority(shift: float, outcome: VerdictOutcome) -> None:
     verdict = judged(ABOVE, flat({"a": moved(shift), "b": BASE}))
     assert verdict.outcome is outcome
     [comparison] = verdict.comparisons
@@ -53,14 +53,14 @@ def test_superiority(shift: float, outcome: Outcome) -> None:
 @pytest.mark.parametrize(
     ("shift", "outcome"),
     [
-        (0.0, Outcome.SUPPORTED),
-        (-0.012, Outcome.SUPPORTED),
-        (0.05, Outcome.NOT_SUPPORTED),
-        (-0.05, Outcome.NOT_SUPPORTED),
-        (0.02, Outcome.UNDECIDED),
+        (0.0, VerdictOutcome.SUPPORTED),
+        (-0.012, VerdictOutcome.SUPPORTED),
+        (0.05, VerdictOutcome.NOT_SUPPORTED),
+        (-0.05, VerdictOutcome.NOT_SUPPORTED),
+        (0.02, VerdictOutcome.UNDECIDED),
     ],
 )
-def test_equivalence(shift: float, outcome: Outcome) -> None:
+def test_equivalence(shift: float, outcome: VerdictOutcome) -> None:
     assert judged(ABOUT, flat({"a": moved(shift), "b": BASE})).outcome is outcome
 
 
@@ -68,7 +68,7 @@ def test_noise_leaves_it_undecided_and_says_how_many_seeds_it_takes() -> None:
     wild = moved(0.05, 0.05, -0.04, 0.03, -0.04)
     for claim in (ABOVE, ABOUT):
         verdict = judged(claim, flat({"a": wild, "b": BASE}))
-        assert verdict.outcome is Outcome.UNDECIDED
+        assert verdict.outcome is VerdictOutcome.UNDECIDED
         assert verdict.seeds.count is not None and verdict.seeds.count > 4
         assert f"{verdict.seeds.count} seeds per method would decide it" in reason(verdict)
         assert "95 % interval" in reason(verdict)
@@ -76,8 +76,8 @@ def test_noise_leaves_it_undecided_and_says_how_many_seeds_it_takes() -> None:
 
 def test_one_seed_decides_nothing_however_large_the_difference() -> None:
     verdict = judged(ABOVE, flat({"a": [0.9], "b": [0.1]}))
-    assert verdict.outcome is Outcome.UNDECIDED
-    assert set(verdict.others.values()) == {Outcome.UNDECIDED}
+    assert verdict.outcome is VerdictOutcome.UNDECIDED
+    assert set(verdict.others.values()) == {VerdictOutcome.UNDECIDED}
     assert verdict.seeds.unknown
     text = reason(verdict)
     assert "a against b on m, +80.0 points, without an interval: a single run does not show" in text
@@ -86,10 +86,10 @@ def test_one_seed_decides_nothing_however_large_the_difference() -> None:
 
 def test_best_of_all_takes_every_comparison_on_every_model() -> None:
     good = {"a": moved(0.05), "b": BASE, "c": moved(-0.02, 0.001, 0.0, -0.001, 0.0)}
-    assert judged(BEST, flat(good, "m") + flat(good, "n")).outcome is Outcome.SUPPORTED
+    assert judged(BEST, flat(good, "m") + flat(good, "n")).outcome is VerdictOutcome.SUPPORTED
     one_bad = {"a": moved(0.05), "b": moved(0.1, 0.001, -0.001, 0.002, 0.0)}
     verdict = judged(BEST, flat(good, "m") + flat(one_bad, "n"))
-    assert verdict.outcome is Outcome.NOT_SUPPORTED
+    assert verdict.outcome is VerdictOutcome.NOT_SUPPORTED
     assert verdict.deciding is not None
     assert (verdict.deciding.model, verdict.deciding.against) == ("n", "b")
     assert [each.outcome.value for each in verdict.comparisons] == ["supported", "supported", "not supported"]
@@ -102,13 +102,13 @@ def test_no_adjustment_to_support_all_and_holms_to_refute_any() -> None:
     edge = [0.0035, -0.0035, 0.0045, -0.0045]
     level = SMALLEST - 0.0075
     alone = judged(ABOVE, flat({"a": moved(level, *edge), "b": BASE}))
-    assert alone.outcome is Outcome.NOT_SUPPORTED
+    assert alone.outcome is VerdictOutcome.NOT_SUPPORTED
     p = alone.comparisons[0].p_against
     assert p is not None and 0.025 / 4 < p < 0.025
     others = dict.fromkeys(("b", "c", "d", "e"), BASE)
-    assert judged(BEST, flat({"a": moved(level, *edge), **others})).outcome is Outcome.UNDECIDED
+    assert judged(BEST, flat({"a": moved(level, *edge), **others})).outcome is VerdictOutcome.UNDECIDED
     sure = judged(BEST, flat({"a": moved(0.0085, *edge), **others}))  # each p_for about 0.02
-    assert sure.outcome is Outcome.SUPPORTED
+    assert sure.outcome is VerdictOutcome.SUPPORTED
     worst = sure.comparisons[0]
     assert worst.p_for is not None and worst.p_adjusted is not None
     assert worst.p_for <= 0.025 < worst.p_adjusted == pytest.approx(4 * worst.p_for)
@@ -126,23 +126,23 @@ def test_ordering_compares_neighbouring_tiers() -> None:
         budget: moved(0.04, -0.001, 0.001, 0.002, 0.0),
         dppo: BASE,
     }
-    assert judged(claim, flat(levels)).outcome is Outcome.SUPPORTED
+    assert judged(claim, flat(levels)).outcome is VerdictOutcome.SUPPORTED
     swapped = levels | {cppo: levels[weight], weight: levels[cppo]}
-    assert judged(claim, flat(swapped)).outcome is Outcome.NOT_SUPPORTED
+    assert judged(claim, flat(swapped)).outcome is VerdictOutcome.NOT_SUPPORTED
 
 
 def test_a_missing_side_is_a_gap_not_a_success() -> None:
     runs = flat({"a": moved(0.05), "b": BASE})
     gap = MadeRun("c", "m", 0)
     verdict = judged(BEST, runs, (gap,))
-    assert (verdict.outcome, verdict.provisional) == (Outcome.UNDECIDED, True)
+    assert (verdict.outcome, verdict.provisional) == (VerdictOutcome.UNDECIDED, True)
     assert verdict.deciding is not None and verdict.deciding.against == "c"
     assert "one side has no finished run" in reason(verdict)
     assert "missing or unfinished" in reason(verdict)
     undeclared = judged(ABOVE, flat({"a": BASE}))
-    assert (undeclared.outcome, undeclared.comparisons[0].difference) == (Outcome.UNDECIDED, None)
+    assert (undeclared.outcome, undeclared.comparisons[0].difference) == (VerdictOutcome.UNDECIDED, None)
     alone = judged(BEST, flat({"a": BASE}))
-    assert (alone.outcome, alone.comparisons) == (Outcome.UNDECIDED, ())
+    assert (alone.outcome, alone.comparisons) == (VerdictOutcome.UNDECIDED, ())
     assert "Nothing of sweep 'main' can be compared" in reason(alone)
 
 
@@ -150,8 +150,8 @@ def test_a_collapse_counts_in_the_verdict_and_not_in_the_best_step() -> None:
     tops = [0.402, 0.399, 0.401, 0.404]
     runs = flat({"a": moved(0.05)}) + [broken("b", seed, top) for seed, top in enumerate(tops)]
     verdict = judged(ABOVE, runs)
-    assert verdict.outcome is Outcome.SUPPORTED
-    assert verdict.others[Score.BEST] is Outcome.NOT_SUPPORTED
+    assert verdict.outcome is VerdictOutcome.SUPPORTED
+    assert verdict.others[Score.BEST] is VerdictOutcome.NOT_SUPPORTED
     assert set(verdict.others) == set(Score) - {Score.FINAL}
 
 
@@ -159,9 +159,9 @@ def test_every_claim_gets_a_verdict() -> None:
     board = board_of(flat({"cppo": moved(0.05), "dppo": BASE}))
     found = verdicts({"main": board})
     assert [verdict.claim for verdict in found] == list(CLAIMS)
-    assert [verdict.outcome for verdict in found] == [Outcome.SUPPORTED] + [Outcome.UNDECIDED] * (
-        len(CLAIMS) - 1
-    )
+    assert [verdict.outcome for verdict in found] == [VerdictOutcome.SUPPORTED] + [
+        VerdictOutcome.UNDECIDED
+    ] * (len(CLAIMS) - 1)
     assert "no run of sweep 'kl_vs_tv' is finished" in reason(found[6]) or "kl_vs_tv" in reason(found[6])
 
 
@@ -185,7 +185,7 @@ def test_seeds_of_a_claim_are_those_of_its_hardest_comparison_unless_one_leans_a
     ours = [score + 0.06 for score in BASE]
     verdict = judged(BEST, flat({"a": ours, "easy": easy, "hard": hard}))
     counts = {each.against: each.seeds.count for each in verdict.comparisons}
-    assert verdict.outcome is Outcome.UNDECIDED
+    assert verdict.outcome is VerdictOutcome.UNDECIDED
     assert counts["easy"] is not None and counts["hard"] is not None and counts["easy"] < counts["hard"]
     assert verdict.seeds.count == counts["hard"]
     better = moved(
@@ -193,6 +193,6 @@ def test_seeds_of_a_claim_are_those_of_its_hardest_comparison_unless_one_leans_a
     )  # above ours by the look of it: settling that settles the claim
     verdict = judged(BEST, flat({"a": ours, "easy": easy, "hard": hard, "better": better}))
     against = {each.against: each for each in verdict.comparisons}["better"]
-    assert verdict.outcome is Outcome.UNDECIDED and not against.leans_for
+    assert verdict.outcome is VerdictOutcome.UNDECIDED and not against.leans_for
     assert verdict.seeds == against.seeds
     assert against.seeds.count is not None and against.seeds.count < counts["hard"]

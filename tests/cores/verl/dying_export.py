@@ -1,4 +1,4 @@
-"""Exports that are killed before each of their operations on files in turn: for `test_export_made`.
+"""Exports that are killed before each of their operations on files in turn: for `test_export_synthetic`.
 
 Run as `python -m tests.cores.verl.dying_export RUNS RUN_ID OUT`: for each number from 1 on a process is forked that
 exports and dies by SIGKILL before that operation, until one has survived. Prints a JSON line for each: the operation,
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 # Loaded once, for all that are forked.
-import cppo_lab.cores.verl.export_made
-import cppo_lab.cores.verl.made_model  # noqa: F401
 from cppo_lab.export import export
 
 WRITES = {"open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir"}

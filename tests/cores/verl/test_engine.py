@@ -20,8 +20,8 @@ from verl.utils import tensordict_utils as tu
 
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.verl.export_hf import as_qwen3
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
-from cppo_lab.cores.verl.made_model import as_qwen3
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose

@@ -8,12 +8,12 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.launch.inline import launch_inline
-from cppo_lab.run import Attempt
+from cppo_lab.runs.execute import Attempt
+from cppo_lab.runs.folder import read_status
 from cppo_lab.spec import VerlRun
-from cppo_lab.store import tracking_uri
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import attempts
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.client import attempts
-from cppo_lab.tracking.run_folder import read_status
 
 pytestmark = pytest.mark.verl
 

@@ -43,7 +43,7 @@ def test_a_machine_goes_when_the_first_one_is_through_without_ray(allocation: Al
     """A run that was done already, say."""
     allocation.end()
     layout = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
-    ray_nodes.accompany(Resources(Path(), Path(), layout=layout, allocation=allocation))
+    ray_nodes.run_worker_node(Resources(Path(), Path(), layout=layout, allocation=allocation))
 
 
 def test_a_machine_waits_for_the_first_one_only_so_long(

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from cppo_lab.tracking.lines import Line, Row
-from cppo_lab.tracking.spool import Spool
+from cppo_lab.runs.events import Line, StepEvent
+from cppo_lab.runs.spool import Spool
 
 STEP = 5  # behind a checkpoint (validation.every=2 of TINY), and further than it
 HELD = "held-at-step"  # a file in the run's folder: who writes it does nothing more
@@ -32,7 +32,7 @@ def _hold() -> None:
     add = Spool.add
 
     def held(spool: Spool, line: Line) -> None:
-        if isinstance(line, Row) and line.step == STEP + 1:
+        if isinstance(line, StepEvent) and line.step == STEP + 1:
             (spool.path.parents[1] / HELD).touch()
             while True:
                 time.sleep(0.1)  # noqa: TID251  hangs until it is killed

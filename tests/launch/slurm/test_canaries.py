@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import store
+from cppo_lab.store import address
 from dev.servers.mlflow_server import MlflowServer
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
@@ -32,7 +32,7 @@ def test_nothing_that_a_job_writes_has_a_secret(
         folder.mkdir()
     server = MlflowServer(kept, f"sqlite:///{kept}/mlflow.db").start()
     try:
-        for name, value in (SECRETS | {store.VARIABLE: with_canary(server.uri)}).items():
+        for name, value in (SECRETS | {address.VARIABLE: with_canary(server.uri)}).items():
             monkeypatch.setenv(name, value)
         launch = ("launch", *SWEEP, "launcher=slurm")
         with ArgumentsOfProcesses() as arguments:

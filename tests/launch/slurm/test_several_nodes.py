@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cppo_lab import run
 from cppo_lab.launch.slurm.job import SlurmTask
-from cppo_lab.run import Attempt
+from cppo_lab.runs import execute
+from cppo_lab.runs.execute import Attempt
 from cppo_lab.sweep.compose import compose
 
 
@@ -27,8 +27,8 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     found = Seen()
-    monkeypatch.setattr(run, "execute", found.trained.append)
-    monkeypatch.setattr(run, "accompany", found.lent.append)
+    monkeypatch.setattr(execute, "execute", found.trained.append)
+    monkeypatch.setattr(execute, "join_as_worker_node", found.lent.append)
     for name, value in {
         "SUBMITIT_EXECUTOR": "slurm",
         "SLURM_JOB_ID": "41",

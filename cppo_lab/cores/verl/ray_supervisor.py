@@ -1,0 +1,96 @@
+"""Starts Ray on one machine, and ends all of it when whoever asked for it ends, however that happens.
+
+Run as `python -m cppo_lab.cores.verl.ray_supervisor FOLDER COMMAND ...` with a pipe as standard input, whose other end
+the owner holds: when the pipe closes, or COMMAND ends by itself, all processes below this one are ended and FOLDER is
+removed. `ray stop` would end everybody's Ray, and a process group does not hold what Ray puts into groups of its own;
+the kernel hands orphans below a subreaper to it (prctl(2)), so nothing gets lost.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+LOOK_SECONDS = 0.2
+PATIENCE_SECONDS = 2.0  # from SIGTERM to SIGKILL: Slurm's KillWait is often 30 s, and may be 5
+
+
+@contextmanager
+def kept(
+    command: Sequence[str], folder: Path, lock: int, environment: dict[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run `command`, which starts Ray and stays, for the time of the context.
+
+    `folder` is Ray's and goes with it; `lock` is the descriptor that holds its lock.
+    """
+    whole = [sys.executable, "-m", "cppo_lab.cores.verl.ray_supervisor", str(folder), *command]
+    # In a session of its own: what ends this process's group must leave it the time to clear up.
+    keeper = subprocess.Popen(
+        whole, env=environment, stdin=subprocess.PIPE, pass_fds=[lock], start_new_session=True
+    )
+    assert keeper.stdin is not None
+    try:
+        yield keeper
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            keeper.stdin.close()
+        keeper.wait()
+
+
+def main(folder: Path, command: Sequence[str]) -> int:
+    """Keep `command` until standard input closes; returns its exit status, 0 if it was ended from here."""
+    _no_signal_ends_this_process()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        # This process is killed as well where Slurm loses its patience.
+        preexec_fn=lambda: prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0),
+    )
+    try:
+        while process.poll() is None:
+            if select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+                return 0
+        return process.returncode
+    finally:
+        _end_all_below()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _no_signal_ends_this_process() -> None:
+    """Slurm signals every process of a job's step."""
+    # Ignored, not handled: Ray's processes inherit that, and SIGUSR2, a warning to the trainer, would end them.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # a handler is not inherited: these end Ray, as they should
+
+
+def _end_all_below() -> None:
+    """End every process below this one: first in order, then by force."""
+    me = psutil.Process()
+    for method, seconds in ((psutil.Process.terminate, PATIENCE_SECONDS), (psutil.Process.kill, 1.0)):
+        below = me.children(recursive=True)
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                method(process)
+        psutil.wait_procs(below, timeout=seconds)
+    while left := me.children():  # orphans that came to light meanwhile
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+
+
+if __name__ == "__main__":
+    os._exit(main(Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,137 @@
+"""The lines of a spool: what an attempt at a run says of itself, one JSON object each.
+
+What is read may have been written by a stranger: a line with other values than a recorder writes is none.
+"""
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+from cppo_lab import schema
+
+_MOST = 2**63 - 1  # of a whole number: what every store can hold
+_METRIC = re.compile(r"[A-Za-z0-9_./ :-]{1,250}")
+_DATASET = frozenset(field.name for field in fields(schema.Dataset))
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """The metrics of one training step, and when they were measured."""
+
+    step: int
+    time_ms: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """An attempt begins. `datasets` are the fields of schema.Dataset."""
+
+    record: str
+    experiment: str
+    name: str  # of the MLflow run
+    time_ms: int
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    datasets: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file of the run's folder, by its path relative to it; named again when its content has changed.
+
+    `text`: what is in it, where a full disk has kept the file from being written.
+    """
+
+    path: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """How an attempt ended: `status` as in schema.STATUSES, behind training step `step`."""
+
+    record: str
+    status: str
+    step: int | None
+    time_ms: int
+    reason: str = ""
+
+
+Line = StepEvent | Begin | Artifact | End
+_KINDS: dict[str, type[Begin] | type[Artifact] | type[End]] = {
+    "begin": Begin,
+    "artifact": Artifact,
+    "end": End,
+}
+
+
+def encoded(line: Line) -> bytes:
+    """A line as it stands in a file."""
+    if isinstance(line, StepEvent):
+        values: dict[str, Any] = {"step": line.step, "time_ms": line.time_ms, "metrics": dict(line.metrics)}
+    else:
+        kind = next(name for name, one in _KINDS.items() if isinstance(line, one))
+        values = {"kind": kind, **vars(line)}
+    return json.dumps(values).encode() + b"\n"
+
+
+def decoded(text: bytes) -> Line | None:
+    """A line as it was written; None for anything else."""
+    try:
+        values = json.loads(text)
+        kind = values.pop("kind", None)
+        if kind is None:
+            metrics = {str(name): float(value) for name, value in values["metrics"].items()}
+            step, time_ms = int(values["step"]), int(values["time_ms"])
+            good = _fits(step) and _fits(time_ms) and all(map(_names_a_metric, metrics))
+            return StepEvent(step, time_ms, metrics) if good else None
+        if kind == "begin":
+            values["datasets"] = tuple(values["datasets"])
+        return _checked(_KINDS[kind](**values))
+    except (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+@lru_cache(maxsize=10_000)
+def _names_a_metric(name: str) -> bool:
+    """Whether a store takes it for a metric: a relative path of plain signs."""
+    return (
+        _METRIC.fullmatch(name) is not None
+        and posixpath.normpath(name) == name
+        and not name.startswith((".", "/"))
+    )
+
+
+def _fits(number: int) -> bool:
+    return -_MOST <= number <= _MOST
+
+
+def _checked(line: Begin | Artifact | End) -> Line | None:
+    """`line`, if its values are of the types that they are declared to be, and such as a recorder writes."""
+    if isinstance(line, End) and line.status not in schema.STATUSES:
+        return None
+    for name, value in vars(line).items():
+        if name in ("tags", "params"):
+            good = isinstance(value, dict) and all(isinstance(text, str) for text in value.values())
+        elif name == "datasets":
+            good = isinstance(value, list | tuple) and all(map(_is_dataset, value))
+        elif name in ("time_ms", "step"):
+            good = (isinstance(value, int) and _fits(value)) or (name == "step" and value is None)
+        else:
+            good = isinstance(value, str)
+        if not good:
+            return None
+    return line
+
+
+def _is_dataset(value: object) -> bool:
+    """Whether it has the fields of schema.Dataset."""
+    if not isinstance(value, dict) or set(value) != _DATASET:
+        return False
+    profile = value["profile"]
+    return isinstance(profile, dict) and all(isinstance(value[name], str) for name in _DATASET - {"profile"})

@@ -1,0 +1,340 @@
+"""One attempt at one run: its folder, its lock, its record, its end. Called in the process that trains."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from cppo_lab import schema
+from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
+from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
+from cppo_lab.hub import hub_cache
+from cppo_lab.redaction import redacted
+from cppo_lab.runs.folder import begin_status, forget_cancelled, is_cancelled
+from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.spool import Record, newest_record
+from cppo_lab.signals import Interrupted, find_interruption, handle_signals, hold_signals, ignore_signals
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
+from cppo_lab.spec.layout import layout_tag
+from cppo_lab.store import address
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a launcher hands to the process that trains."""
+
+    spec: RunSpec
+    runs: Path  # the folder of all runs; this one's is runs/<run_id>
+    uri: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    layout: LayoutSpec | None = None  # None for the mini core, which needs neither
+    paths: PathsSpec | None = None
+    resources: ResourcesSpec | None = None  # None: no limit of time
+    threads: int = 1
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
+    replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
+    allocation: Allocation | None = None  # the machines that it has; None: this one alone
+    # Who cancels the run later than this (seconds since the epoch) means this attempt.
+    created: float = field(default_factory=time.time, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a launcher writes to a file: without the store's password, which the environment has."""
+        return {**vars(self), "uri": redacted(self.uri)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, uri=address.with_password(state["uri"]))
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        return self.runs / self.spec.run_id
+
+    @property
+    def name(self) -> str:
+        """What the launcher calls it."""
+        return self.spec.run_id
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders of runs and of the store; for published models theirs, and that of the prepared data."""
+        found, file = [self.runs], address.sqlite_file(self.uri)
+        if file is not None:
+            found.append(file.parent)  # SQLite and MLflow make files beside it
+        return (*found, *read_folders(self.spec, self.paths))
+
+    @property
+    def fresh_process(self) -> bool:
+        """Whether it needs a process that has loaded neither Ray nor verl.
+
+        Both read the environment when they are, and Ray keeps the first run's token: the next one could not log in.
+        """
+        return self.spec.core == "verl"
+
+    @property
+    def nodes(self) -> int:
+        """Machines that it takes."""
+        return self.layout.nodes if self.layout and self.spec.core == "verl" else 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it takes of each machine; the embedded core is content with a CPU."""
+        if self.layout is None or self.spec.core != "verl" or self.layout.device != "cuda":
+            return 0
+        return self.layout.devices_per_node
+
+    def run(self) -> None:
+        """Train the run, in this process; on the other machines of an allocation, help with it."""
+        if self.allocation is not None and self.allocation.rank:
+            join_as_worker_node(self)
+        else:
+            execute(self)
+
+    def give_up(self, why: str) -> None:
+        """Record why an interrupted run stays as it is until somebody launches it again."""
+        abandon(self, why)
+
+
+def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
+    """The folders that a run of a published model reads: of the prepared data, and of models."""
+    found = []
+    if isinstance(spec.data, MathData) and paths is not None:
+        found.append(Path(paths.data))
+    if isinstance(spec.model, HubModel):
+        models = paths.models if paths is not None else None
+        found += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
+    return found
+
+
+def execute(attempt: Attempt) -> None:
+    """Train one run, from its checkpoint if it has one, and record it. A run that is done already is left alone.
+
+    An attempt that replaces finished runs starts from the beginning, or where an earlier one of its kind stopped.
+    What ends the run before its last step is recorded and raised again: a signal as an interruption, anything else
+    as a failure with its traceback.
+    """
+    prepare_process(attempt.threads, attempt.visible_devices)
+    # Imported here: thread counts and visible devices must be set before torch is loaded.
+    from cppo_lab.tracking.naming import resolved_yaml
+    from cppo_lab.tracking.recorder import Recorder
+    from cppo_lab.tracking.shipper import Shipper, record_unstarted
+    from cppo_lab.tracking.system import SystemSampler
+
+    spec, folder = attempt.spec, attempt.folder
+    with held(folder):
+        if is_cancelled(folder, attempt.created):
+            raise Interrupted(None)
+        forget_cancelled(folder)  # an earlier attempt was
+        record = _own_record(attempt)
+        if _is_done(attempt, record):
+            _remove_checkpoints(folder)  # killed before it could do so itself
+            return
+        continues, tags = _continues(attempt, record), _tags(attempt)
+        resources = _resources(attempt)
+        hold_signals()  # a record that has begun must have an end
+        try:
+            recorder = Recorder(
+                spec,
+                tags,
+                folder,
+                continues,
+                gpus=attempt.gpus * attempt.nodes,
+                datasets=load_datasets(spec.core)(spec, resources),
+                yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
+            )
+        except OSError as error:
+            record_unstarted(spec, tags, folder, attempt.uri, describe(error))
+            raise
+        with SystemSampler(folder) as sampler, Shipper(folder, attempt.uri, recorder) as shipper:
+            recorder.sampled = sampler.drain
+            try:
+                handle_signals()
+                outcome = load_core(spec.core)(spec, recorder, resources)
+                ignore_signals(shipper.hurry_up)
+                recorder.finish(outcome)
+            except BaseException as error:
+                if (asked := find_interruption(error)) is None:
+                    ignore_signals(shipper.hurry_up)
+                    recorder.fail(describe(error), traceback.format_exc())
+                    raise
+                ignore_signals()
+                shipper.hurry_up()
+                cause = str(asked) or f"terminated by {signal.SIGINT.name}"
+                recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
+                raise asked from None
+            if not recorder.spool.unwritten:  # else the store alone may know of the end
+                _remove_checkpoints(folder)
+        handle_signals(now=False)  # the inline launcher has more runs, and the next one says it
+
+
+def _own_record(attempt: Attempt) -> Record | None:
+    """The newest record in the run's folder. What a folder holds that was copied from another run's is set aside."""
+    from cppo_lab.tracking.replace import set_aside
+
+    folder, run_id = attempt.folder, attempt.spec.run_id
+    record = newest_record(folder)
+    if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
+        return record
+    print(f"{folder} was copied from run {other}: what is in it is set aside", file=sys.stderr, flush=True)
+    set_aside(folder, f"of-{other}")
+    return None
+
+
+def _is_done(attempt: Attempt, record: Record | None) -> bool:
+    """Whether the run has a result that is not among those to be replaced.
+
+    The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
+    folder does.
+    """
+    from cppo_lab.runs.offsets import forget_shipped, unsent
+    from cppo_lab.tracking.shipper import Shipper
+
+    ours = _finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
+    if ours and unsent(attempt.folder, attempt.uri):
+        with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
+            pass
+    done = _has_result(attempt)
+    if done is False and ours and not unsent(attempt.folder, attempt.uri):
+        # Somebody has deleted it there, which stays so, or the store has been lost, and gets it again.
+        forget_shipped(attempt.folder, attempt.uri)
+        with Shipper(attempt.folder, attempt.uri):
+            pass
+        done = _has_result(attempt)
+    if done is None or (ours and unsent(attempt.folder, attempt.uri)):  # it is away, or does not take the end
+        return ours
+    return done
+
+
+def _has_result(attempt: Attempt) -> bool | None:
+    """Whether the store has a result that is not to be replaced; None if it does not answer."""
+    from cppo_lab.store.client import known_attempts
+
+    past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
+    if past is None:
+        return None
+    return any(one.status == "FINISHED" and one.mlflow_id not in attempt.replaces for one in past)
+
+
+def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
+    """Whether what has these tags takes the place of what `attempt` is to replace."""
+    return bool(set(attempt.replaces) & set(tags.get(schema.TAG_REPLACES, "").split()))
+
+
+def join_as_worker_node(attempt: Attempt) -> None:
+    """Lend this machine to an attempt that another one of its allocation trains."""
+    lend_machine(attempt.spec.core, _resources(attempt), attempt.visible_devices)
+
+
+def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:
+    """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
+    prepare_process(resources.threads, visible_devices)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
+    # Without an error: Slurm would end the machine that trains at once, and it has last words to write.
+    with contextlib.suppress(Interrupted):
+        load_companion(core)(resources)
+
+
+def _resources(attempt: Attempt) -> Resources:
+    return Resources(
+        attempt.runs,
+        attempt.folder,
+        threads=attempt.threads,
+        layout=attempt.layout,
+        paths=attempt.paths,
+        memory_gb=attempt.resources.memory_gb if attempt.resources else None,
+        allocation=attempt.allocation,
+    )
+
+
+def abandon(attempt: Attempt, why: str) -> None:
+    """Add to the record of an interrupted run `why` nothing goes on with it by itself.
+
+    Raises AlreadyRunning if another process trains it.
+    """
+    from cppo_lab.tracking.recorder import close_dead
+    from cppo_lab.tracking.shipper import Shipper
+
+    with held(attempt.folder):
+        record = newest_record(attempt.folder)
+        if record is None or (record.end is not None and record.end.status != schema.PARTIAL):
+            return
+        reason = f"{record.end.reason if record.end else 'interrupted'}; {why}"
+        with Shipper(attempt.folder, attempt.uri):
+            close_dead(attempt.folder, schema.PARTIAL, reason)
+
+
+def _continues(attempt: Attempt, record: Record | None) -> bool:
+    """Whether the attempt goes on in the `record` that its folder has; else it starts a new one.
+
+    What a replaced result left in the folder is set aside first. An attempt at replacing it that is on record began
+    after that, so what it left is its own.
+    """
+    from cppo_lab.tracking.replace import set_aside
+
+    folder = attempt.folder
+    ours = record is not None and (not attempt.replaces or _replacing(attempt, record.begin.tags))
+    if attempt.replaces and not ours:
+        set_aside(folder, attempt.replaces[0])
+    begin_status(folder)
+    return ours
+
+
+def _tags(attempt: Attempt) -> dict[str, str]:
+    """The launcher's tags, and those that follow from how it wants the run trained."""
+    tags = dict(attempt.tags)
+    if attempt.layout is not None and attempt.spec.core == "verl":
+        tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
+    if attempt.replaces:
+        tags[schema.TAG_REPLACES] = " ".join(attempt.replaces)
+    return tags
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run's folder has what it could be continued from."""
+    return any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS))
+
+
+def tidy(folder: Path) -> None:
+    """Remove the checkpoints of a run that has its result on file but was killed before it could do so itself."""
+    if has_checkpoint(folder) and _finished(newest_record(folder)):
+        # Somebody trains it anew, or the disk is full: another launch removes them.
+        with contextlib.suppress(AlreadyRunning, OSError), held(folder):
+            if _finished(newest_record(folder)):
+                _remove_checkpoints(folder)
+
+
+def _finished(record: Record | None) -> TypeGuard[Record]:
+    """Whether there is a record, and it has ended with a result."""
+    return record is not None and record.end is not None and record.end.status in schema.FINISHED
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """The run is recorded: what it could be continued from is no longer needed."""
+    path = folder / CHECKPOINT
+    for leftover in (path, path.with_name(f"{path.name}.partial"), path.with_suffix(".partial")):
+        with contextlib.suppress(OSError):  # a file too many makes no failed run
+            leftover.unlink(missing_ok=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def describe(error: BaseException) -> str:
+    """One line on an exception."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def prepare_process(threads: int, visible_devices: str | None) -> None:
+    """Threads, devices, and an orderly end on SIGTERM and on SIGUSR2, which submitit sends before a time limit."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
+    # submitit's local executor hides every device from a job that asked it for none.
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if visible_devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
+    handle_signals()

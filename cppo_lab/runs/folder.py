@@ -1,0 +1,153 @@
+"""What a run's folder says of it, read without the tracking store: status, configuration, cancellation, its name."""
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.errors import UserError, one_line
+from cppo_lab.safe_open import overwrite_file, read_plain, replace_file
+
+STATUS = "status.json"
+CONFIG = "config.json"  # artifact of every run as well
+TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
+LARGEST = 1_000_000  # bytes of any of these files; ours have two thousand
+NAMES = ("core", "rule", "model", "seed", "t_stop")  # of a status: what the run is
+# In the folder of all runs: its name, whatever machine looks and wherever it is mounted.
+IDENTITY = "identity"
+CANCELLED = "cancelled"  # holds when, in seconds since the epoch
+_IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
+# What a status may say of a run; anything else in it, and whatever is of another kind, was not written by us.
+_WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step"})
+_NUMBERS = frozenset({"score", "started", "updated", "seconds", "first_time"})
+_TEXTS = frozenset({"status", "reason", "core", "rule", "model", "host", "job", "record"})
+_MOST = 1e15  # of a number: beyond any step, and any second
+
+
+def write_status(folder: Path, values: Mapping[str, Any]) -> None:
+    """Replace `status.json` in a run's folder. The caller holds the folder's lock.
+
+    Where the disk has no room for another file, it is written over in its place: how a run ended should be known.
+    """
+    text = json.dumps(values)
+    try:
+        replace_file(folder / STATUS, text)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (folder / STATUS).exists():
+            raise
+        overwrite_file(folder / STATUS, text)
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """The last status of a run's folder; empty if it has none. What is not as `write_status` had it is left out."""
+    values = _json(folder / STATUS) or {}
+    checked = {key: _checked(key, value) for key, value in values.items()}
+    return {key: value for key, value in checked.items() if value is not None or values[key] is None}
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in a file that the recorder wrote; None if it holds none."""
+    try:
+        return _json(path)
+    except OSError:
+        return None
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if it holds none."""
+    try:
+        values = json.loads(read_plain(path, LARGEST) or b"")
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _checked(key: str, value: object) -> object:
+    """A value of a status; None for one that it cannot have."""
+    if isinstance(value, bool):
+        return value if key == "replaces" else None
+    if isinstance(value, int) and key in _WHOLE | _NUMBERS:
+        return value if abs(value) <= _MOST else None
+    if isinstance(value, float) and key in _NUMBERS:
+        return value if math.isfinite(value) and abs(value) <= _MOST else None
+    return one_line(value) if isinstance(value, str) and key in _TEXTS else None
+
+
+def announce(folder: Path, names: Mapping[str, Any]) -> None:
+    """Let a run that is to be trained have its names (NAMES) in its folder before it begins; once it has, they stay."""
+    if (folder / STATUS).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    own = folder / f"{STATUS}.{secrets.token_hex(4)}"
+    own.write_text(json.dumps({"status": "", "step": None, **names}), encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another launcher, or the run itself, was first
+        os.link(own, folder / STATUS)
+    own.unlink()
+
+
+def begin_status(folder: Path) -> None:
+    """Forget how the previous attempt ended; the run's names, and how long it has been trained in all, stay."""
+    if before := read_status(folder):
+        names = {key: before[key] for key in NAMES if key in before}
+        write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(before)})
+
+
+def seconds_trained(status: Mapping[str, Any]) -> float:
+    """Wall seconds of all attempts at a run together, up to its last status; 0 where that does not say."""
+    seconds = status.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+
+def cancel(folder: Path) -> None:
+    """Mark that the run is not to be started, or to be ended, by whoever has it now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / CANCELLED, f"{time.time()}\n")
+
+
+def is_cancelled(folder: Path, since: float = 0.0) -> bool:
+    """Whether the run was cancelled after the moment `since` (seconds since the epoch)."""
+    try:
+        return float(read_plain(folder / CANCELLED, LARGEST) or b"") >= since
+    except ValueError:
+        return False
+
+
+def forget_cancelled(folder: Path) -> None:
+    """The run is wanted again."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        (folder / CANCELLED).unlink()
+
+
+def folder_tag(folder: Path) -> str:
+    """The value of TAG_FOLDER for a run's folder: the same from every machine; empty before its first use."""
+    identity = (read_plain(folder.parent / IDENTITY, LARGEST) or b"").decode(errors="replace").strip()
+    return f"{identity}/{folder.name}" if _IDENTITY.fullmatch(identity) else ""
+
+
+def ensure_folder_tag(folder: Path) -> str:
+    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none.
+
+    Raises UserError if what has that name is damaged.
+    """
+    if tag := folder_tag(folder):
+        return tag
+    runs = folder.parent
+    runs.mkdir(parents=True, exist_ok=True)
+    own = runs / f"{IDENTITY}.{secrets.token_hex(4)}"
+    own.write_text(f"{socket.gethostname()}-{secrets.token_hex(8)}\n", encoding="utf-8")
+    with contextlib.suppress(FileExistsError):  # another process was first
+        os.link(own, runs / IDENTITY)
+    own.unlink()
+    if tag := folder_tag(folder):
+        return tag
+    raise UserError(
+        f"{runs / IDENTITY} is damaged: remove it, and the next run gives the folder another name"
+    )

@@ -1,0 +1,68 @@
+"""The lock of a run's folder: who holds it trains the run."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from cppo_lab.errors import one_line
+from cppo_lab.safe_open import open_lock, open_plain, read_plain
+
+_MOST_LOCK = 1000  # bytes of a lock: a host and a process
+LOCK_TRIES = 50
+LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
+
+
+class AlreadyRunning(RuntimeError):
+    """Another process on this machine is training this run."""
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder. The kernel lets go of it when the process ends, however it ends.
+
+    It says who holds it. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open_lock(folder / "lock") as lock:
+        for _ in range(LOCK_TRIES):  # counted: a machine that stalls makes none of them
+            if _locked(lock):
+                break
+            time.sleep(LOCK_SECONDS / LOCK_TRIES)
+        else:
+            raise AlreadyRunning(f"run {folder.name} is being trained by another process")
+        lock.truncate(0)
+        lock.write(f"{socket.gethostname()}:{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
+def holder(folder: Path) -> tuple[str, int] | None:
+    """Host and process that train the run of `folder`, if that is known and one does."""
+    if not is_held(folder):
+        return None
+    said = (read_plain(folder / "lock", _MOST_LOCK) or b"").decode(errors="replace")
+    host, _, pid = one_line(said).rpartition(":")
+    return (host, int(pid)) if host and pid.isascii() and pid.isdecimal() and int(pid) < 2**31 else None
+
+
+def _locked(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
+    """Whether the lock could be had at once."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a living process is training the run of `folder`. Writes nothing."""
+    lock = open_plain(folder / "lock")
+    if lock is None:
+        return False
+    with lock:
+        return not _locked(lock, fcntl.LOCK_SH)

@@ -1,0 +1,112 @@
+"""How far a store has got with a run's folder: `shipped.json` beside the spool. It saves work and may be lost.
+
+Imports no MLflow: whether anything is left to send is asked of ten thousand folders at once.
+"""
+
+import contextlib
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.runs.spool import FOLDER, files, place_in, read_lines
+from cppo_lab.safe_open import read_plain
+from cppo_lab.store.address import store_key
+
+NAME = "shipped.json"
+_LARGEST = 16 * 2**20  # bytes; ours have some hundred for each attempt and store
+
+
+@dataclass
+class ShippedRecord:
+    """What a store has got of a record."""
+
+    mlflow_id: str = ""
+    pending: list[str] = field(default_factory=list)  # artifacts that it has not got yet
+    ended: bool = False  # so that the history is an artifact to come
+    deleted: bool = False  # by a user, and nothing goes on with it: it is left alone
+    doubtful: bool = False  # a line on file is damaged: the store may have steps that are trained again
+
+
+@dataclass
+class Shipped:
+    """How far one store has got with a run's folder."""
+
+    offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
+    records: dict[str, ShippedRecord] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> bool:
+        return any(one.mlflow_id and (one.pending or one.ended) for one in self.records.values())
+
+
+def unsent(folder: Path, uri: str) -> bool:
+    """Whether a run's folder has anything that the store at `uri` has not got. Asks no store."""
+    paths = files(folder)
+    if not paths:
+        return False
+    state = load_shipped(folder, uri)
+    return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
+
+
+def _has_more(path: Path, offset: int) -> bool:
+    """Whether a whole line follows; what a kill has cut off is nobody's to send."""
+    if not path.is_file() or path.stat().st_size == offset:
+        return False
+    return next(read_lines(path, place_in(path, offset)), None) is not None
+
+
+def _earlier_key(uri: str) -> str:
+    """The store's name in files of version 0.1.0: a hash of its password too."""
+    return hashlib.sha256(uri.encode()).hexdigest()[:16]
+
+
+def _all_states(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(read_plain(folder / FOLDER / NAME, _LARGEST) or b"")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def load_shipped(folder: Path, uri: str) -> Shipped:
+    """As remembered; nothing is sent yet where that is not what we wrote."""
+    try:
+        states = _all_states(folder)
+        values = states.get(store_key(uri)) or states.get(_earlier_key(uri), {})
+        records = {
+            str(token): ShippedRecord(
+                str(one["mlflow_id"]),
+                [str(name) for name in one["pending"]],
+                bool(one["ended"]),
+                bool(one["deleted"]),
+                bool(one.get("doubtful", False)),
+            )
+            for token, one in values["records"].items()
+        }
+        return Shipped({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        return Shipped()
+
+
+def forget_shipped(folder: Path, uri: str) -> None:
+    """Have all of a run's folder sent anew: the store is not what it was when it got it."""
+    save_shipped(folder, uri, Shipped())
+
+
+def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
+    """Remember it. On a full disk it is sent again instead."""
+    values = {
+        "offsets": state.offsets,
+        "records": {token: vars(record) for token, record in state.records.items()},
+    }
+    states = {key: value for key, value in _all_states(folder).items() if key != _earlier_key(uri)}
+    own = folder / FOLDER / f"{NAME}.{secrets.token_hex(4)}"
+    try:
+        own.write_text(json.dumps({**states, store_key(uri): values}), encoding="utf-8")
+        own.replace(folder / FOLDER / NAME)
+    except OSError:
+        with contextlib.suppress(OSError):
+            own.unlink()

@@ -1,0 +1,13 @@
+"""The MLflow store: its address, opening it, reading and writing runs.
+
+What this room promises:
+
+- `address.py`: which store is used (`tracking.uri`, MLFLOW_TRACKING_URI, `mlflow.db`). Passwords are not printed.
+- `create.py`: a new SQLite store is complete or absent, whenever the process is killed.
+- `client.py`: every write goes through its client. Writers of one SQLite file take turns, and a signal does not
+  interrupt a transaction (`exclusive.py`).
+- `database.py`, `listing.py`: the runs of an experiment, from SQL where that is faster than MLflow's search.
+- `history.py`: the metric history of a run as one file, `history.npz`, with equal bytes for equal histories.
+
+What is written, and when, is `cppo_lab.tracking`'s.
+"""

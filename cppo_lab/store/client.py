@@ -1,0 +1,219 @@
+"""Opening the tracking store, and finding the runs in it. With shipping.py the write-side home of mlflow."""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment, Run
+from mlflow.exceptions import MlflowException
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy.exc import SQLAlchemyError
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.store import address
+from cppo_lab.store.create import create_atomically, is_new
+from cppo_lab.store.database import require_answer
+from cppo_lab.store.exclusive import ExclusiveClient, exclusive
+from cppo_lab.store.listing import experiment_runs, newest_runs
+
+HEALTH_SECONDS = 5.0
+STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
+REMEDY = f"see that it is an MLflow store and its server runs, or set {address.VARIABLE} to another one"
+_BACKGROUND = re.compile(r"\(Background on this error at: [^)]*\)")  # SQLAlchemy's, about SQLAlchemy
+DEFAULT_ROOT = (
+    "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's own, for the artifacts of experiments that name no place
+)
+QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
+# Whatever the environment says: where a run ends, MLflow would print its address with the user's name and password.
+_NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One MLflow run: one attempt at training `run_id`."""
+
+    mlflow_id: str
+    run_id: str
+    status: str  # MLflow's: RUNNING, FINISHED, FAILED, KILLED
+    outcome: str  # ours, see schema.STATUSES
+    code_version: str
+    reason: str
+    folder: str
+    sweeps: frozenset[str]
+    record: str = ""  # of the spool that it came from
+    step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
+    t_stop: int | None = None
+    replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
+    parent: str = ""  # MLflow id of the sweep or trial that it is nested under
+
+
+def open_client(uri: str) -> MlflowClient:
+    """A client of the store at `uri`. A new SQLite store gets its tables now.
+
+    Raises UserError if the store cannot be reached.
+    """
+    address.limit_patience()
+    address.require_mlflow_database(uri)
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(_NO_ADDRESS)
+    try:
+        require_answer(uri)
+        with _plain_default_experiment():
+            if (database := address.sqlite_file(uri)) is not None and is_new(database):
+                with exclusive(uri):
+                    create_atomically(database, _make_tables)
+            client = ExclusiveClient(uri)
+            client.search_experiments(max_results=1)
+    except STORE_FAULTS as error:
+        # A half-made store may show itself only now: SQLite has mended its journal, MLflow met its own half-done work.
+        address.require_mlflow_database(uri)
+        if (database := address.sqlite_file(uri)) is not None and "already exists" in str(error):
+            raise address.half_made(database) from None
+        raise UserError(
+            f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
+        ) from None
+    return client
+
+
+def _make_tables(path: Path) -> None:
+    """A SQLite file with MLflow's tables and its experiment 0, as its client makes them."""
+    SqlAlchemyStore(f"sqlite:///{path}", os.environ[DEFAULT_ROOT]).engine.dispose()
+
+
+@contextlib.contextmanager
+def _plain_default_experiment() -> Iterator[None]:
+    """MLflow writes the working folder's name into SQL as it is, for its experiment 0: quotes and colons would end in a
+    fault, or in other SQL. As a URI it has neither.
+    """
+    if DEFAULT_ROOT in os.environ:
+        yield
+        return
+    with address.in_the_environment((Path.cwd() / "mlruns").as_uri(), DEFAULT_ROOT):
+        yield
+
+
+def fault_line(error: Exception) -> str:
+    """What is said of a store's fault: one line, not too long, without passwords."""
+    return redacted(" ".join(_BACKGROUND.sub("", str(error)).split()))[:500] or type(error).__name__
+
+
+def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
+    """The id of experiment `name`, created if it is not there.
+
+    With SQLite the artifacts lie beside the database, with another database in the working folder of whoever comes
+    first; a server decides for itself.
+    Raises UserError if somebody deleted the experiment.
+    """
+    with exclusive(uri):
+        return _ensure_experiment(client, uri, name, description)
+
+
+def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: str) -> str:
+    found: Experiment | None = client.get_experiment_by_name(name)
+    if found is not None:
+        if found.lifecycle_stage != "active":
+            raise UserError(
+                f"experiment {name!r} was deleted in {redacted(uri)}: restore it with "
+                f"`mlflow experiments restore --experiment-id {found.experiment_id}`, or use another store"
+            )
+        return str(found.experiment_id)
+    database = address.sqlite_file(uri)
+    beside = Path.cwd() if database is None else database.resolve().parent
+    location = None if uri.startswith("http") else (beside / "mlartifacts" / name).as_uri()
+    tags = {"mlflow.note.content": description} if description else {}
+    return str(client.create_experiment(name, artifact_location=location, tags=tags))
+
+
+def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[AttemptRecord]]:
+    """All attempts at the runs `run_ids`, newest first. Reads every run of the experiment once."""
+    wanted: dict[str, list[AttemptRecord]] = {run_id: [] for run_id in run_ids}
+    for run in experiment_runs(client, experiment, tags_alone=True):
+        attempt = _attempt(run)
+        if attempt.run_id in wanted:
+            wanted[attempt.run_id].append(attempt)
+    return wanted
+
+
+def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[AttemptRecord]:
+    """All attempts at one run, newest first."""
+    return [
+        _attempt(run) for run in newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
+    ]
+
+
+def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:
+    """All attempts at one run, newest first; None if the store does not answer, which is said on standard error."""
+    try:
+        _require_answer(uri)
+        return attempts_at(open_client(uri), experiment, run_id)
+    except (*STORE_FAULTS, UserError) as error:
+        said = f"tracking store does not answer, the run's folder decides: {fault_line(error)}"
+        print(said, file=sys.stderr, flush=True)
+        return None
+
+
+def _require_answer(uri: str) -> None:
+    """Raises OSError if a server says nothing for some seconds: MLflow's own patience is that of minutes.
+
+    Whatever else is wrong with it is for MLflow's client to find, which knows users, passwords and certificates.
+    """
+    if not uri.startswith("http"):
+        return
+    parts = urlsplit(uri)
+    server = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+    try:
+        urlopen(f"{server}/health", timeout=HEALTH_SECONDS).close()
+    except (TimeoutError, ConnectionError):
+        raise
+    except URLError as error:
+        if isinstance(error.reason, TimeoutError | ConnectionError):
+            raise
+    except HTTPException:
+        return
+
+
+def _attempt(run: Run) -> AttemptRecord:
+    tags = run.data.tags
+    return AttemptRecord(
+        mlflow_id=run.info.run_id,
+        run_id=tags.get(schema.TAG_RUN_ID, ""),
+        status=run.info.status,
+        outcome=tags.get(schema.TAG_STATUS, ""),
+        code_version=tags.get(schema.TAG_CODE_VERSION, ""),
+        reason=tags.get(schema.TAG_REASON, ""),
+        folder=tags.get(schema.TAG_FOLDER, ""),
+        record=tags.get(schema.TAG_RECORD, ""),
+        sweeps=frozenset(key for key in tags if key.startswith(schema.TAG_SWEEP_PREFIX)),
+        step=_integer(tags.get(schema.TAG_STEP)),
+        t_stop=_integer(tags.get(schema.TAG_T_STOP)),
+        replaces=frozenset(tags.get(schema.TAG_REPLACES, "").split()),
+        parent=tags.get(schema.TAG_PARENT, ""),
+    )
+
+
+def _integer(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
+    """Record that an attempt was ended from outside behind `step`; `reason` is one line.
+
+    For runs whose folder has no spool; of all others the spool says how they ended.
+    """
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)
+    client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])
+    if step is not None:
+        client.set_tag(mlflow_id, schema.TAG_STEP, str(step))
+    client.set_terminated(mlflow_id, "KILLED")

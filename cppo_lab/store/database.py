@@ -1,0 +1,113 @@
+"""Stores that are databases: whether one answers, and the runs of an experiment straight from its tables.
+
+MLflow's search makes an object of SQLAlchemy's of every tag, parameter and metric: a millisecond and 160 KB for each
+run. Here they are read as rows. The runs are the same (tests/store/test_database.py), except for their datasets and
+models, which nothing of ours asks for.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
+from sqlalchemy import Connection, TableClause, column, create_engine, select, table
+from sqlalchemy.pool import NullPool
+
+from cppo_lab.store.address import no_collection, sqlite_file
+
+PAGE = 500  # runs whose rows are read at once
+_HEAD = ("run_uuid", "name", "user_id", "status", "start_time", "end_time", "lifecycle_stage", "artifact_uri")
+_LAST = ("value", "timestamp", "step", "is_nan")
+_RUNS = table("runs", *map(column, (*_HEAD, "experiment_id")))
+_TAGS = table("tags", *map(column, ("run_uuid", "key", "value")))
+_PARAMS = table("params", *map(column, ("run_uuid", "key", "value")))
+_METRICS = table("latest_metrics", *map(column, ("run_uuid", "key", *_LAST)))
+
+
+def is_database(uri: str) -> bool:
+    """Whether the store at `uri` is a database that this process opens itself."""
+    return not uri.startswith(("http://", "https://"))
+
+
+def require_answer(uri: str) -> None:
+    """Raises SQLAlchemyError if a database server does not answer now: MLflow would try for a minute and a half."""
+    if not is_database(uri) or sqlite_file(uri) is not None:
+        return
+    create_engine(uri, poolclass=NullPool).connect().close()
+
+
+def database_runs(
+    uri: str, experiment_id: str, tag: str | None = None, newest_first: bool = False, tags_alone: bool = False
+) -> Iterator[Run]:
+    """The runs of an experiment that are not deleted, by when they began; those with `tag` if one is named.
+
+    `tags_alone`: they come without parameters and metrics. Only for stores that MLflow's client has opened before: it
+    makes missing tables, and refuses those of other versions. Raises SQLAlchemyError if the database fails.
+    """
+    asked = select(*(_RUNS.c[name] for name in _HEAD)).where(
+        _RUNS.c.experiment_id == int(experiment_id), _RUNS.c.lifecycle_stage == "active"
+    )
+    if tag is not None:
+        asked = asked.where(_RUNS.c.run_uuid.in_(select(_TAGS.c.run_uuid).where(_TAGS.c.key == tag)))
+    begun = _RUNS.c.start_time.desc() if newest_first else _RUNS.c.start_time.asc()
+    engine = create_engine(uri, poolclass=NullPool)
+    known: dict[str, str] = {}  # values, of which most runs have the same
+    with engine.connect() as connection:
+        heads = connection.execute(asked.order_by(begun, _RUNS.c.run_uuid)).all()
+        for start in range(0, len(heads), PAGE):
+            page = heads[start : start + PAGE]
+            with no_collection():
+                runs = _runs(connection, experiment_id, page, tags_alone, known)
+            yield from runs
+
+
+def _runs(
+    connection: Connection, experiment_id: str, heads: Sequence[Any], tags_alone: bool, known: dict[str, str]
+) -> list[Run]:
+    ids = [head.run_uuid for head in heads]
+    tags = _texts(connection, _TAGS, RunTag, ids, known)
+    params: dict[str, list[Param]] = {}
+    metrics: dict[str, list[Metric]] = {}
+    if not tags_alone:
+        params, metrics = _texts(connection, _PARAMS, Param, ids, known), _last_points(connection, ids)
+    return [
+        Run(
+            RunInfo(
+                run_id=head.run_uuid,
+                run_name=head.name,
+                experiment_id=experiment_id,
+                user_id=head.user_id,
+                status=head.status,
+                start_time=head.start_time,
+                end_time=head.end_time,
+                lifecycle_stage=head.lifecycle_stage,
+                artifact_uri=head.artifact_uri,
+            ),
+            RunData(metrics.get(head.run_uuid), params.get(head.run_uuid), tags.get(head.run_uuid)),
+        )
+        for head in heads
+    ]
+
+
+def _texts(
+    connection: Connection, source: TableClause, kind: Any, ids: Sequence[str], known: dict[str, str]
+) -> dict[str, list[Any]]:
+    """Tags or parameters by run."""
+    found = defaultdict(list)
+    for run, key, value in _rows(connection, source, ids):
+        found[run].append(kind(sys.intern(key), known.setdefault(value, value)))
+    return found
+
+
+def _last_points(connection: Connection, ids: Sequence[str]) -> dict[str, list[Metric]]:
+    """The last point of each metric by run."""
+    found = defaultdict(list)
+    for run, key, value, time_ms, step, is_nan in _rows(connection, _METRICS, ids):
+        found[run].append(Metric(sys.intern(key), float("nan") if is_nan else value, time_ms, step))
+    return found
+
+
+def _rows(connection: Connection, source: TableClause, ids: Sequence[str]) -> Sequence[Any]:
+    """Whole rows of runs."""
+    return connection.execute(select(*source.c).where(source.c.run_uuid.in_(ids))).all()

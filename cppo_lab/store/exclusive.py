@@ -1,0 +1,103 @@
+"""Writers of one SQLite file take turns, and are not interrupted in the middle of a transaction.
+
+MLflow reads and writes in one transaction. Of two processes that both have a read open and both want to write, SQLite
+refuses one at once with "database is locked": they would wait for each other. A server sees to that itself.
+"""
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from mlflow import MlflowClient
+
+from cppo_lab.signals import deferred
+from cppo_lab.store import address
+
+# The methods of the client that we use and that write to the database.
+WRITES: Final = (
+    "create_experiment",
+    "create_run",
+    "delete_run",
+    "delete_tag",
+    "log_batch",
+    "log_inputs",
+    "log_metric",
+    "set_experiment_tag",
+    "set_tag",
+    "set_terminated",
+    "update_run",
+)
+# And those that read from it.
+READS: Final = (
+    "get_experiment",
+    "get_experiment_by_name",
+    "get_metric_history",
+    "get_run",
+    "search_experiments",
+    "search_runs",
+)
+_held = threading.local()
+
+
+@contextlib.contextmanager
+def exclusive(uri: str) -> Iterator[None]:
+    """Let one thread of one process at a time write to a SQLite store. May be nested."""
+    database = address.sqlite_file(uri)
+    if database is None or not database.parent.is_dir() or (key := _key(database)) in _keys():
+        yield
+        return
+    with address.locked(database):
+        _keys().add(key)
+        try:
+            yield
+        finally:
+            _keys().discard(key)
+
+
+def _key(database: Path) -> tuple[int, Path]:
+    return os.getpid(), database.absolute()  # a forked child holds no lock of its parent
+
+
+def _keys() -> set[tuple[int, Path]]:
+    if not hasattr(_held, "keys"):
+        _held.keys = set()
+    found: set[tuple[int, Path]] = _held.keys
+    return found
+
+
+class ExclusiveClient(MlflowClient):
+    """MLflow's client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
+
+
+def _exclusive(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def write(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
+        with exclusive(str(self.tracking_uri)), _deferred(self):
+            return method(self, *arguments, **named)
+
+    return write
+
+
+def _whole(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def read(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
+        with _deferred(self):
+            return method(self, *arguments, **named)
+
+    return read
+
+
+def _deferred(client: ExclusiveClient) -> contextlib.AbstractContextManager[None]:
+    # A server may be away: who asks for an end then does not wait for it.
+    sqlite = address.sqlite_file(str(client.tracking_uri)) is not None
+    return deferred() if sqlite else contextlib.nullcontext()
+
+
+for _name in WRITES:
+    setattr(ExclusiveClient, _name, _exclusive(getattr(MlflowClient, _name)))
+for _name in READS:
+    setattr(ExclusiveClient, _name, _whole(getattr(MlflowClient, _name)))

@@ -1,0 +1,81 @@
+"""Which axes and overrides a run has a use for: a rule's constant goes to the rules that have it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cppo_lab.errors import UserError
+from cppo_lab.sweep.compose import UnknownKey, choices_of, compose, listed, parsed, takes
+from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.grid import Grid
+from cppo_lab.sweep.groups import groups
+from cppo_lab.sweep.overrides import override
+
+# Keys that not every run has, or depends on. Any other key goes to every run, and is an error where it is unknown.
+OPTIONAL = ("rule.", "trust_region.")
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The axes that apply to a run, and the overrides of the command line that do."""
+
+    axes: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+class Fitting:
+    """What fits the runs of a grid; the same for all runs with the same choices of groups."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.group_axes = [key for key in grid.axes if key in groups()]
+        self._known: dict[tuple[object, ...], Fit] = {}
+
+    def of(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
+        """What fits a model and variant at one point of the axes."""
+        chosen = (model, variant, *(point[key] for key in self.group_axes))
+        if chosen not in self._known:
+            self._known[chosen] = self._find(model, variant, point)
+        return self._known[chosen]
+
+    def used(self) -> set[str]:
+        """The axes and overrides that some run has had a use for."""
+        return {name for fit in self._known.values() for name in (*fit.axes, *fit.rest)}
+
+    def choices(self, model: str, variant: str, point: Mapping[str, Scalar]) -> list[str]:
+        """The overrides that choose the options of groups."""
+        keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
+        texts = [override(key, value) for key, value in keys.items() if key in groups()]
+        return [*texts, *choices_of(self.grid.rest)]
+
+    def _find(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
+        choices, rest = self.choices(model, variant, point), self.grid.rest
+        given = {*self.grid.variants[variant], *point, *(parsed(text).key for text in rest)}
+        axes = tuple(key for key in point if not key.startswith(OPTIONAL) or takes(choices, key, given))
+        return Fit(axes, tuple(text for text in rest if _fits(text, choices, given)))
+
+
+def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
+    """Whether an override of the command line applies to the runs of some choices."""
+    one = parsed(text)
+    if not one.key.startswith(OPTIONAL):
+        return True
+    if one.kind == "value":
+        return takes(choices, one.key, set(given))
+    try:
+        there = compose([*choices, text])
+    except UnknownKey as error:
+        if error.key != one.key:
+            raise
+        return False
+    return one.key.startswith("rule.") or there.run_id != compose(choices).run_id
+
+
+def refuse(unused: Iterable[str]) -> None:
+    """Say what is wrong with the first override that no run could use."""
+    for text in unused:
+        key, values = parsed(text).key, listed(text)
+        if key.startswith("trust_region."):
+            # Constants that rules take from their model: no part of a run by themselves.
+            raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
+        compose([override(key, values[0]) if values else text])
+        raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")

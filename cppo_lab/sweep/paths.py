@@ -1,0 +1,64 @@
+"""Where runs are, for every command."""
+
+import os
+import stat
+from pathlib import Path
+
+from cppo_lab.errors import UserError
+from cppo_lab.safe_open import is_shared
+
+RUNS = Path("runs")  # below the working folder, beside mlflow.db
+ANYBODY = "CPPO_RUNS_OF_ANYBODY"  # set to 1 by who has read docs/security.md
+
+
+def runs_folder() -> Path:
+    """The folder of all runs, by its absolute path.
+
+    Raises UserError for a link that leads nowhere but to itself.
+    """
+    try:
+        return RUNS.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: what pathlib makes of a loop before Python 3.13
+        raise UserError(
+            f"{RUNS.absolute()} is a link that leads to itself: remove it, or work in another folder"
+        ) from None
+
+
+def require_folder(runs: Path) -> None:
+    """Raises UserError if runs could not keep their folders in `runs`, or everybody may write there."""
+    if runs.exists() and not runs.is_dir():
+        raise UserError(
+            f"{runs} is a file, but runs keep their folders there: move it away, or work in another folder"
+        )
+    place = runs if runs.exists() else runs.parent
+    if os.environ.get(ANYBODY) == "1" or not _for_everybody(place):
+        return
+    raise UserError(
+        f"{place} is writable for every user of this machine, and whoever writes there can have jobs run their code as "
+        f"you (docs/security.md): chmod o-w {place}, or set {ANYBODY}=1 if all of them may"
+    )
+
+
+def share_with_group() -> None:
+    """Let a group that works in the folder of runs together write to all that this process and its children make.
+
+    By the umask, since MLflow, Optuna, submitit and Ray make files there too.
+    """
+    try:
+        runs = runs_folder()
+    except UserError:  # said by the commands that need it
+        return
+    if is_shared(runs if runs.exists() else runs.parent):
+        os.umask(os.umask(0o077) & ~0o070)
+
+
+def _for_everybody(folder: Path) -> bool:
+    """Whether users who are neither the owner nor in the group may add files to it, or exchange those of others.
+
+    In a folder such as /tmp they may only add files, so that it may hold the folder of all runs, but not be it.
+    """
+    try:
+        mode = folder.stat().st_mode
+    except OSError:  # said by whoever makes it
+        return False
+    return bool(mode & stat.S_IWOTH) and not (mode & stat.S_ISVTX and folder.name != RUNS.name)

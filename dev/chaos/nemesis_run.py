@@ -1,0 +1,208 @@
+"""The disturbed study from its first launch to its last point."""
+
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from dev.chaos.launching import Launcher
+from dev.chaos.nemesis import Strikes
+from dev.chaos.schedule import Fault
+from dev.chaos.study import Study, call, environment
+from dev.chaos.testbed import Testbed
+from dev.errors import DevError
+
+POLL_SECONDS = 0.1
+LAUNCHER_SECONDS = 0.01  # and while a launcher is to be hit in the middle of something
+LOOK_SECONDS = 0.5  # between two looks at what is on file
+QUEUE_SECONDS = 2.0  # and at Slurm's queue
+REFUSALS = 10  # launches in a row, while nothing is away: there is no use in more
+CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
+COMMAND_SECONDS = 1800.0
+REFUSED = 2  # exit status of a command that says what is wrong and does nothing
+EAGER = Path("dev", "chaos", "eager.py")  # below the project's code
+BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
+# Each is an option of its command, which hides jobs or changes what is printed.
+MISLEADING = {
+    "SQUEUE_PARTITION": "high", "SQUEUE_STATES": "RUNNING", "SQUEUE_FORMAT": "%i", "SQUEUE_USERS": "daemon",
+    "SCANCEL_STATE": "RUNNING", "SACCT_FORMAT": "jobid", "SINFO_FORMAT": "%N",
+}  # fmt: skip
+
+
+class NemesisRun:
+    """A study that is launched on a cluster, disturbed as scheduled, and launched again until it is done.
+
+    `injected` counts the faults that had a victim; `waiting` are those that have none yet.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        place: Testbed,
+        faults: list[Fault],
+        say: Callable[[str, str], None],
+        seconds: float,
+    ) -> None:
+        """It is given up after so many seconds."""
+        self.study, self.place, self.waiting, self._say = study, place, faults, say
+        self.injected: Counter[str] = Counter()
+        self.progress = 0.0  # the share of all steps that is on file
+        self.launches = 0
+        self._over = False  # a launch has found nothing left to do
+        self._log = place.folder / "commands.log"
+        self._env = environment(place.server.uri, place.folder / "cache") | {
+            "PATH": place.cluster.env()["PATH"],
+            "SLURM_CONF": str(place.cluster.conf),
+            "PYTHONPATH": place.colleague.environment()["PYTHONPATH"],
+            "LD_LIBRARY_PATH": place.colleague.environment()["LD_LIBRARY_PATH"],
+        }
+        self._strikes = Strikes(place, say)
+        self._tries: Counter[Fault] = Counter()
+        self._launcher: Launcher | None = None
+        self._failed = False  # the last launch has left something undone
+        self._refused = 0  # launches in a row
+        self._looked, self._asked = 0.0, 0.0
+        self._seconds, self._deadline = seconds, time.monotonic() + seconds
+
+    def run(self) -> None:
+        """Do it all.
+
+        Raises DevError if the study is not done in time or after CALM_LAUNCHES, if launches are refused, or if
+        something does not come back.
+        """
+        try:
+            self._launch("launch")
+            while not self._over:
+                self._poll()
+            self._strike()  # what needs no run to be hit
+            while self._launcher is not None or self._strikes.away:
+                self._poll()
+            self._settle()
+        finally:
+            if self._launcher is not None:
+                self._launcher.end()
+            self._strikes.close()
+
+    # -- while it is disturbed
+
+    def _poll(self) -> None:
+        time.sleep(LAUNCHER_SECONDS if self._launcher is not None and self._launcher.fault else POLL_SECONDS)
+        self._require_time()
+        self._strikes.check()
+        self._see_launcher()
+        if time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._looked = time.monotonic()
+            if not self._over:
+                self.progress = self.study.progress(self.place.runs)
+                self._strike()
+        if self._launcher is None and time.monotonic() - self._asked >= QUEUE_SECONDS:
+            self._asked = time.monotonic()
+            if not self._over and not self._busy():
+                # What has failed is tried again, as `cppo launch` says.
+                self._launch("retry" if self._failed else "launch")
+
+    def _require_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise DevError(f"not done after {self._seconds / 60:.0f} minutes: see {self.place.folder}")
+
+    def _strike(self) -> None:
+        for fault in [one for one in self.waiting if one.at <= self.progress]:
+            if fault.kind == "launcher" or fault.kind in BY_ANOTHER:
+                if self._launcher is None and not self._over:
+                    self._launch("launch")
+            elif hit := self._strikes.strike(fault):
+                self._happened(fault, hit)
+
+    def _happened(self, fault: Fault, hit: str) -> None:
+        self.waiting.remove(fault)
+        self.injected[fault.kind] += 1
+        self._say(fault.kind, hit)
+
+    def _launch(self, name: str) -> Launcher:
+        """`cppo launch` or `retry`. The next launch is somebody else's, or for a launcher's fault, if that is due."""
+        others = [one for one in self.waiting if one.kind in BY_ANOTHER and one.at <= self.progress]
+        if others and name == "launch" and self.launches:
+            return self._launch_as(others[0])
+        due = [one for one in self.waiting if one.kind == "launcher" and one.at <= self.progress]
+        fault = due[0] if due and name == "launch" else None
+        tries = self._tries[fault] if fault else 0
+        if fault:
+            self._tries[fault] += 1
+        self.launches += 1
+        self._failed = False
+        self._launcher = Launcher(self._words(name), self.place.folder, self._env, self._log, fault, tries)
+        return self._launcher
+
+    def _launch_as(self, fault: Fault) -> Launcher:
+        """`cppo launch` by the colleague, or in a misleading shell."""
+        colleague = self.place.colleague if fault.kind == "account" else None
+        env = self._env | (MISLEADING if fault.kind == "shell" else {})
+        if colleague is not None:
+            home = colleague.environment()
+            env |= home | {"XDG_CACHE_HOME": f"{home['HOME']}/.cache"}
+        self.launches += 1
+        self._failed = False
+        words = self._words("launch")
+        self._launcher = Launcher(words, self.place.folder, env, self._log, None, 0, colleague)
+        self._happened(
+            fault, f"by {colleague.name}" if colleague else "with SQUEUE_PARTITION=high and others"
+        )
+        return self._launcher
+
+    def _words(self, name: str) -> list[str]:
+        # Whoever launches, jobs find a Python that their user can start.
+        colleague = self.place.colleague
+        python = shlex.join([str(colleague.python), str(colleague.code / EAGER)])
+        slurm = ["launcher=slurm", "launcher.grace_seconds=30", f"launcher.python={python}"]
+        return [name, *self.study.words, *slurm, *(["--failed"] if name == "retry" else [])]
+
+    def _see_launcher(self) -> None:
+        going = self._launcher
+        if going is None:
+            return
+        if going.fault is not None and (hit := going.strike()):
+            self._happened(going.fault, hit)
+            self._launch("launch")  # as its user would
+        elif (status := going.ended()) is not None:
+            self._refused = self._refused + 1 if status == REFUSED and not self._strikes.away else 0
+            if self._refused == REFUSALS:
+                raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
+            self._launcher, self._failed = None, status != 0 and going.words[0] == "launch"
+            if going.words[0] == "launch" and going.found_nothing_to_do():
+                # What a full disk kept from the files of a run is in the store alone.
+                self._over, self.progress = True, 1.0
+
+    def _busy(self) -> bool:
+        """Whether anything is in Slurm's queue, or nobody can say."""
+        if "slurmctld" in self._strikes.away:
+            return True
+        asked = self.place.cluster.run("squeue", "-h", "-r", "-o", "%i")
+        return bool(asked.returncode or asked.stdout.strip())
+
+    # -- afterwards
+
+    def _settle(self) -> None:
+        """Nothing strikes any more: do what the commands say until nothing is left."""
+        self._say("", "nothing is left to train, and all is back")
+        for _ in range(CALM_LAUNCHES):
+            self._wait(lambda: not self._busy())
+            launch = self._complete("launch")
+            if launch.found_nothing_to_do():
+                break
+            if launch.ended():
+                self._complete("retry")
+        else:
+            raise DevError(f"not done after {CALM_LAUNCHES} launches in peace: see {self._log}")
+        if status := call(["sync"], self.place.folder, self._env, self._log, COMMAND_SECONDS):
+            raise DevError(f"`cppo sync` ended with status {status}: see {self._log}")
+
+    def _complete(self, name: str) -> Launcher:
+        going = self._launch(name)
+        self._wait(lambda: going.ended() is not None)
+        return going
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            time.sleep(LOOK_SECONDS)
+            self._require_time()

@@ -1,0 +1,140 @@
+"""Where a chaos run happens: a Slurm, a PostgreSQL, MLflow servers and a small disk, all of its own."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from cppo_lab.store.address import absolute_uri
+from dev.errors import DevError
+from dev.servers import postgres
+from dev.servers.mlflow_server import MlflowServer
+from dev.slurm import starting
+from dev.slurm.accounts import two_accounts
+from dev.slurm.cluster import Cluster
+from dev.slurm.cluster import default_folder as slurm_folder
+from dev.slurm.settings import Settings
+
+NAME = "chaos"
+# One job at a time on each node; a node that dies is missed soon.
+CLUSTER = Settings(nodes=3, cpus=1, gpus=0, accounting=False, extra={"SlurmdTimeout": "10"})
+DISK = 96 * 2**20  # bytes of the disk that the runs are on
+BLOCK = 2**20
+NEEDS_DISK = "CPPO_REQUIRE_SMALL_DISK"  # set where it is an error that a container may not mount
+
+
+def require() -> None:
+    """Raises DevError, before anything is begun, for what this machine lacks."""
+    if os.getuid() != 0:
+        raise DevError("the cluster needs root: use sudo or a container")
+    for what, absent in (("slurm", starting.missing(accounting=False)), ("servers", postgres.missing())):
+        if absent:
+            raise DevError(f"not installed: {', '.join(absent)}: run `python3 -m dev.{what} install`")
+
+
+@contextmanager
+def exclusive() -> Iterator[None]:
+    """Lets one chaos run at a time have the cluster and the servers of its name.
+
+    Raises DevError if there is another one.
+    """
+    with Path(tempfile.gettempdir(), f"cppo-chaos-{os.getuid()}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DevError("another chaos run is going on on this machine: wait for its end") from None
+        yield
+
+
+class Disk:
+    """A file system of its own for a folder, which can be filled and emptied again. Its group may write to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._ballast = folder, folder / "ballast"
+
+    def mount(self) -> str:
+        """Makes the folder a disk; why it cannot be one here, empty if it is."""
+        self.folder.mkdir(parents=True)
+        options = f"size={DISK},mode=2775,gid={self.folder.stat().st_gid}"
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "cppo-chaos", os.fspath(self.folder)],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stderr.strip() if done.returncode else ""
+
+    def unmount(self, kept: Path) -> None:
+        """It goes; what is on it is copied to another folder."""
+        self.empty()
+        shutil.copytree(self.folder, kept)
+        subprocess.run(["umount", "--lazy", os.fspath(self.folder)], check=True)
+
+    def fill(self) -> None:
+        """Takes all that is left."""
+        with self._ballast.open("wb", buffering=0) as file:
+            for size in (BLOCK, 4096, 1):
+                try:
+                    while True:
+                        file.write(b"\0" * size)
+                except OSError:
+                    continue
+
+    def empty(self) -> None:
+        """Gives it back."""
+        self._ballast.unlink(missing_ok=True)
+
+
+class Testbed:
+    """All that the disturbed study stands on. A context: it is started on entry, and gone afterwards.
+
+    Its folder belongs to the group of two users, of whom the first, `colleague`, launches too; root is the other one.
+    Afterwards the folder has the runs in `runs-kept` and the cluster's logs in `slurm-log`. `no_disk`: why the folder
+    of runs is no disk of its own; empty if it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+        self.cluster = Cluster(slurm_folder(NAME))
+        self.postgres = postgres.Postgres(postgres.default_folder(NAME))
+        self.disk, self.no_disk = Disk(self.runs), ""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Testbed":
+        self.folder.mkdir(parents=True)
+        with ExitStack() as undo:
+            self.colleague, _, _ = undo.enter_context(two_accounts())
+            self.folder.parent.chmod(0o711)
+            shutil.chown(self.folder, group=self.colleague.shared)
+            self.folder.chmod(0o2775)
+            self.no_disk = self.disk.mount()
+            if not self.no_disk:
+                undo.callback(self._unmount)
+            elif os.environ.get(NEEDS_DISK, "") not in ("", "0", "false"):
+                raise DevError(f"{NEEDS_DISK} is set, but no disk can be made: {self.no_disk}")
+            self.postgres.remove()  # of one that was killed
+            undo.callback(self.postgres.remove)
+            self.postgres.start(durable=False)
+            self.server = MlflowServer(self.folder, absolute_uri(self.postgres.make_database("mlflow")))
+            undo.callback(self.server.stop)
+            self.server.start()
+            self.cluster.stop()
+            undo.callback(self._stop_cluster)
+            starting.start(self.cluster, CLUSTER)
+            self._stack = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _unmount(self) -> None:
+        self.disk.unmount(self.folder / "runs-kept")
+
+    def _stop_cluster(self) -> None:
+        self.cluster.stop()
+        if self.cluster.log.is_dir():
+            shutil.copytree(self.cluster.log, self.folder / "slurm-log")
+        shutil.rmtree(self.cluster.folder, ignore_errors=True)

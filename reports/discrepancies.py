@@ -1,0 +1,183 @@
+"""What a faithful report of the paper's tables must show: each known oddity, and what the curves say about
+it.
+
+The claims were noted when the tables and curves were taken from the paper. Nothing is repeated on trust:
+each claim is tested against the curves, and some do not show there.
+"""
+
+import itertools
+import statistics
+from decimal import Decimal
+
+import pandas as pd
+
+from cppo_lab.analysis.audit import AVERAGE, Audit, AuditCell, AuditRun, Printing, same_curve
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.reports.discrepancy import CONFIRMED, NOT_SEEN, Oddity, found_in_curves, listed, run_name
+from cppo_lab.reports.headlines import points
+from cppo_lab.reports.names import OURS, benchmark_name, display_name
+
+
+def oddities(
+    audit: Audit, board: Scoreboard, ablations: pd.DataFrame, shared: dict[tuple[str, str], str]
+) -> list[Oddity]:
+    """The known oddities first, in the order they were noted, then what only the curves show.
+
+    `ablations`: see `printed.ablation_curves`; `shared`: see `audit.shared_curves`.
+    """
+    return [
+        _cutting(audit),
+        _printed_otherwise(audit, "Qwen3-1.7B", "dppo", {"aime25": "28.33", "aime26": "25.21"}),
+        _printed_otherwise(audit, "Qwen3-1.7B-Base", "trm_avg", {"aime26": "9.38", AVERAGE: "11.67"}),
+        *(_collapse(audit, run) for run in audit.runs if run.score.state is SelectionState.COLLAPSE),
+        _noise(audit, board),
+        _late(audit, board),
+        _ordering(ablations),
+        _shared(shared),
+        *found_in_curves(audit),
+    ]
+
+
+def _remainder(cell: AuditCell) -> Decimal:
+    """What lies behind the second decimal, as a share of the last printed digit."""
+    return (cell.exact or Decimal(0)) * 100 % 1
+
+
+def _cutting(audit: Audit) -> Oddity:
+    telling = [cell for cell in audit.cells if cell.printing in (Printing.TRUNCATED, Printing.ROUNDED)]
+    cut = [cell for cell in telling if cell.printing is Printing.TRUNCATED]
+    rounded = [cell for cell in telling if cell.printing is Printing.ROUNDED]
+    neither = sum(cell.printing is Printing.NEITHER for cell in audit.cells)
+    either = sum(cell.printing is Printing.EITHER for cell in audit.cells)
+    ours = [cell for cell in telling if cell.method == OURS]
+    threshold = min(_remainder(cell) for cell in rounded if cell.method != OURS)
+    above = [cell for cell in cut if _remainder(cell) >= threshold]
+    highest = max(_remainder(cell) for cell in cut if cell not in above)
+    largest = max(abs(cell.difference) for cell in audit.cells if cell.difference is not None)
+    exceptions = listed(
+        f"{display_name(c.method)} on {c.model}, {_column(c.column)}: {c.exact} printed {c.printed}"
+        for c in above
+    )
+    return Oddity(
+        "The paper cuts digits off instead of rounding, and not everywhere.",
+        CONFIRMED if cut and rounded else NOT_SEEN,
+        f"{either} printed numbers read the same either way, {len(cut)} are cut, {len(rounded)} are rounded, "
+        f"{neither} are neither; the largest difference from the curve is {largest} points. In the "
+        f"{display_name(OURS)} rows {sum(c.printing is Printing.ROUNDED for c in ours)} of {len(ours)} "
+        f"telling "
+        f"numbers are rounded. In the other rows a remainder of up to {highest:.2f} of the last digit is "
+        f"cut and one "
+        f"from {threshold:.2f} is rounded up, except: {exceptions}. This report rounds half up everywhere.",
+    )
+
+
+def _column(column: str) -> str:
+    return "mean" if column == AVERAGE else benchmark_name(column)
+
+
+def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> Oddity:
+    cells = [audit.cell(model, method, column) for column in claimed]
+    off = [cell for cell in cells if cell.difference is None or abs(cell.difference) >= Decimal("0.01")]
+    run = audit.run(model, method)
+    noted = ", ".join(f"{_column(column)} {value}" for column, value in claimed.items())
+    return Oddity(
+        f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the "
+        f"printed row.",
+        CONFIRMED if off else NOT_SEEN,
+        f"At the selected step {run.score.choice.step} the curve gives "
+        + ", ".join(f"{_column(cell.column)} {cell.exact} (printed {cell.printed})" for cell in cells)
+        + ("." if off else ": print and curve agree to less than 0.01 points."),
+    )
+
+
+def _collapse(audit: Audit, run: AuditRun) -> Oddity:
+    choice, model = run.score.choice, run.score.model
+    others = [r for r in audit.runs if r.score.model == model and r.score.state is SelectionState.SCORED]
+    below = [run_name(r) for r in others if (r.score.choice.score or 0.0) < (choice.score or 0.0)]
+    printed = audit.cell(model, run.score.variant, AVERAGE).printed
+    return Oddity(
+        f"{run_name(run)} is printed “{printed}” although its best mean inside the window is a finite "
+        f"number.",
+        CONFIRMED if choice.score else NOT_SEEN,
+        f"Its best mean is {points(choice.score or 0.0)} at step {choice.step}; its last point is step "
+        f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would "
+        f"rank "
+        f"{1 + len(others) - len(below)} of {len(others) + 1} on this model.",
+    )
+
+
+def _noise(audit: Audit, board: Scoreboard) -> Oddity:
+    noise = sorted(run.noise for run in audit.runs if run.noise is not None)
+    margins = []
+    for model in board.models:
+        scores = sorted(
+            (r.score.choice.score or 0.0 for r in audit.runs if r.score.model == model), reverse=True
+        )
+        margins += [100 * (high - low) for high, low in itertools.pairwise(scores)]
+    middle = statistics.median(noise)
+    smaller = sum(margin < middle for margin in margins)
+    return Oddity(
+        "The step-to-step noise of one run is as large as several of the printed margins.",
+        CONFIRMED if smaller else NOT_SEEN,
+        f"In the last 30 % of the window one evaluation scatters by {noise[0]:.2f} to {noise[-1]:.2f} points "
+        f"(median {middle:.2f}); {smaller} of the {len(margins)} margins between neighbours in a column "
+        f"are smaller "
+        "than that median. One run per cell cannot tell such neighbours apart.",
+    )
+
+
+def _late(audit: Audit, board: Scoreboard) -> Oddity:
+    parts, all_first = [], True
+    for model in board.models:
+        runs = sorted(
+            (r for r in audit.runs if r.score.model == model and r.late.rank is not None),
+            key=lambda r: r.late.rank or 0,
+        )
+        all_first &= runs[0].score.variant == OURS
+        top = " and ".join(
+            f"{display_name(r.score.variant)} {points(r.late.stat.mean)}"
+            for r in runs[:2]
+            if r.late.stat is not None
+        )
+        moved = [display_name(r.score.variant) for r in runs if r.late.rank != r.printed_rank]
+        parts.append(
+            f"{model}: {top}" + (f" (rank differs from print for {', '.join(moved)})" if moved else "")
+        )
+    return Oddity(
+        "The mean of the last 30 % of the window keeps CPPO first in every column, but not every second "
+        "place.",
+        CONFIRMED if all_first else NOT_SEEN,
+        "First and second: " + "; ".join(parts) + ".",
+    )
+
+
+def _ordering(ablations: pd.DataFrame) -> Oddity:
+    def curve(ablation: str) -> pd.Series:
+        rows = ablations[
+            (ablations["ablation"] == ablation) & (ablations["variant"] == "cppo_no_prefix_budget")
+        ]
+        return rows.set_index("step")["value"].sort_index()
+
+    same = same_curve(curve("position_weight_ordering"), curve("single_mechanism"))
+    return Oddity(
+        "The panel on the ordering of position weights compares CPPO without prefix budget, ordered "
+        "against shuffled.",
+        CONFIRMED if same else NOT_SEEN,
+        "Its ordered curve and the single-mechanism panel's curve without prefix budget are "
+        + ("the same at every step." if same else "different curves."),
+    )
+
+
+def _shared(shared: dict[tuple[str, str], str]) -> Oddity:
+    by_method: dict[str, list[str]] = {}
+    for (ablation, variant), method in sorted(shared.items()):
+        by_method.setdefault(method, []).append(
+            ablation if variant == method else f"{ablation} (as {variant})"
+        )
+    evidence = listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
+    return Oddity(
+        "Two ablation curves, DPPO and full CPPO, are runs of the main table.",
+        CONFIRMED if {"dppo", "cppo"} == set(by_method) else NOT_SEEN,
+        f"Equal point by point with the main grid: {evidence}.",
+    )

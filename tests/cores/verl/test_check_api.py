@@ -1,0 +1,238 @@
+"""The table of what we use of verl holds for the installed version, and names exactly what breaks."""
+
+import ast
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import verl.workers.rollout.base as rollout_base
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import TokenOutput
+
+from cppo_lab.cores.verl import api_contract, check_api
+
+pytestmark = pytest.mark.verl
+ROOT = Path(__file__).parents[3]
+# verl must be told its device before it is imported: a process per question.
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_installed_verl_is_as_expected() -> None:
+    assert check_api.version_problem() is None
+    assert check_api.check_api() == []
+
+
+def test_a_missing_attribute_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(PPOTrainer, "_balance_batch")
+    (problem,) = check_api.check_api()
+    assert problem.startswith(
+        "verl.trainer.ppo.v1.trainer_base.PPOTrainer._balance_batch (overridden) is missing"
+    )
+
+
+def test_a_changed_signature_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainer, "_update_actor", lambda self, batch, metrics, step: None)
+    (problem,) = check_api.check_api()
+    assert "PPOTrainer._update_actor (overridden) has changed" in problem
+    assert "['self', 'batch', 'metrics', 'step']" in problem
+
+
+def test_changed_fields_and_registries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = {name: field for name, field in TokenOutput.model_fields.items() if name != "extra_fields"}
+    monkeypatch.setattr(TokenOutput, "__pydantic_fields__", fields)
+    monkeypatch.setattr(rollout_base, "_ROLLOUT_REGISTRY", {})
+    problems = check_api.check_api()
+    assert [problem.split(" ")[0].split(".")[-1] for problem in problems] == [
+        "TokenOutput",
+        "_ROLLOUT_REGISTRY",
+    ]
+
+
+def test_a_missing_module_is_named() -> None:
+    gone = api_contract.ContractItem("verl.no_such_module", "thing", api_contract.CALL, ())
+    (problem,) = check_api.check_api((gone,))
+    assert problem == "verl.no_such_module.thing (called) is missing: No module named 'verl.no_such_module'"
+
+
+def test_vllms_server_is_checked_in_its_source() -> None:
+    (point,) = (one for one in api_contract.API_CONTRACT if one.attribute == "vLLMHttpServer.run_server")
+    changed = api_contract.ContractItem(point.module, point.attribute, point.kind, ("self", "arguments"))
+    missing = api_contract.ContractItem(point.module, "vLLMHttpServer.stream", point.kind, ("self",))
+    first, second = check_api.check_api((changed, missing))
+    assert (
+        "run_server (overridden) has changed: expected ['self', 'arguments'], found ['self', 'args']" in first
+    )
+    assert "no stream in" in second
+
+
+@pytest.mark.parametrize(
+    ("installed", "supported"), [("0.9.1", True), ("0.9.1.post1", True), ("0.9.0", False), ("0.10.0", False)]
+)
+def test_the_range_of_versions(monkeypatch: pytest.MonkeyPatch, installed: str, supported: bool) -> None:
+    monkeypatch.setattr(check_api, "version", lambda name: installed)
+    problem = check_api.version_problem()
+    assert (problem is None) == supported
+    assert supported or (problem is not None and installed in problem and "pip install" in problem)
+
+
+def test_an_adapter_can_be_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_base, "_ROLLOUT_REGISTRY", {})
+    check_api.register_rollout_adapter("some", "verl.workers.rollout.base.BaseRollout")
+    assert get_rollout_class("some") is rollout_base.BaseRollout
+
+
+# Forks a process per question from one that has what takes longest to import; none of it asks for the device.
+FORKS = """
+import json, os, sys, traceback
+import ray, tensordict, torch, transformers
+
+folder = sys.argv[1]
+for name, (code, environment) in json.loads(sys.argv[2]).items():
+    if not (pid := os.fork()):
+        for number, kind in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{folder}/{name}.{kind}", os.O_WRONLY | os.O_CREAT), number)
+        os.environ.update(environment)
+        status = 0
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            status = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    with open(f"{folder}/{name}.status", "w") as file:
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=file)
+"""
+PLUGIN = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
+ASK = """
+import sys
+import verl
+from verl.plugin.platform import PlatformRegistry, get_platform
+from verl.utils.device import get_device_name
+from verl.workers.engine import EngineRegistry
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+loaded = sorted(name for name in sys.modules if name.startswith("cppo_lab.cores.verl"))
+print(PlatformRegistry.registered_names(), get_device_name())
+print(loaded)
+print(sorted(EngineRegistry._engines["language_model"]["fsdp2"]))
+"""
+SERVERS = "print(RolloutReplicaRegistry.get('cppo_cpu').__name__, get_rollout_class('cppo_cpu').__name__)\n"
+SKLEARN = """
+from transformers.utils import is_sklearn_available
+print(is_sklearn_available(), "sklearn" in sys.modules)
+"""
+CASES = {
+    "cpu": (ASK + SKLEARN + SERVERS, PLUGIN | {"CPPO_LAB_VERL_DEVICE": "cpu"}),
+    "plain": (ASK, {}),
+    "ours": (ASK, PLUGIN),
+    "loud": ("import verl", PLUGIN | {"CPPO_LAB_VERL_DEVICE": "gpu"}),
+}
+
+
+class Done(NamedTuple):
+    """How a process ended, and what it printed."""
+
+    status: int
+    lines: list[str]
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """verl imported in a fresh process of each case."""
+    folder = tmp_path_factory.mktemp("imported")
+    command = [sys.executable, "-c", FORKS, str(folder), json.dumps(CASES)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return {
+        name: Done(
+            int((folder / f"{name}.status").read_text()),
+            (folder / f"{name}.out").read_text().strip().splitlines(),
+            (folder / f"{name}.err").read_text(),
+        )
+        for name in CASES
+    }
+
+
+def test_the_plugin_chooses_the_cpu_when_asked(imported: dict[str, Done]) -> None:
+    status, lines, errors = imported["cpu"]
+    assert status == 0, errors[-2000:]
+    platforms, loaded, engines, sklearn, servers = lines[-5:]
+    assert platforms.endswith(" cpu") and "'cpu')" in platforms
+    assert not [part for part in ("cpu_server", "vllm_server", "decode") if part in loaded]  # only on demand
+    assert engines == "['cpu', 'cuda', 'npu']"
+    assert sklearn == f"{find_spec('sklearn') is not None} False"  # seconds in every process of a run
+    assert servers == "CpuReplica CpuServerAdapter"
+
+
+def test_without_being_asked_the_device_is_verls_own_choice(imported: dict[str, Done]) -> None:
+    plain, ours = imported["plain"], imported["ours"]
+    assert plain.status == ours.status == 0, ours.errors[-2000:]
+    assert plain.lines[0] == ours.lines[0] and plain.lines[2] == ours.lines[2]
+    assert "platform_cpu" not in ours.lines[1] and "plugin" in ours.lines[1]
+
+
+def test_the_plugin_is_loud(imported: dict[str, Done]) -> None:
+    loud = imported["loud"]
+    assert loud.status != 0
+    assert "unknown CPPO_LAB_VERL_DEVICE (leave it unset for verl's own choice) 'gpu'" in loud.errors
+
+
+def test_the_table_has_every_method_that_we_override() -> None:
+    from cppo_lab.cores.verl.replay import LabReplayBuffer
+    from cppo_lab.cores.verl.rollout.agent_loop import TopKAgentLoop, TopKAgentLoopOutput
+    from cppo_lab.cores.verl.rollout.cpu_replica import CpuReplica, CpuServerAdapter
+    from cppo_lab.cores.verl.rollout.dispatch import MarkedAgentLoopManager
+    from cppo_lab.cores.verl.task_reward import TaskRewardManager
+    from cppo_lab.cores.verl.trainer import LabTrainer
+    from cppo_lab.cores.verl.worker import TrustRegionWorker
+
+    classes = [
+        LabTrainer, TrustRegionWorker, LabReplayBuffer, TaskRewardManager, CpuReplica, CpuServerAdapter,
+        TopKAgentLoop, TopKAgentLoopOutput, MarkedAgentLoopManager,
+    ]  # fmt: skip
+    listed = {f"{point.module}.{point.attribute}" for point in api_contract.API_CONTRACT}
+    missing = []
+    for ours in classes:
+        for name, value in vars(ours).items():
+            theirs = [
+                base
+                for base in ours.__mro__[1:]
+                if base.__module__.startswith("verl.") and name in vars(base)
+            ]
+            if not theirs or not callable(value) or name.startswith("_abc") or name == "__module__":
+                continue
+            names = ["", ".__init__"] if name == "__init__" else [f".{name}"]
+            places = {f"{base.__module__}.{base.__qualname__}{one}" for base in theirs for one in names}
+            if not places & listed:
+                missing.append(f"{ours.__name__}.{name}")
+    assert not missing
+
+
+# Types that our annotations and subclasses name, whose use is covered by other rows.
+UNLISTED = {
+    "verl.DataProto", "verl.models.mcore.util", "verl.plugin.platform.PlatformBase",
+    "verl.single_controller.base.decorator.Dispatch", "verl.utils.metric.AggregationType",
+    "verl.workers.config.HFModelConfig", "verl.workers.config.PolicyLossConfig", "verl.workers.config.RolloutConfig",
+    "verl.utils.tensordict_utils", "verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY",
+}  # fmt: skip
+
+
+def test_the_table_has_everything_that_we_import() -> None:
+    listed = {f"{point.module}.{point.attribute}" for point in api_contract.API_CONTRACT}
+    imported = {
+        f"{node.module}.{alias.name}"
+        for path in Path(check_api.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "verl"
+        for alias in node.names
+    } - UNLISTED
+    assert len(imported) > 20
+    assert not {name for name in imported if not any(f"{row}.".startswith(f"{name}.") for row in listed)}

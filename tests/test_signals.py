@@ -1,0 +1,60 @@
+"""A closed terminal ends a command and what it trains in order, unless `nohup` keeps it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.slurm.jobs import notes
+from tests.waiting import CEILING_SECONDS, until
+
+TOLD = """
+import os, signal
+from cppo_lab.signals import interrupt_on_termination
+interrupt_on_termination()
+try:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("goes on")
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGHUP)  # the shell says it again
+    print("ends in order")
+"""
+
+
+@pytest.mark.parametrize(("before", "says"), [(signal.SIG_DFL, "ends in order"), (signal.SIG_IGN, "goes on")])
+def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", TOLD],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, before),
+    )
+    assert told.stdout.strip() == says
+
+
+INLINE = """
+import sys
+from pathlib import Path
+from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.launch.inline import launch_inline
+from tests.launch.slurm.jobs import Long, slurm_spec
+interrupt_on_termination()
+launch_inline([Long(Path(sys.argv[1]), "job", fresh_process=True)], slurm_spec(), lambda event: None)
+"""
+
+
+def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(tmp_path: Path) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", INLINE, str(tmp_path)],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    )
+    until("it has begun", lambda: notes(tmp_path) == [("job", "begin")])
+    os.killpg(launcher.pid, signal.SIGHUP)
+    assert launcher.wait(CEILING_SECONDS) != 0
+    assert notes(tmp_path) == [("job", "begin"), ("job", f"interrupted {signal.SIGTERM.value}")]
