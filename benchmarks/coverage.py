@@ -1,11 +1,11 @@
-"""How honest the statistics are, in simulated studies: the tables of docs/statistics.md.
+"""Coverage and error rates of the statistics in simulated studies: the tables of docs/statistics.md.
 
-coverage      share of studies whose 95 % interval holds the truth: ours, and the percentile bootstrap beside it; for
-              scores that scatter normally and for scores with a long upper tail (Gumbel, skewness 1.14).
-pooling       the same for a calm and a noisy method if all methods were taken to scatter alike.
-selection     bias and scatter of the best step's score and of its corrections, against the noise-free score of the
-              step that was picked. Runs rise and level off, wander (autocorrelated), and have sampling error.
-families      chance of any false finding among six methods against a baseline, all of equal worth.
+coverage      share of studies whose 95 % interval contains the true value: ours and the percentile bootstrap; for
+              normal scores and for scores with a long upper tail (Gumbel, skewness 1.14).
+pooling       the same for a low-variance and a high-variance method if the variance is pooled over methods.
+selection     bias and standard deviation of the best step's score and of its corrections, relative to the noise-free
+              score of the selected step. Runs rise and level off, wander (autocorrelated), and have sampling error.
+families      familywise error rate for six methods compared with an equally good baseline.
 speed         seconds for all statistics of 28 cells with three seeds and 2,000 resamples.
 
     python benchmarks/coverage.py [--quick]
@@ -119,7 +119,7 @@ def pooling(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
         inside = np.abs(x.mean(axis=-1)) <= stdtrit(7 * (n - 1), 0.975) * error
         own = np.sqrt(x.var(axis=-1, ddof=1) / n)
         alone = np.abs(x.mean(axis=-1)) <= stdtrit(n - 1, 0.975) * own
-        for which, index in (("calm", slice(0, 6)), ("noisy", slice(6, 7))):
+        for which, index in (("low-variance", slice(0, 6)), ("high-variance", slice(6, 7))):
             columns = {"pooled": inside[:, index].mean(), "ours": alone[:, index].mean()}
             yield f"{which} method, {n} seeds", columns
 
@@ -135,11 +135,11 @@ def wander(
 
 
 def selection(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """Points; one row per kind of curve and estimator. The seed-wise pick takes five seeds, the others one."""
+    """Points; one row per kind of curve and estimator. Selection on other seeds uses five seeds, the others one."""
     kinds = {
         "like the paper's": (68, 0.008, 0.005),
-        "noise alone": (68, 0.0, 0.0),
-        "long": (112, 0.012, 0.005),
+        "noise only": (68, 0.0, 0.0),
+        "long runs": (112, 0.012, 0.005),
     }
     for kind, (steps, together, own) in kinds.items():
         rng = np.random.default_rng(1)
@@ -153,13 +153,13 @@ def selection(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
         other = (mean.sum(axis=1, keepdims=True) - mean).argmax(axis=-1)[..., None]
         estimators = {
             "best step": np.take_along_axis(mean, picked, -1)[..., 0],
-            "picked on other benchmarks (ours)": held_out_best(np.moveaxis(seen, 2, -1)),
-            "picked on other seeds": np.take_along_axis(mean, other, -1)[..., 0],
+            "selected on other benchmarks (ours)": held_out_best(np.moveaxis(seen, 2, -1)),
+            "selected on other seeds": np.take_along_axis(mean, other, -1)[..., 0],
             "final mean": mean[..., int(0.7 * steps) :].mean(axis=-1),
         }
         for name, values in estimators.items():
             error = 100 * (values - truth)
-            yield f"{kind}: {name}", {"bias": float(error.mean()), "scatter": float(error.std())}
+            yield f"{kind}: {name}", {"bias": float(error.mean()), "standard deviation": float(error.std())}
 
 
 def families(studies: int) -> Iterator[tuple[str, dict[str, float]]]:
@@ -227,14 +227,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="500 studies in place of 2,000")
+    parser.add_argument("--quick", action="store_true", help="500 studies instead of 2,000")
     quick = parser.parse_args().quick
     studies = 500 if quick else 2000
     covered = show("coverage, %", coverage(studies), 100, 1)
     show("coverage of the probability of improvement, %", improvement(studies), 100, 1)
-    show("coverage, %, if scatter is pooled", pooling(studies), 100, 1)
+    show("coverage with pooled variance, %", pooling(studies), 100, 1)
     picked = show("error of the best step's score, points", selection(studies // 4), 1, 2)
-    false = show("any false finding, %", families(studies), 100, 1)
+    false = show("familywise error rate, %", families(studies), 100, 1)
     board = made_board()
     start = time.perf_counter()
     sweep_statistics(board)
@@ -245,7 +245,7 @@ def main() -> None:
     figures = {
         "coverage_least": min(gaussian),
         "coverage_most": max(gaussian),
-        "correction_bias": abs(picked["like the paper's: picked on other benchmarks (ours)"]["bias"]),
+        "correction_bias": abs(picked["like the paper's: selected on other benchmarks (ours)"]["bias"]),
         "uncorrected_bias": abs(picked["like the paper's: best step"]["bias"]),
         "false_findings_most": max(row["holm (ours)"] for row in false.values()),
         "seconds": seconds,

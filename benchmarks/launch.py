@@ -1,4 +1,4 @@
-"""Submitting 500 runs to Slurm: as `cppo launch` does it, by single submitit submissions, and by Hydra's launcher.
+"""Submitting 500 runs to Slurm with `cppo launch`, with single submitit submissions, and with Hydra's launcher.
 
 A development cluster (docs/slurm_dev.md) of its own is started and stopped; it needs root. Everything is submitted
 held, so that nothing runs, and cancelled afterwards. Seconds are those until the last `sbatch` has answered, without

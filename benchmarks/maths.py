@@ -1,4 +1,4 @@
-"""What CPPO's maths costs: against verl's own `vanilla` policy loss, and on top of log-probabilities alone.
+"""Cost of CPPO's maths, compared with verl's own `vanilla` policy loss and with log-probabilities alone.
 
     python benchmarks/maths.py [--quick]
 

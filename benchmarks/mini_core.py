@@ -1,4 +1,4 @@
-"""Speed of the embedded core: against Hugging Face transformers, against the machine, and between rules.
+"""Speed of the embedded core, compared with Hugging Face transformers, with the machine's peak, and between rules.
 
     python benchmarks/mini_core.py [--quick]
 

@@ -1,4 +1,4 @@
-"""How long a plan takes and how much memory, from 100 to 10,000 runs, against Hydra's own --multirun.
+"""Time and memory of a plan of 100 to 10,000 runs, compared with Hydra's own --multirun.
 
 Two kinds of sweeps, each planned in a fresh process:
 

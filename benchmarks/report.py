@@ -1,4 +1,4 @@
-"""How long reports take: the paper's from nothing, again, and with one new run; and a sweep of 1,000 runs.
+"""Time to build reports: the paper's from scratch, again, and with one new run; and a sweep of 1,000 runs.
 
 Every step is a new Python process in a temporary folder with empty caches, so imports and the creation of the database
 count. Times are wall seconds (the median of the repeats); `_cpu_` figures are processor seconds, which say more on a

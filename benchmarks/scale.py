@@ -1,4 +1,4 @@
-"""How commands grow with the number of runs that the tracking store and the record of Slurm's jobs know: 10 to 10,000.
+"""How commands scale from 10 to 10,000 runs in the tracking store and in the database of Slurm jobs.
 
 A sweep of two rules and five learning rates, with a seed for every ten runs. Of every hundred runs one failed, one was
 interrupted and one waits in Slurm's queue; the last ten are on file and not in the store (tests/many_runs.py). Every

@@ -1,4 +1,4 @@
-"""How long `cppo status` takes, from 10 to 10,000 known runs.
+"""Time of `cppo status` with 10 to 10,000 known runs.
 
 A folder of runs as the recorder leaves them: of every ten, six are done, two failed, one was interrupted and one waits
 in Slurm's queue, as the record of jobs and a stand-in for `squeue` say. Seconds are those of the whole command, the

@@ -1,4 +1,4 @@
-"""What tracking costs a training step, against `mlflow.log_metrics`: on a SQLite file and on a real MLflow server.
+"""Cost of tracking per training step, compared with `mlflow.log_metrics`, on SQLite and on a real MLflow server.
 
 A step of 100 ms logs 60 metrics. It sleeps, as one that waits for a GPU, or computes with torch in one thread. Blocks
 of steps alternate: without logging, through our recorder with its thread at work, through MLflow. A block of ours

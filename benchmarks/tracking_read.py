@@ -1,4 +1,4 @@
-"""How long reading the histories of an experiment takes, from a SQLite file and from a real MLflow server.
+"""Time to read the histories of an experiment, from a SQLite file and from a real MLflow server.
 
 100 runs x 60 metrics x 500 steps, each run with the `history.npz` that our recorder leaves. In fresh processes, imports
 and the opening of the store apart:

@@ -1,4 +1,4 @@
-"""What our losses cost in verl: one update of its TrainingWorker (FSDP2 engine, CPU) against verl's own `vanilla`.
+"""Cost of our losses in verl: one update of its TrainingWorker (FSDP2 engine, CPU), compared with verl's `vanilla`.
 
     python benchmarks/verl_loss.py [--quick]
 

@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from cppo_lab.attempt import describe, lend_machine, prepare_process, read_folders
 from cppo_lab.cores.base import Allocation, Resources, load_core
 from cppo_lab.cores.verl import phases
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import mask_output
-from cppo_lab.runs.execute import describe, lend_machine, prepare_process, read_folders
 from cppo_lab.safe_open import open_append, replace_file
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, VerlRun
 from cppo_lab.tracking.preflight import FILE, Measured, Step

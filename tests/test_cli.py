@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab import attempt as execute
 from cppo_lab import schema
+from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
-from cppo_lab.runs import execute
-from cppo_lab.runs.execute import Attempt
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.compose import compose

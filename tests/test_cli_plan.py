@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
+from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
-from cppo_lab.runs.execute import Attempt
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.listing import ListingRow

@@ -8,12 +8,11 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from cppo_lab import schema
+from cppo_lab import attempt, schema
 from cppo_lab.cli import main, reporting
 from cppo_lab.cli.unchanged import database_state
 from cppo_lab.errors import UserError
 from cppo_lab.reports.folder import MARKER
-from cppo_lab.runs import execute
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
@@ -26,7 +25,7 @@ ONE = ["quickstart", "variant=cppo"]
 @pytest.fixture
 def trained(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with the runs of one variant of the quickstart; training took no time."""
-    monkeypatch.setattr(execute, "load_core", lambda name: train)
+    monkeypatch.setattr(attempt, "load_core", lambda name: train)
     launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", "seed=0"]), tracking_uri())
     return workspace
 
@@ -36,9 +35,9 @@ def parent() -> Run:
     experiment = client.get_experiment_by_name("cppo-mini")
     assert experiment is not None
     (found,) = [
-        execute
-        for execute in client.search_runs([experiment.experiment_id])
-        if schema.TAG_SWEEP_PARENT in execute.data.tags
+        attempt
+        for attempt in client.search_runs([experiment.experiment_id])
+        if schema.TAG_SWEEP_PARENT in attempt.data.tags
     ]
     return found
 

@@ -77,12 +77,12 @@ def drawings(results: Sequence[Result]) -> dict[str, tuple[str, bytes]]:
     found = {}
     if shown := bars(results):
         found["targets.png"] = (
-            "How many times better than its target each figure is; left of the line it is missed.",
+            "Each figure as a multiple of its target; left of the line the target is missed.",
             _png(lambda fig: draw_bars(shown, fig), (8.0, 1.0 + 0.2 * len(shown))),
         )
     if grown := curves(results):
         found["growth.png"] = (
-            "How seconds and peak memory grow with the number of runs, both axes logarithmic.",
+            "Time and peak memory as a function of the number of runs, on logarithmic axes.",
             _png(lambda fig: draw_curves(grown, fig), (9.0, 4.4)),
         )
     return found

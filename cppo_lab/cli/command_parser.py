@@ -14,11 +14,11 @@ else:
     Commands = object  # what argparse returns has no public name
 
 OVERRIDES = (
-    "configuration overrides, as in Hydra: rule.delta=0.1 training.t_stop=20 launcher=inline. "
-    "model=, variant= and the sweep's axes (seed=0,1,2) choose what the sweep enumerates."
+    "configuration overrides in Hydra's syntax: rule.delta=0.1 training.t_stop=20 launcher=inline. "
+    "model=, variant= and the sweep's axes (seed=0,1,2) select runs."
 )
-SWEEP = "name of a shipped sweep or study, or path to such a file"
-RUN = "id of a run or its beginning (4 digits or more), of a run that was launched or that a shipped sweep declares"
+SWEEP = "name of a shipped sweep or study, or path to a sweep file"
+RUN = "run id or prefix (at least 4 digits) of a launched run or of a run in a shipped sweep"
 SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
 
 
@@ -42,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
             textwrap.fill(", ".join(options), 100, initial_indent=f"  {name}=", subsequent_indent="      ")
             for name, options in groups().items()
         ]
-        return "\n".join([text, "configuration groups, chosen as GROUP=OPTION:", *lines, ""])
+        return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
 
 
 def add_sweep(
@@ -67,5 +67,5 @@ def add_listing(command: argparse.ArgumentParser) -> None:
         "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
     )
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as one JSON object")
-    form.add_argument("--csv", action="store_true", help="as CSV, one line per run")
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--csv", action="store_true", help="print CSV, one line per run")

@@ -6,23 +6,26 @@ from collections.abc import Callable
 from cppo_lab.cli import monitoring
 from cppo_lab.cli.command_parser import OVERRIDES, SWEEP, CommandParser, Commands, add_listing, add_sweep
 
-SOME_RUN = "id of a run or its beginning"
+SOME_RUN = "run id or prefix"
 
 
 def add_monitoring(commands: Commands) -> None:
     """The commands for looking after many runs; they work alike whichever launcher has them."""
     status = _add_optional_sweep(
-        commands, "status", monitoring.status, "say how runs stand, whoever launched them"
+        commands, "status", monitoring.status, "show the state of runs, whoever launched them"
     )
     add_listing(status)
     status.add_argument(
-        "--repair", action="store_true", help="first finish what kills have left, in MLflow too"
+        "--repair", action="store_true", help="first clean up after killed runs, in MLflow too"
     )
     watch = _add_optional_sweep(
-        commands, "watch", monitoring.watch, "show the runs until all have ended; exit code 0 if all are done"
+        commands,
+        "watch",
+        monitoring.watch,
+        "show the runs until all have ended; exit status 0 if all are done",
     )
     watch.add_argument(
-        "--every", type=float, default=5.0, metavar="SECONDS", help="between two looks (default: 5)"
+        "--every", type=float, default=5.0, metavar="SECONDS", help="refresh interval (default: 5)"
     )
     watch.add_argument(
         "--notify",
@@ -30,35 +33,33 @@ def add_monitoring(commands: Commands) -> None:
         help="run this at the end, without a shell, with CPPO_SWEEP, CPPO_DONE, CPPO_FAILED and CPPO_LEFT in its "
         "environment",
     )
-    logs = commands.add_parser("logs", help="print what a run has printed")
+    logs = commands.add_parser("logs", help="print a run's output")
     logs.set_defaults(command=monitoring.logs)
     logs.add_argument("run", metavar="RUN", help=SOME_RUN)
-    logs.add_argument("-f", "--follow", action="store_true", help="go on printing until the run has ended")
-    logs.add_argument("--all", action="store_true", help="of every attempt, the newest last")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing until the run has ended")
+    logs.add_argument("--all", action="store_true", help="output of every attempt, newest last")
     cancel = _add_optional_sweep(
         commands,
         "cancel",
         monitoring.cancel,
-        "end runs in order, and take those that wait off their lists",
-        "; or --run",
+        "stop running runs cleanly and remove queued ones",
+        "; or use --run",
     )
-    cancel.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; several times")
+    cancel.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
     cancel.add_argument("--queued", action="store_true", help="only runs that have not started")
     cancel.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
-    retry = add_sweep(
-        commands, "retry", monitoring.retry, "train runs again that failed by errors of their own"
-    )
+    retry = add_sweep(commands, "retry", monitoring.retry, "retrain runs that failed with an error")
     retry.add_argument("--failed", action="store_true", help="all failed runs of the sweep")
-    retry.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; several times")
+    retry.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
     sync = commands.add_parser(
-        "sync", help="send what runs have on file and the tracking store has not, after a crash or an outage"
+        "sync", help="upload metrics that never reached the tracking store, after a crash or an outage"
     )
     sync.set_defaults(command=monitoring.sync)
-    sync.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; several times")
+    sync.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
     sync.add_argument(
-        "--watch", action="store_true", help="go on sending what running runs write, until Ctrl-C"
+        "--watch", action="store_true", help="keep uploading metrics of running runs until Ctrl-C"
     )
-    sync.add_argument("--dry-run", action="store_true", help="only say which runs have something to send")
+    sync.add_argument("--dry-run", action="store_true", help="only list runs with metrics to upload")
 
 
 def _add_optional_sweep(

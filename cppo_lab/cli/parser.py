@@ -58,7 +58,7 @@ def _add_training(commands: Commands) -> None:
         commands,
         "plan",
         training.plan,
-        "list the runs of a sweep, their ids, what is done, and what they cost",
+        "list the runs of a sweep with ids, states and cost",
     )
     add_listing(plan)
     show = add_sweep(
@@ -69,31 +69,29 @@ def _add_training(commands: Commands) -> None:
         metavar="sweep|run",
     )
     _add_within(show)
-    show.add_argument("--run", metavar="ID", help="only the run whose id begins so")
-    show.add_argument(
-        "--verl", action="store_true", help="with verl's own complete configuration of each run"
-    )
-    diff = commands.add_parser("diff", help="say what two runs differ in")
+    show.add_argument("--run", metavar="ID", help="only the run with this id or prefix")
+    show.add_argument("--verl", action="store_true", help="also print verl's full configuration of each run")
+    diff = commands.add_parser("diff", help="show how two runs differ")
     diff.set_defaults(command=training.diff)
     for side in ("left", "right"):
         diff.add_argument(side, metavar="RUN", help=RUN)
     _add_within(diff)
-    diff.add_argument("--json", action="store_true", help="as one JSON object")
-    launch = add_sweep(commands, "launch", training.launch, "train the runs of a sweep that are not done")
+    diff.add_argument("--json", action="store_true", help="print one JSON object")
+    launch = add_sweep(commands, "launch", training.launch, "train the unfinished runs of a sweep")
     launch.add_argument(
         "--replace",
         action="store_true",
-        help="train again what other code has finished; each old result goes once its new one is there",
+        help="retrain runs finished by another code version; each old result is deleted once its new one is finished",
     )
 
     flight = add_sweep(
         commands,
         "preflight",
         preflight.preflight,
-        "try each kind of run of a sweep (core=verl) with a short job: does it start, fit, and what will it cost",
+        "run a short test job for each kind of run (core=verl): does it start, does it fit, what will it cost",
     )
-    flight.add_argument("--again", action="store_true", help="measure again what is on file")
-    flight.add_argument("--show", action="store_true", help="only show what is on file")
+    flight.add_argument("--again", action="store_true", help="repeat measurements that have stored results")
+    flight.add_argument("--show", action="store_true", help="only show stored results")
 
 
 def _add_within(command: argparse.ArgumentParser) -> None:
@@ -103,63 +101,61 @@ def _add_within(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SWEEP",
-        help="look for the run in this sweep or file too; may be given several times",
+        help="also search this sweep or file for the run; repeatable",
     )
 
 
 def _add_searching(commands: Commands) -> None:
     tune = add_sweep(
-        commands, "tune", searching.tune, "search for the best constants (Optuna); the same command goes on"
+        commands, "tune", searching.tune, "search for the best constants (Optuna); run again to resume"
     )
     tune.add_argument(
         "--storage",
         metavar="URL",
-        help="where the study is: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, or "
+        help="storage of the study: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, or "
         "sqlite:///optuna.db in the working folder)",
     )
     tune.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
-    tune.add_argument("--trials", type=int, metavar="N", help="trials in all, in place of the file's number")
+    tune.add_argument("--trials", type=int, metavar="N", help="total number of trials; overrides the file")
 
 
 def _add_reporting(commands: Commands) -> None:
-    report = add_sweep(commands, "report", reporting.report, "write the tables, curves and page of a sweep")
+    report = add_sweep(
+        commands, "report", reporting.report, "write tables, curves and the report page of a sweep"
+    )
     report.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to write (default: reports/build/SWEEP)"
+        "--out", type=Path, metavar="DIR", help="output folder (default: reports/build/SWEEP)"
     )
     report.add_argument(
         "--from",
         dest="source",
         choices=["runs", "paper"],
         default="runs",
-        help="our own runs, or the paper's curves (main and study; see `cppo reference import`)",
+        help="your runs (default), or the paper's curves (main and study; see `cppo reference import`)",
     )
-    report.add_argument(
-        "--partial", action="store_true", help="report what is there although runs are missing"
-    )
+    report.add_argument("--partial", action="store_true", help="report even if runs are missing")
     report.add_argument(
         "--palette",
         choices=["paper", "colorblind"],
         default="paper",
-        help="colours of the figures: the paper's (default), or some that colour-blind readers and black-and-white "
-        "prints keep apart, with dashes and markers",
+        help="colours of the figures: the paper's (default), or a palette for colour-blind readers and black-and-white "
+        "prints, with dashes and markers",
     )
     report.add_argument(
-        "--study", metavar="NAME", help="of a search: name of its study (default: SEARCH-MODEL)"
+        "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"
     )
-    report.add_argument(
-        "--force", action="store_true", help="make everything again, also what did not change"
-    )
+    report.add_argument("--force", action="store_true", help="rebuild everything, even if nothing changed")
     report.add_argument(
         "--no-log",
         dest="log",
         action="store_false",
-        help="do not keep page, figures and verdicts with the sweep in MLflow",
+        help="do not upload page, figures and verdicts to MLflow",
     )
-    compare = commands.add_parser("compare", help="say what differs between two reports")
+    compare = commands.add_parser("compare", help="show how two reports differ")
     compare.set_defaults(command=comparing.compare)
     for side in ("before", "after"):
-        compare.add_argument(side, metavar="REPORT", help="folder of a report, or the sweep it is of")
-    compare.add_argument("--json", action="store_true", help="as one JSON object")
+        compare.add_argument(side, metavar="REPORT", help="folder of a report, or its sweep")
+    compare.add_argument("--json", action="store_true", help="print one JSON object")
     reference = commands.add_parser("reference", help="the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)
     load = actions.add_parser(
@@ -169,27 +165,27 @@ def _add_reporting(commands: Commands) -> None:
 
 
 def _add_export(commands: Commands) -> None:
-    text = "write a run's best checkpoint as a Hugging Face folder, with its model card"
+    text = "export a run's best checkpoint in Hugging Face format, with a model card"
     export = commands.add_parser(
         "export",
         help=text,
-        description=f"{text[0].upper()}{text[1:]}: transformers loads it with from_pretrained. Shards of verl are "
+        description=f"{text[0].upper()}{text[1:]}. Load it with from_pretrained. verl's shards are "
         "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
-        "Progress goes to standard error, the folder's place to standard output. See docs/verl.md.",
+        "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
     )
     export.set_defaults(command=exporting.export)
-    export.add_argument("run", metavar="RUN", help="id of a run or its beginning (4 digits or more)")
+    export.add_argument("run", metavar="RUN", help="run id or prefix (at least 4 digits)")
     export.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="DIR",
-        help="where to write: a folder that is not there, or empty; it appears as a whole or not at all",
+        help="output folder, new or empty; created atomically",
     )
 
 
 def _add_theory(commands: Commands) -> None:
-    bounds = commands.add_parser("bounds", help="the constants of CPPO's bounds beside DPPO's")
+    bounds = commands.add_parser("bounds", help="the constants of CPPO's bounds, compared with DPPO's")
     # Read as text: argparse would answer a misspelt number with its usage as well.
     bounds.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
     bounds.add_argument("--delta-b", default="0.02", help="prefix-budget rate (default: 0.02)")
@@ -198,60 +194,54 @@ def _add_theory(commands: Commands) -> None:
     bounds.add_argument("--xi", default="1", help="largest absolute reward (default: 1)")
     bounds.set_defaults(command=theory.bounds)
 
-    vectors = commands.add_parser("check-vectors", help="check every array of a file of golden vectors")
+    vectors = commands.add_parser("check-vectors", help="check the rules against a file of golden vectors")
     vectors.add_argument(
-        "file", type=Path, metavar="FILE.npz", help="a file laid out as tests/oracles/vectors.npz"
+        "file", type=Path, metavar="FILE.npz", help="a file in the format of tests/oracles/vectors.npz"
     )
     vectors.set_defaults(command=theory.check_vectors)
 
 
 def _add_ui(commands: Commands) -> None:
-    page = commands.add_parser("ui", help="open the tracking store in MLflow's page, until Ctrl-C")
-    page.add_argument(
-        "--port", type=int, metavar="N", help="where to listen (default: a free one from 5000 on)"
-    )
+    page = commands.add_parser("ui", help="serve the MLflow UI for the tracking store until Ctrl-C")
+    page.add_argument("--port", type=int, metavar="N", help="port (default: the first free one from 5000)")
     page.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="on which address (default: 127.0.0.1, so that only this machine reaches it)",
+        help="address to listen on (default: 127.0.0.1, reachable from this machine only)",
     )
-    page.add_argument("--open", action="store_true", help="open it in the browser too")
+    page.add_argument("--open", action="store_true", help="also open a browser")
     page.set_defaults(command=ui.ui)
 
 
 def _add_data(commands: Commands) -> None:
     data = commands.add_parser("data", help="training and validation sets of the verl core")
     actions = data.add_subparsers(metavar="ACTION", required=True)
-    prepare = actions.add_parser(
-        "prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 as verl reads them"
-    )
+    prepare = actions.add_parser("prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 in verl's format")
     prepare.add_argument(
         "--from",
         dest="source",
         default="sample",
         metavar="SOURCE",
         help="hub (downloads 300 MB), a file or folder of .jsonl or .parquet, or sample (default): "
-        "8 training problems and the AIME problems that come with this package",
+        "8 training problems and the AIME problems shipped with this package",
     )
     prepare.add_argument(
-        "--out", type=Path, default=Path("data"), metavar="DIR", help="where to write (default: data)"
+        "--out", type=Path, default=Path("data"), metavar="DIR", help="output folder (default: data)"
     )
     prepare.set_defaults(command=environment.data_prepare)
-    check = actions.add_parser("check", help="compare prepared data with its checksums")
-    check.add_argument("folder", type=Path, metavar="DIR", help="a folder that `cppo data prepare` wrote")
+    check = actions.add_parser("check", help="verify the checksums of prepared data")
+    check.add_argument("folder", type=Path, metavar="DIR", help="a folder written by `cppo data prepare`")
     check.set_defaults(command=environment.data_check)
 
 
 def _add_doctor(commands: Commands) -> None:
-    doctor = commands.add_parser(
-        "doctor", help="say what this machine has and lacks for a run, and what to do about it"
-    )
+    doctor = commands.add_parser("doctor", help="check what this machine lacks for a run, and how to fix it")
     doctor.add_argument("--core", default="mini", metavar="CORE", help="trainer core: mini (default) or verl")
     doctor.add_argument(
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="the run that should start here: model=tiny_qwen3 layout=two_nodes paths.data=/data",
+        help="overrides of the run to check for: model=tiny_qwen3 layout=two_nodes paths.data=/data",
     )
     doctor.set_defaults(command=environment.doctor)

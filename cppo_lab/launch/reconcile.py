@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab import schema
+from cppo_lab.attempt import has_checkpoint, tidy
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
 from cppo_lab.launch.slurm.reconcile import in_queue_if_known
-from cppo_lab.runs.execute import has_checkpoint, tidy
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held, is_held
 from cppo_lab.runs.offsets import forget_shipped, unsent

@@ -1,4 +1,4 @@
-"""A run on disk: its folder, lock, status, spool of metrics, cancellation, and one attempt at training it.
+"""A run on disk: its folder, lock, status, spool of metrics, and cancellation.
 
 What this room promises:
 
@@ -7,7 +7,7 @@ What this room promises:
 - A metric is in the spool before `log()` returns (`spool.py`, `events.py`). The spool is only appended to.
 - `offsets.py` remembers how far a store has got with the spool. It may be lost: uploads are idempotent.
 - `folder.py` writes `status.json` and the mark of a cancelled run; `queue.py`: what a local launcher has yet to start.
-- `execute.py` is an attempt from its lock to its recorded end.
 
-No link in a run's folder is followed: files are opened by `cppo_lab.safe_open` (docs/security.md).
+`cppo_lab.attempt` trains a run with these. No link in a run's folder is followed: files are opened by
+`cppo_lab.safe_open` (docs/security.md).
 """

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
+from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
 from cppo_lab.launch.reconcile import RunState, Snapshot, look_repaired, run_states
 from cppo_lab.rules import rule_of
-from cppo_lab.runs.execute import Attempt
 from cppo_lab.runs.folder import announce, forget_cancelled
 from cppo_lab.runs.queue import Queue
 from cppo_lab.signals import Interrupted

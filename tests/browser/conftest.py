@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cppo_lab.runs import execute
+from cppo_lab import attempt
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
@@ -44,7 +44,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(tmp_path_factory.mktemp("browser"))
         patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patched.setattr(execute, "load_core", lambda name: train)
+        patched.setattr(attempt, "load_core", lambda name: train)
         uri = tracking_uri()
         done = launch(make_plan(load_sweep("quickstart"), ["launcher=inline"]), uri)
         assert {state.state for state in done.states.values()} == {"done"}

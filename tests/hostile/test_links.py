@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.attempt import Attempt, execute
 from cppo_lab.cores.mini.checkpoint import save_whole
 from cppo_lab.errors import UserError
-from cppo_lab.runs.execute import Attempt, execute
 from cppo_lab.runs.folder import cancel, write_status
 from cppo_lab.runs.lock import held
 from cppo_lab.safe_open import open_append, open_lock, replace_file

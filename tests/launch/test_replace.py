@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from mlflow.entities import Run, ViewType
 
+from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.attempt import Attempt, execute
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini import loop
 from cppo_lab.launch.reconcile import RunState, look_at, repair
-from cppo_lab.runs import execute as run_module
-from cppo_lab.runs.execute import Attempt, execute
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client

@@ -6,10 +6,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch.reconcile import RunState, repair, run_states
-from cppo_lab.runs import execute as run_module
 from cppo_lab.runs.lock import held
 from cppo_lab.runs.queue import Queue
 from cppo_lab.schema import Outcome

@@ -76,6 +76,6 @@ AT_ITS_END = {
     "when the history is sent": Point(_ARTIFACTS, "upload_history", True),
     "before it is said that all files have come": Point(_CLIENT, "set_tag"),
     "when it is said that all files have come": Point(_CLIENT, "set_tag", True),
-    "before its checkpoints are removed": Point("cppo_lab.runs.execute", "_remove_checkpoints"),
+    "before its checkpoints are removed": Point("cppo_lab.attempt", "_remove_checkpoints"),
 }
 POINTS = WHILE_IT_TRAINS | AT_ITS_END

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cppo_lab import attempt as run_module
 from cppo_lab import schema
+from cppo_lab.attempt import Attempt
 from cppo_lab.cores import base
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
-from cppo_lab.runs import execute as run_module
-from cppo_lab.runs.execute import Attempt
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec

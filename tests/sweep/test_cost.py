@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
+from cppo_lab.attempt import Attempt, _tags
 from cppo_lab.estimate import estimate
-from cppo_lab.runs.execute import Attempt, _tags
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store.address import tracking_uri

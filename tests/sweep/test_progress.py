@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.runs.execute import Attempt
+from cppo_lab.attempt import Attempt
 from cppo_lab.runs.folder import write_status
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan

@@ -8,8 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from cppo_lab import schema
-from cppo_lab.runs import execute
+from cppo_lab import attempt, schema
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep import parents as sweep_parents
 from cppo_lab.sweep.declare import load_sweep
@@ -29,7 +28,7 @@ TEXT = SweepText("s", "A title", "A question?", ("Table 1",))
 @pytest.fixture
 def uri(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A store, and training that takes no time."""
-    monkeypatch.setattr(execute, "load_core", lambda name: train)
+    monkeypatch.setattr(attempt, "load_core", lambda name: train)
     return tracking_uri()
 
 

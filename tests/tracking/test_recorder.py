@@ -10,8 +10,8 @@ import pytest
 from mlflow.entities import Run
 
 from cppo_lab import safe_open, schema
+from cppo_lab.attempt import Attempt, execute
 from cppo_lab.errors import UserError
-from cppo_lab.runs.execute import Attempt, execute
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.spool import newest_record, read_rows
 from cppo_lab.schema import Outcome

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.verl.api_contract import FIELDS, PRIVATE, API_CONTRACT, VLLM, VLLM_WORKER, ContractItem
+from cppo_lab.cores.verl.api_contract import API_CONTRACT, FIELDS, PRIVATE, VLLM, VLLM_WORKER, ContractItem
 
 VERL_RANGE = ">=0.9.1,<0.9.2"
 _FIRST, _BELOW = (0, 9, 1), (0, 9, 2)

@@ -13,10 +13,10 @@ from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
+from cppo_lab.attempt import Allocation
 from cppo_lab.launch.base import Job, run_masked
 from cppo_lab.launch.slurm.container import GO_BACK, GO_BACK_IF_PREEMPTED, OUTSIDE, ask_outside
 from cppo_lab.launch.slurm.queue import command_output
-from cppo_lab.runs.execute import Allocation
 from cppo_lab.runs.lock import AlreadyRunning
 from cppo_lab.signals import Interrupted
 from cppo_lab.tracking.code_version import code_version

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from cppo_lab.attempt import Attempt, describe, execute
 from cppo_lab.redaction import mask_output
-from cppo_lab.runs.execute import Attempt, describe, execute
 from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, is_held
 from cppo_lab.safe_open import open_append

@@ -10,8 +10,8 @@ from typing import Any
 from optuna.trial import TrialState
 
 from cppo_lab import schema
+from cppo_lab.attempt import Attempt
 from cppo_lab.redaction import redacted
-from cppo_lab.runs.execute import Attempt
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.store import address
 from cppo_lab.sweep.declare import Scalar

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from cppo_lab import attempt as execute
+from cppo_lab.attempt import Attempt
 from cppo_lab.launch.slurm.job import SlurmTask
-from cppo_lab.runs import execute
-from cppo_lab.runs.execute import Attempt
 from cppo_lab.sweep.compose import compose
 
 
