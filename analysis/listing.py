@@ -1,6 +1,5 @@
 """Opening the tracking store to read, and which runs an experiment of it has."""
 
-import re
 from collections.abc import Iterator
 
 from mlflow.entities import Run, ViewType
@@ -9,11 +8,9 @@ from mlflow.tracking import MlflowClient
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
-from cppo_lab.store import address
-from cppo_lab.store.database import database_runs, is_database, require_answer
+from cppo_lab.store.database import experiment_runs, require_answer
 
 PAGE = 200  # runs per request: a server takes seconds for them
-_PLAIN = re.compile(r"[\w.\-]+")
 
 
 def open_store(uri: str) -> MlflowClient:
@@ -41,33 +38,8 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
 
 
 def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -> Iterator[Run]:
-    """The runs of an experiment that have the tag `tag` (None: all of them), page by page.
-
-    Oldest first: a run that starts meanwhile moves no other to another page.
-    """
-    uri = str(client.tracking_uri)
-    return database_runs(uri, experiment_id, tag) if is_database(uri) else _served(client, experiment_id, tag)
-
-
-def _served(client: MlflowClient, experiment_id: str, tag: str | None) -> Iterator[Run]:
-    """The same from a server."""
-    named = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters know no way to write other names
-    condition = f"tags.`{tag}` LIKE '%'" if named else ""
-    token = None
-    while True:
-        with address.no_collection():
-            page = client.search_runs(
-                [experiment_id],
-                filter_string=condition,
-                run_view_type=ViewType.ACTIVE_ONLY,
-                max_results=PAGE,
-                order_by=["attributes.start_time ASC"],
-                page_token=token,
-            )
-        yield from (run for run in page if tag is None or tag in run.data.tags)
-        token = page.token
-        if not token:
-            return
+    """The runs of an experiment that have the tag `tag` (None: all of them), oldest first."""
+    return experiment_runs(client, experiment_id, tag, page=PAGE)
 
 
 def unreadable(uri: str, error: Exception) -> UserError:

@@ -175,6 +175,7 @@ FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left 
 QUEUED = "queued"  # a living launcher has it on its list and has not started it
 MISSING = "missing"  # nobody has started it
 STATES = (DONE, COLLAPSED, RUNNING, QUEUED, FAILED, PARTIAL, MISSING)  # of a planned run
+ALIVE = frozenset({RUNNING, QUEUED})  # it trains, or somebody is to start it
 
 
 @dataclass(frozen=True)

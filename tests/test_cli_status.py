@@ -15,6 +15,8 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
+from cppo_lab.launch.reconcile import run_states
+from cppo_lab.launch.run_state import DIED
 from cppo_lab.launch.slurm import queue as slurm_queue
 from cppo_lab.launch.slurm.ledger import Ledger
 from cppo_lab.monitor import status
@@ -35,9 +37,11 @@ from tests.recorded import sent
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "launcher=inline"]
 
 
-def rows(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+def rows(
+    capsys: pytest.CaptureFixture[str], *arguments: str, command: str = "status"
+) -> dict[str, dict[str, Any]]:
     capsys.readouterr()
-    assert main(["status", *arguments, "--json"]) == 0
+    assert main([command, *arguments, "--json"]) == 0
     return {row["run_id"]: row for row in json.loads(capsys.readouterr().out)["runs"]}
 
 
@@ -121,7 +125,7 @@ def test_what_folders_locks_and_lists_say(
         2: ("collapsed", "score fell at step 20"),
         3: ("failed", "RuntimeError: no memory left"),
         4: ("running", ""),
-        5: ("partial", "interrupted: its process ended without a word"),
+        5: ("partial", f"interrupted: {DIED}"),
         6: ("partial", "interrupted: cancelled"),
         7: ("partial", "interrupted: by SIGTERM"),
         8: ("queued", ""),
@@ -179,7 +183,7 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
     found = rows(capsys)
     told_of = {row["run_id"]: (row["state"], row["reason"], row["job"]) for row in found.values()}
     assert told_of == {
-        run_id(0): ("queued", "pending, Resources", "70_0"),
+        run_id(0): ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
         run_id(1): ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
         run_id(2): (
             "partial",
@@ -198,6 +202,12 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
     (slurm_says / "down").touch()
     found = rows(capsys)
     assert found[run_id(0)]["state"] == "queued"  # as far as anybody can say
+    seen = run_states([run_id(0), run_id(9)], "mini", tracking_uri(), runs)  # `cppo plan` knows as much
+    assert [(one.state, one.reason) for one in seen.values()] == [
+        ("queued", found[run_id(0)]["reason"]),
+        ("queued", "is being submitted"),
+    ]
+    assert "what waits in Slurm's queue is not known" in capsys.readouterr().err
     assert "Slurmctld(primary) at x is DOWN" in found[run_id(0)]["reason"]
     assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
 
@@ -249,6 +259,8 @@ def test_repair_ends_what_nobody_trains(
         ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
     (slurm_says / "squeue.txt").write_text(f"5|{os.getuid()}|TIMEOUT|1:00|n1|TimeLimit|x\n")
     assert rows(capsys)[tiny_spec.run_id]["reason"] == "Slurm job 5: TIMEOUT"
+    planned = rows(capsys, *ONE[:-2], command="plan")[tiny_spec.run_id]
+    assert (planned["state"], planned["reason"]) == ("partial", "Slurm job 5: TIMEOUT")  # the same words
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # looking writes nothing
     assert main(["status", *ONE[:-2], "--repair"]) == 0
     said = capsys.readouterr()

@@ -213,9 +213,9 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
 
 
 def _lives(run_id: str) -> bool:
-    from cppo_lab.monitor.status import ALIVE
+    from cppo_lab import schema
 
-    return any(one.state in ALIVE for one in _these([run_id]))
+    return any(one.state in schema.ALIVE for one in _these([run_id]))
 
 
 def _name(one: "RunStatus") -> str:

@@ -3,7 +3,8 @@
 import argparse
 import sys
 
-from cppo_lab.cli.training import planned, require_plan
+from cppo_lab.cli.requirements import require_plan
+from cppo_lab.cli.training import planned
 
 
 def preflight(options: argparse.Namespace) -> int:

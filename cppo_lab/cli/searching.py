@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another one, is."""
     from cppo_lab import schema
-    from cppo_lab.cli.training import require_machine
+    from cppo_lab.cli.requirements import require_machine
     from cppo_lab.redaction import redacted
     from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.store import address

@@ -4,13 +4,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from cppo_lab.cli.requirements import require_plan
 from cppo_lab.cli.terminal import width
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
-    from cppo_lab.sweep.compose import Composed
     from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
@@ -132,45 +132,6 @@ def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
 
     assert isinstance(run.spec, VerlRun)  # `show` has refused another core
     return plain_config(run.spec, run.layout, found.paths, runs_folder())
-
-
-def require_plan(found: "Plan", uri: str) -> None:
-    """See that what the runs of a plan need is here, before any of them is started.
-
-    Raises UserError naming everything that is missing.
-    """
-    from cppo_lab.sweep.compose import Composed
-
-    kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
-    require_machine(
-        [
-            Composed(
-                run.spec, run.layout, found.paths, found.launcher, found.tracking, run.resources, run.run_id
-            )
-            for run in kinds.values()
-        ],
-        uri,
-    )
-
-
-def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
-    """See that what these kinds of runs need is here, if they are of the verl core.
-
-    Raises UserError naming everything that is missing.
-    """
-    if kinds[0].run.core != "verl" or kinds[0].launcher.name == "slurm":
-        return  # Slurm's nodes are other machines than this one
-    from cppo_lab.doctor import MISSING, examine
-    from cppo_lab.sweep.paths import runs_folder
-
-    missing = []
-    for composed in kinds:
-        checks = examine(composed, uri, runs_folder(), interfaces=False)
-        missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
-    if missing:
-        raise UserError(
-            "runs of this sweep cannot start here (see `cppo doctor`):\n  " + "\n  ".join(missing)
-        )
 
 
 def launch(options: argparse.Namespace) -> int:

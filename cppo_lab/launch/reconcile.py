@@ -1,4 +1,4 @@
-"""What is there already: each run's state from the tracking store and from the locks of living processes."""
+"""What is there already of some runs: one look at store, locks and queues; and the repair of what kills have left."""
 
 import contextlib
 import sys
@@ -8,9 +8,17 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.attempt import has_checkpoint, tidy
-from cppo_lab.errors import UserError, one_line
-from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob
-from cppo_lab.launch.slurm.reconcile import in_queue_if_known
+from cppo_lab.errors import UserError
+from cppo_lab.launch.run_state import (
+    CANCELLED,
+    DIED,
+    Facts,
+    RunFolder,
+    RunState,
+    state_of,
+    with_slurms_reasons,
+)
+from cppo_lab.launch.slurm.view import SlurmView, in_queue_if_known
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held, is_held
 from cppo_lab.runs.offsets import forget_shipped, unsent
@@ -23,29 +31,6 @@ from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.sync import send
 
 FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
-DIED = "its process ended without a word (killed, out of memory, or the machine went down)"
-CANCELLED = "cancelled"
-
-
-@dataclass(frozen=True)
-class RunState:
-    """`state` is one of schema.STATES; `reason` says why a run failed, collapsed or was interrupted.
-
-    `step` of `t_stop` is how far a run has come that is running or partial, where that is known.
-    """
-
-    state: str
-    reason: str = ""
-    code_version: str = ""
-    step: int | None = None
-    t_stop: int | None = None
-
-    @property
-    def note(self) -> str:
-        """Step and reason on one line."""
-        reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
-        reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons say it themselves
-        return "; ".join(part for part in (reached, one_line(reason)) if part)
 
 
 @dataclass(frozen=True)
@@ -56,69 +41,23 @@ class Snapshot:
     past: Mapping[str, Sequence[AttemptRecord]]
     held: Mapping[str, bool]
     queued: Collection[str] = frozenset()
-    slurm: Mapping[str, QueuedJob] = field(default_factory=dict)  # runs that have a job in Slurm's queue
+    slurm: SlurmView = field(default_factory=SlurmView)
 
     def states(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
         """The state of every run; results whose MLflow ids are among `ignoring` count as not there."""
-        return {run_id: self._state(run_id, ignoring) for run_id in self.past}
+        return {run_id: state_of(self._facts(run_id), ignoring) for run_id in self.past}
+
+    def explained(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
+        """The same, with Slurm's reason where a run could not say why it ended: may ask Slurm's accounts."""
+        return with_slurms_reasons(self.states(ignoring), self.slurm)
 
     def results(self, run_id: str) -> list[AttemptRecord]:
         """The finished attempts at a run, newest first."""
         return [one for one in self.past[run_id] if one.status == "FINISHED"]
 
-    def _state(self, run_id: str, ignoring: Collection[str]) -> RunState:
-        results = [one for one in self.results(run_id) if one.mlflow_id not in ignoring]
-        others = [one for one in self.past[run_id] if one.status != "FINISHED"]
-        live = self._unfinished(run_id, others)
-        if not results:
-            return live
-        best = results[0]
-        if not (others and best.mlflow_id in others[0].replaces):
-            ended = schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE
-            return RunState(ended, best.reason, best.code_version)
-        if live.state == schema.RUNNING:
-            return live
-        ended = schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE
-        stopped = f"{best.reason}; " if best.reason else ""
-        return RunState(ended, f"{stopped}its replacement is {live.state} ({live.note})", best.code_version)
-
-    def _unfinished(self, run_id: str, others: Sequence[AttemptRecord]) -> RunState:
-        """The state of a run that has no result."""
-        newest = others[0] if others else None
-        version = newest.code_version if newest else ""
-        told = read_status(self.runs / run_id) if newest or self.held[run_id] else {}
-        step, t_stop = _progress(told, newest)
-        job = self.slurm.get(run_id)
-        if self.held[run_id] or (job and job.state in ACTIVE):
-            return RunState(schema.RUNNING, "", version, step, t_stop)
-        if job:
-            why = f", {job.reason}" if job.reason else ""
-            return RunState(
-                schema.QUEUED, f"Slurm job {job.job}: {job.state.lower()}{why}", version, step, t_stop
-            )
-        if run_id in self.queued and not is_cancelled(self.runs / run_id):
-            return RunState(schema.QUEUED)
-        if newest is None:
-            return RunState(schema.MISSING)
-        if newest.status == "FAILED":
-            return RunState(schema.FAILED, newest.reason, version)
-        reason = newest.reason or f"interrupted: {self._died(run_id, newest)}"
-        return RunState(schema.PARTIAL, reason, version, step, t_stop)
-
-    def _died(self, run_id: str, attempt: AttemptRecord) -> str:
-        if is_cancelled(self.runs / run_id):
-            return CANCELLED
-        ours = attempt.folder == folder_tag(self.runs / run_id)
-        return DIED if ours else f"{DIED}, or it goes on from another folder than {self.runs}"
-
-
-def _progress(told: Mapping[str, object], newest: AttemptRecord | None) -> tuple[int | None, int | None]:
-    """Step and last step by the run's folder, if it speaks of its newest attempt; else by the store."""
-    step, t_stop = told.get("step"), told.get("t_stop")
-    ours = newest is None or told.get("record") == newest.record
-    if ours and isinstance(step, int) and isinstance(t_stop, int):
-        return step, t_stop
-    return (newest.step, newest.t_stop) if newest else (None, None)
+    def _facts(self, run_id: str) -> Facts:
+        folder = RunFolder(self.runs / run_id, self.held[run_id])
+        return Facts(run_id, folder, run_id in self.queued, self.slurm, self.past[run_id])
 
 
 def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot:
@@ -142,7 +81,7 @@ def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list
 
 def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, RunState]:
     """The state of every run. Writes nothing."""
-    return look_at(run_ids, core, uri, runs).states()
+    return look_at(run_ids, core, uri, runs).explained()
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:
@@ -193,7 +132,7 @@ def _mend(look: Snapshot, uri: str) -> list[str]:
                 _write_end(uri, folder, one)
             if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):
                 continue
-            if run_id in look.slurm and look.slurm[run_id].state in ACTIVE:
+            if look.slurm.is_active(run_id):
                 continue  # it starts, or ends, at this moment
             if _end_dead(uri, folder, one):
                 mended.append(run_id)

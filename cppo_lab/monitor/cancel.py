@@ -17,7 +17,7 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
 from cppo_lab.launch.slurm.queue import ACTIVE
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.launch.slurm.reconcile import refresh
-from cppo_lab.monitor.status import ALIVE, RunStatus
+from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.lock import holder, is_held
 
@@ -37,7 +37,7 @@ class Cancelled:
 
 def candidates(found: Sequence[RunStatus], queued_only: bool) -> list[RunStatus]:
     """The runs that live, or only those of them that have not started."""
-    return [one for one in found if one.state in ({schema.QUEUED} if queued_only else ALIVE)]
+    return [one for one in found if one.state in ({schema.QUEUED} if queued_only else schema.ALIVE)]
 
 
 def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[Cancelled]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.launch import reconcile
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.monitor.status import RunStatus
@@ -28,7 +29,9 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
         if run_ids and there:
             mended = dict.fromkeys(reconcile.repair(run_ids, core, uri, runs))
             lines += [f"{run_id}: its record in MLflow is mended" for run_id in mended]
-            states = reconcile.run_states(run_ids, core, uri, runs)
+            states = reconcile.look_at(
+                run_ids, core, uri, runs
+            ).states()  # not in Slurm's words: for the record
             stale = [run_id for run_id in run_ids if _end_folder(runs / run_id, states[run_id])]
             lines += [f"{run_id}: its folder says now that it is {states[run_id].state}" for run_id in stale]
     return lines or ["nothing to repair"]
@@ -45,7 +48,7 @@ def _slurm(runs: Path) -> list[str]:
     return [f"{task.name}: Slurm job {task.job} is over" for key, task in before.items() if key not in after]
 
 
-def _end_folder(folder: Path, state: reconcile.RunState) -> bool:
+def _end_folder(folder: Path, state: RunState) -> bool:
     """Let a folder that says a run goes on say how it ended."""
     if read_status(folder).get("status") != schema.RUNNING or state.state not in schema.FINISHED | {
         schema.PARTIAL

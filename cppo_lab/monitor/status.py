@@ -14,15 +14,20 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import one_line
+from cppo_lab.launch.run_state import (
+    Facts,
+    RunFolder,
+    RunState,
+    folder_decides,
+    state_of,
+    with_slurms_reasons,
+)
 from cppo_lab.launch.slurm.view import SlurmView, view
-from cppo_lab.runs.folder import CONFIG, is_cancelled, read_config, read_status, seconds_trained
-from cppo_lab.runs.lock import holder, is_held
+from cppo_lab.runs.folder import CONFIG, read_config, seconds_trained
+from cppo_lab.runs.lock import holder
 from cppo_lab.runs.queue import queued
-from cppo_lab.runs.spool import newest_record
 
 _RUN_ID = re.compile(r"[0-9a-f]{12}")
-ALIVE = frozenset({schema.RUNNING, schema.QUEUED})
-GONE = "its process ended without a word"
 
 
 @dataclass(frozen=True)
@@ -91,20 +96,21 @@ def known_runs(seen: LiveState) -> list[str]:
 def run_statuses(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
     """How runs stand: those that `labels` name, in their order, or every known one, those that live last."""
     seen = live_state(runs)
-    found: dict[str, RunStatus] = {}
-    unsure: list[RunStatus] = []
-    for run_id in known_runs(seen) if labels is None else labels:
-        told = read_status(runs / run_id)
-        label = labels[run_id] if labels is not None else _own_label(runs / run_id, told)
-        found[run_id], sure = _status(run_id, label, told, seen)
-        if not sure:
-            unsure.append(found[run_id])
+    run_ids = known_runs(seen) if labels is None else labels
+    facts = {
+        run_id: Facts(run_id, RunFolder(runs / run_id), run_id in seen.waiting, seen.slurm)
+        for run_id in run_ids
+    }
+    states = {run_id: state_of(known) for run_id, known in facts.items()}
+    labels_of = labels if labels is not None else {i: _own_label(one.folder) for i, one in facts.items()}
+    unsure = [one for run_id, one in facts.items() if not folder_decides(one, states[run_id])]
     if unsure:
-        found |= _ask_store(unsure, uri, seen)
-    everything = _in_slurms_words(list(found.values()), seen)
+        states |= _ask_store(unsure, labels_of, uri)
+    states = with_slurms_reasons(states, seen.slurm)
+    found = [_status(known, labels_of[run_id], states[run_id]) for run_id, known in facts.items()]
     if labels is not None:
-        return everything
-    return sorted(everything, key=lambda one: (_ORDER.index(one.state), one.label.model, one.label.name))
+        return found
+    return sorted(found, key=lambda one: (_ORDER.index(one.state), one.label.model, one.label.name))
 
 
 _ORDER = (
@@ -113,11 +119,11 @@ _ORDER = (
 )
 
 
-def _own_label(folder: Path, told: Mapping[str, Any]) -> Label:
+def _own_label(folder: RunFolder) -> Label:
     """By the run's status, or by its configuration where an older version wrote that status."""
-    values: Mapping[str, Any] = told
+    told = values = folder.status
     if "rule" not in told:
-        config = read_config(folder / CONFIG) or {}
+        config = read_config(folder.path / CONFIG) or {}
         names = {
             key: config[key].get("name") for key in ("rule", "model") if isinstance(config.get(key), dict)
         }
@@ -127,32 +133,13 @@ def _own_label(folder: Path, told: Mapping[str, Any]) -> Label:
     return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None)
 
 
-def _status(run_id: str, label: Label, told: Mapping[str, Any], seen: LiveState) -> tuple[RunStatus, bool]:
-    """How a run stands by its folder and by what is seen; and whether that is sure."""
-    folder, said = seen.runs / run_id, told.get("status")
-    found = _numbers(RunStatus(run_id, label, schema.MISSING, job=seen.slurm.job_of(run_id)), told)
-    if said in schema.FINISHED:
-        return replace(found, state=str(said), reason=_line(told.get("reason"))), True
-    # A job that is ending may be on its way back into the queue; one that was cancelled is not.
-    over = said in (schema.FAILED, schema.PARTIAL) and is_cancelled(folder)
-    if is_held(folder) or (seen.slurm.is_active(run_id) and not over):
-        return _running(found, told, folder, seen.slurm.is_ending(run_id)), True
-    if (why := seen.slurm.waiting(run_id)) is not None:
-        return replace(found, state=schema.QUEUED, reason=why), True
-    if run_id in seen.waiting and not is_cancelled(folder):
-        return replace(found, state=schema.QUEUED), True
-    # Announced by a launcher that found nothing in the store, and never begun.
-    untouched = said == "" and "seconds" not in told
-    sure = untouched or (bool(said) and not told.get("replaces"))
-    if said in (schema.FAILED, schema.PARTIAL):
-        return replace(found, state=str(said), reason=_line(told.get("reason"))), sure
-    if said == schema.RUNNING:
-        record = newest_record(folder)
-        if record is not None and record.end is not None:  # killed before its status said so, too
-            return replace(found, state=record.end.status, reason=_line(record.end.reason)), sure
-        gone = "cancelled" if is_cancelled(folder) else GONE
-        return replace(found, state=schema.PARTIAL, reason=f"interrupted: {gone}"), sure
-    return found, sure
+def _status(facts: Facts, label: Label, state: RunState) -> RunStatus:
+    """A run that is in this state, with its numbers."""
+    told, job = facts.folder.status, facts.slurm.job_of(facts.run_id)
+    found = _numbers(RunStatus(facts.run_id, label, state.state, one_line(state.reason), job=job), told)
+    if state.step is not None:
+        found = replace(found, step=state.step, t_stop=state.t_stop)
+    return _running(found, told, facts.folder.path) if state.state == schema.RUNNING else found
 
 
 def _numbers(found: RunStatus, told: Mapping[str, Any]) -> RunStatus:
@@ -168,16 +155,11 @@ def _numbers(found: RunStatus, told: Mapping[str, Any]) -> RunStatus:
     )
 
 
-def _running(found: RunStatus, told: Mapping[str, Any], folder: Path, ending: bool) -> RunStatus:
+def _running(found: RunStatus, told: Mapping[str, Any], folder: Path) -> RunStatus:
     """With what goes on at this moment."""
-    place = found.job or _place(holder(folder))
+    found = replace(found, job=found.job or _place(holder(folder)))
     if told.get("status") != schema.RUNNING:
-        reason = (
-            "; ".join(filter(None, ["its job is ending", _line(told.get("reason"))]))
-            if ending
-            else "starting"
-        )
-        return replace(found, state=schema.RUNNING, reason=reason, job=place)
+        return found
     updated = _number(told.get("updated"))
     since = 0.0 if updated is None else max(0.0, time.time() - updated)
     eta = _eta(found, told, since)
@@ -185,7 +167,7 @@ def _running(found: RunStatus, told: Mapping[str, Any], folder: Path, ending: bo
     gpu_hours = (
         None if found.gpu_hours is None else found.gpu_hours + since / 3600 * (_number(told.get("gpus")) or 0)
     )
-    return replace(found, state=schema.RUNNING, eta_seconds=eta, hours=hours, gpu_hours=gpu_hours, job=place)
+    return replace(found, eta_seconds=eta, hours=hours, gpu_hours=gpu_hours)
 
 
 def _eta(found: RunStatus, told: Mapping[str, Any], since: float) -> float | None:
@@ -215,47 +197,22 @@ def _line(text: object) -> str:
     return one_line(str(text or ""))
 
 
-def _ask_store(unsure: Sequence[RunStatus], uri: str, seen: LiveState) -> dict[str, RunStatus]:
-    """What the tracking store says of runs whose folders do not."""
+def _ask_store(unsure: Sequence[Facts], labels: Mapping[str, Label], uri: str) -> dict[str, RunState]:
+    """The states of those runs of which the tracking store knows."""
     from cppo_lab.store import address
 
     database = address.sqlite_file(uri)
     if database is not None and not database.is_file():
         return {}
-    from cppo_lab.launch.reconcile import Snapshot, past_attempts
+    from cppo_lab.launch.reconcile import past_attempts
 
-    found = {}
+    found: dict[str, RunState] = {}
     for core in schema.CORES:
-        those = {one.run_id: one for one in unsure if one.label.core in (core, "")}
-        if not those:
-            continue
-        past = past_attempts(list(those), core, uri)
-        states = Snapshot(
-            seen.runs, past, dict.fromkeys(those, False), seen.waiting, seen.slurm.here
-        ).states()
-        for run_id, state in states.items():
-            if state.state not in (schema.MISSING, schema.QUEUED):
-                one = those[run_id]
-                step, t_stop = (
-                    (state.step, state.t_stop) if state.step is not None else (one.step, one.t_stop)
-                )
-                reason = _line(state.reason)
-                found[run_id] = replace(one, state=state.state, reason=reason, step=step, t_stop=t_stop)
+        those = {one.run_id: one for one in unsure if labels[one.run_id].core in (core, "")}
+        past = past_attempts(list(those), core, uri) if those else {}
+        found |= {
+            run_id: state_of(replace(those[run_id], attempts=known))
+            for run_id, known in past.items()
+            if known
+        }
     return found
-
-
-def _in_slurms_words(found: list[RunStatus], seen: LiveState) -> list[RunStatus]:
-    """Where a run could not say why it ended, Slurm may."""
-    dumb = [
-        one.run_id
-        for one in found
-        if one.run_id in seen.slurm.tasks
-        and (one.state == schema.MISSING or (one.state == schema.PARTIAL and GONE in one.reason))
-    ]
-    if not dumb:
-        return found
-    words = seen.slurm.words(dumb)
-    return [
-        replace(one, reason=f"Slurm job {one.job}: {words[one.run_id]}") if one.run_id in words else one
-        for one in found
-    ]

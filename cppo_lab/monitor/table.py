@@ -9,7 +9,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import one_line
-from cppo_lab.monitor.status import ALIVE, RunStatus
+from cppo_lab.monitor.status import RunStatus
 
 _RIGHT = frozenset({"seed", "step", "score", "ETA", "hours", "GPU-hours"})
 COLUMNS = (
@@ -117,4 +117,4 @@ def to_csv(found: Sequence[RunStatus]) -> str:
 
 def all_ended(found: Sequence[RunStatus]) -> bool:
     """Whether nothing runs and nothing waits."""
-    return not any(one.state in ALIVE for one in found)
+    return not any(one.state in schema.ALIVE for one in found)

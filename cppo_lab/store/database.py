@@ -1,22 +1,25 @@
-"""Stores that are databases: whether one answers, and the runs of an experiment straight from its tables.
+"""The runs of an experiment: page by page from a server, straight from the tables of a store that is a database.
 
-MLflow's search makes an object of SQLAlchemy's of every tag, parameter and metric: a millisecond and 160 KB for each
-run. Here they are read as rows. The runs are the same (tests/store/test_database.py), except for their datasets and
-models, which nothing of ours asks for.
+MLflow's search of a database makes an object of SQLAlchemy's of every tag, parameter and metric: a millisecond and
+160 KB for each run. Here they are read as rows. The runs are the same (tests/store/test_database.py), except for their
+datasets and models, which nothing of ours asks for.
 """
 
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag, ViewType
 from sqlalchemy import Connection, TableClause, column, create_engine, select, table
 from sqlalchemy.pool import NullPool
 
 from cppo_lab.store.address import no_collection, sqlite_file
 
-PAGE = 500  # runs whose rows are read at once
+PAGE = 500  # runs whose rows are read at once, and that a server is asked for
+_PLAIN = re.compile(r"[\w.\-]+")
 _HEAD = ("run_uuid", "name", "user_id", "status", "start_time", "end_time", "lifecycle_stage", "artifact_uri")
 _LAST = ("value", "timestamp", "step", "is_nan")
 _RUNS = table("runs", *map(column, (*_HEAD, "experiment_id")))
@@ -35,6 +38,50 @@ def require_answer(uri: str) -> None:
     if not is_database(uri) or sqlite_file(uri) is not None:
         return
     create_engine(uri, poolclass=NullPool).connect().close()
+
+
+def experiment_runs(
+    client: MlflowClient,
+    experiment_id: str,
+    tag: str | None = None,
+    newest_first: bool = False,
+    tags_alone: bool = False,
+    page: int = PAGE,
+) -> Iterator[Run]:
+    """The runs of an experiment that have the tag `tag` (None: all of them), read as they are asked for.
+
+    Oldest first, unless said otherwise: a run that starts meanwhile then moves no other to another page.
+    `tags_alone`: their parameters and metrics are of no interest, and may not be there. `page`: runs per request.
+    """
+    uri = str(client.tracking_uri)
+    if is_database(uri):
+        yield from database_runs(uri, experiment_id, tag, newest_first, tags_alone)
+        return
+    named = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters know no way to write other names
+    condition = f"tags.`{tag}` LIKE '%'" if named else ""
+    found = search_runs(client, experiment_id, condition, newest_first, page)
+    yield from (run for run in found if tag is None or tag in run.data.tags)
+
+
+def search_runs(
+    client: MlflowClient, experiment_id: str, condition: str, newest_first: bool, page: int
+) -> Iterator[Run]:
+    """The runs of an experiment that meet MLflow's filter `condition`, by MLflow's own search."""
+    token = None
+    while True:
+        with no_collection():
+            runs = client.search_runs(
+                [experiment_id],
+                filter_string=condition,
+                run_view_type=ViewType.ACTIVE_ONLY,
+                max_results=page,
+                order_by=[f"attributes.start_time {'DESC' if newest_first else 'ASC'}"],
+                page_token=token,
+            )
+        yield from runs
+        token = runs.token
+        if not token:
+            return
 
 
 def database_runs(

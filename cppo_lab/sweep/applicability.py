@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import UnknownKey, choices_of, compose, listed, parsed, takes
-from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import Grid
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import override

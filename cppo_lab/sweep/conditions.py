@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.declare import ANY_CORE, Conditions, Scalar, Sweep, same
+from cppo_lab.sweep.declare import Conditions, Sweep, same
+from cppo_lab.sweep.declared import ANY_CORE, Scalar
 from cppo_lab.sweep.labels import number
 
 NAMES = ("variant", "model", "core")

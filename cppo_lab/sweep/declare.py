@@ -1,11 +1,10 @@
 """Sweep files: one YAML per table or figure panel, saying what is compared and nothing of how it is run."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.errors import UserError, unknown
@@ -14,14 +13,13 @@ from cppo_lab.schema import CORES
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.base import Positive
 from cppo_lab.spec.resources import Features, Hours, Word
+from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 from cppo_lab.sweep.rule_files import read_rules
 from cppo_lab.sweep.source import mapping, read_text
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search.declare import Search
 
-Scalar = str | int | float | bool | None
-ANY_CORE = "any"
 SHIPPED = PARTS_FOLDER / "sweeps"
 
 
@@ -94,12 +92,6 @@ def _variant_name(value: str) -> str:
     return value
 
 
-def _feed(value: str) -> str:
-    if not re.fullmatch(r"(Table|Figure) [1-9][0-9]*", value):
-        raise ValueError("must be a table or figure of the paper, such as Table 1 or Figure 4")
-    return value
-
-
 def _some(value: Any) -> Any:
     if value == {}:
         raise ValueError("must name at least one of variant, model, core, or a key of variants and axes")
@@ -114,8 +106,6 @@ Conditions = Annotated[
 ]
 VariantName = Annotated[str, AfterValidator(_variant_name)]
 VariantValue = Annotated[Scalar, BeforeValidator(_one)]
-Feed = Annotated[str, AfterValidator(_feed)]
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 class ResourceRule(Spec):
@@ -141,21 +131,6 @@ class ResourceRule(Spec):
             for name in type(self).model_fields
             if name in self.model_fields_set and name != "for_"
         }
-
-
-class Declared(Spec):
-    """What every kind of sweep file has."""
-
-    name: Identifier
-    title: str
-    question: str
-    feeds: tuple[Feed, ...] = ()  # tables and figures of the paper
-    _source: str = PrivateAttr("")
-
-    @property
-    def source(self) -> str:
-        """Its file, or its name if it came with the product, for messages."""
-        return self._source or self.name
 
 
 class Sweep(Declared):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.overrides import override
 
 

@@ -11,7 +11,8 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
-from cppo_lab.sweep.declare import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.declare import Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.declared import ANY_CORE
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.lookup import stored_configs

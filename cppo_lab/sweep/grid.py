@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.compose import groups_set_by, listed, parsed, resolve
-from cppo_lab.sweep.declare import Scalar, Sweep
+from cppo_lab.sweep.declare import Sweep
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.groups import groups
 
 UNNAMED = frozenset({"seed", "model"})  # they have columns of their own

@@ -9,7 +9,8 @@ from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
-from cppo_lab.launch.reconcile import RunState, Snapshot, look_repaired, run_states
+from cppo_lab.launch.reconcile import Snapshot, look_repaired, run_states
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.folder import announce, forget_cancelled
 from cppo_lab.runs.queue import Queue
@@ -87,7 +88,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
         describe_sweeps(plan, uri, experiment_id, parents, look.states(ignoring))
     there = {one.mlflow_id for past in look.past.values() for one in past}
     gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
-    return Launched(look.states(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
+    return Launched(look.explained(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
 
 
 def _require_rules(todo: Sequence[PlannedRun]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.launch.reconcile import RunState
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.sweep.cost import Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan

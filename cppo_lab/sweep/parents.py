@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.reconcile import RunState, Snapshot
+from cppo_lab.launch.reconcile import Snapshot
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.store.client import STORE_FAULTS, AttemptRecord, open_client
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan

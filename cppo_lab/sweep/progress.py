@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.reconcile import RunState
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.lock import is_held
 from cppo_lab.sweep.plan import Plan

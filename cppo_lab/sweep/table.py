@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cppo_lab.estimate import UNCERTAINTY
-from cppo_lab.launch.reconcile import RunState
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
 from cppo_lab.sweep.enumerate import PlannedRun
 

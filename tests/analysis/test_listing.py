@@ -8,10 +8,15 @@ from mlflow import MlflowClient
 
 from cppo_lab.analysis import listing
 from cppo_lab.analysis.listing import all_runs
+from cppo_lab.store import database
 
 
-@pytest.fixture
-def client(empty_store: Path, tmp_path: Path) -> MlflowClient:
+@pytest.fixture(params=["database", "server"])
+def client(
+    empty_store: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> MlflowClient:
+    """Of a store that is read from its tables, or page by page as a server's."""
+    monkeypatch.setattr(database, "is_database", lambda uri: request.param == "database")
     shutil.copy(empty_store, tmp_path / "mlflow.db")
     return MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
 

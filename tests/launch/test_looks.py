@@ -9,7 +9,8 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.launch import reconcile
-from cppo_lab.launch.reconcile import RunState, Snapshot, repair
+from cppo_lab.launch.reconcile import Snapshot, repair
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.runs.folder import cancel, ensure_folder_tag, folder_tag
 from cppo_lab.runs.lock import is_held
 from cppo_lab.store.client import AttemptRecord

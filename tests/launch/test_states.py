@@ -9,7 +9,9 @@ import pytest
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
-from cppo_lab.launch.reconcile import RunState, repair, run_states
+from cppo_lab.launch.reconcile import repair, run_states
+from cppo_lab.launch.run_state import RunState
+from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.lock import held
 from cppo_lab.runs.queue import Queue
 from cppo_lab.schema import Outcome
@@ -65,7 +67,7 @@ def test_queued_also_without_a_store_and_over_an_earlier_failure(tiny_spec: RunS
 
 def test_running_says_how_far_it_is(tiny_spec: RunSpec, folder: Path) -> None:
     with held(folder):
-        assert state(tiny_spec) == RunState(schema.RUNNING)  # its process starts
+        assert state(tiny_spec) == RunState(schema.RUNNING, "starting")
         recorder = begun(tiny_spec, folder)
         recorder._status(schema.RUNNING, 2)
         found = state(tiny_spec)
@@ -105,6 +107,29 @@ def test_a_process_that_is_gone_leaves_a_partial_run(tiny_spec: RunSpec, folder:
         r"interrupted: its process ended without a word .* at step 2", run.data.tags[schema.TAG_REASON]
     )
     assert state(tiny_spec).note.startswith("step 2/4; interrupted: its process ended without a word (killed")
+
+
+def test_what_the_store_has_not_got_yet_counts(tiny_spec: RunSpec, folder: Path) -> None:
+    """A launch would send it and not train: the plan says so. Of a step the newest word is the folder's, too."""
+
+    def seen() -> RunState:
+        return run_states([tiny_spec.run_id], "mini", tracking_uri(), Path("runs").resolve())[
+            tiny_spec.run_id
+        ]
+
+    recorder = begun(tiny_spec, folder, 2)
+    recorder._status(schema.RUNNING, 1)
+    sent(folder)
+    assert (seen().state, seen().step) == (schema.PARTIAL, 1)
+    recorder.finish(FINISHED)
+    assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]
+    assert seen() == RunState(schema.DONE, "", "v")
+    write_status(folder, {**read_status(folder), "status": schema.RUNNING})  # killed before it said so
+    assert seen() == RunState(schema.DONE, "", "v")
+    mlflow_id = mlflow_runs()[0].info.run_id
+    sent(folder)
+    open_client(tracking_uri()).delete_run(mlflow_id)
+    assert seen() == RunState(schema.MISSING)  # a result that was deleted is to be trained again
 
 
 def test_checkpoints_of_a_run_killed_after_its_end_are_removed(

@@ -44,7 +44,7 @@ def test_cancelled_in_the_queue_and_while_it_runs(
     [array] = {row["job"].split("_")[0] for row in found.values()}
     assert array.isdecimal()
     last = next(row for row in found.values() if row["job"] == f"{array}_2")
-    assert (last["state"], last["reason"]) == ("queued", "pending, JobArrayTaskLimit")
+    assert (last["state"], last["reason"]) == ("queued", f"Slurm job {array}_2: pending, JobArrayTaskLimit")
 
     assert main(["cancel", "--run", last["run_id"]]) == 0
     assert f"cppo/mini_base/seed 0: taken out of Slurm's queue (job {array}_2)" in capsys.readouterr().out

@@ -1,14 +1,12 @@
 """The ledger beside Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from submitit.core.utils import JobPaths
 
-from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, SlurmTask, name_of
 from cppo_lab.launch.slurm.queue import (
     ACTIVE,
@@ -66,15 +64,6 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
     here = _in_queue(tasks, jobs)
     _end(ledger, [task for task in tasks if task.name not in here], jobs)
     return here
-
-
-def in_queue_if_known(runs: Path) -> dict[str, QueuedJob]:
-    """What of the ledger is in Slurm's queue, by name. Writes nothing, and says so where the queue cannot be asked."""
-    try:
-        return in_queue(runs)
-    except UserError as error:
-        print(f"cppo: what waits in Slurm's queue is not known: {error}", file=sys.stderr)
-        return {}
 
 
 def in_queue(runs: Path) -> dict[str, QueuedJob]:

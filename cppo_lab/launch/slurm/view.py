@@ -1,5 +1,6 @@
 """What Slurm and the ledger say of runs, to those who only look: one `squeue`, and `sacct` for what that forgot."""
 
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,8 @@ class SlurmView:
         if job := self.here.get(run_id):
             if job.state in ACTIVE:
                 return None
-            return f"{job.state.lower()}, {job.reason}" if job.reason else job.state.lower()
+            why = f", {job.reason}" if job.reason else ""
+            return f"Slurm job {job.job}: {job.state.lower()}{why}"
         task = self.tasks.get(run_id)
         if task is None or task.ended is not None:
             return None
@@ -84,3 +86,14 @@ def view(runs: Path) -> SlurmView:
         return SlurmView(tasks, silent=str(error))
     live = {job.job for job in here.values()}
     return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
+
+
+def in_queue_if_known(runs: Path) -> SlurmView:
+    """The same. What cannot be known is said on standard error, and stops nobody."""
+    try:
+        found = view(runs)
+    except UserError as error:  # the ledger cannot be read
+        found = SlurmView(silent=str(error))
+    if found.silent:
+        print(f"cppo: what waits in Slurm's queue is not known: {found.silent}", file=sys.stderr)
+    return found

@@ -9,7 +9,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.parse import parse
 from cppo_lab.schema import CORES
 from cppo_lab.spec import Spec
-from cppo_lab.sweep.declare import ANY_CORE, Declared, Scalar
+from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 
 MAX_TRIALS = 100_000  # a study makes all of them in advance
 Objective = Literal["final_score", "best_score", "mean_score", "stability"]

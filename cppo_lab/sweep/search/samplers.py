@@ -8,7 +8,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.trial import Trial
 
-from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.search.declare import Choices, Parameter
 from cppo_lab.sweep.search.space import Tuning
 

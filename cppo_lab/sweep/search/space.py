@@ -7,7 +7,7 @@ from typing import Any
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import core_of
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH

@@ -14,7 +14,7 @@ from cppo_lab.attempt import Attempt
 from cppo_lab.redaction import redacted
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.store import address
-from cppo_lab.sweep.declare import Scalar
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.search.objectives import running_mean, values_of
 from cppo_lab.sweep.search.progress import Watch
 from cppo_lab.sweep.search.space import Tuning

@@ -10,7 +10,7 @@ import pytest
 from mlflow.entities import Run
 
 from cppo_lab.cli import main
-from cppo_lab.launch.reconcile import RunState
+from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client

@@ -1,0 +1,238 @@
+"""The state of a run and its text: one function that `plan`, `launch`, `status` and `watch` ask.
+
+Who asks gathers what is known of a run (`Facts`). Of its folder only what the answer needs is read: thousands of runs
+are looked at in a second.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cppo_lab import schema
+from cppo_lab.errors import one_line
+from cppo_lab.launch.slurm.view import SlurmView
+from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status
+from cppo_lab.runs.lock import is_held
+from cppo_lab.runs.spool import newest_record
+
+if TYPE_CHECKING:
+    from cppo_lab.runs.events import End
+    from cppo_lab.store.client import AttemptRecord
+
+CANCELLED = "cancelled"
+STARTING = "starting"
+_SILENT = "its process ended without a word"
+DIED = f"{_SILENT} (killed, out of memory, or the machine went down)"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """`state` is one of schema.STATES; `reason` says more: why a run ended, what it waits for, that it starts.
+
+    `step` of `t_stop` is how far a run has come that is running, queued or partial, where that is known.
+    """
+
+    state: str
+    reason: str = ""
+    code_version: str = ""
+    step: int | None = None
+    t_stop: int | None = None
+
+    @property
+    def note(self) -> str:
+        """Step and reason on one line."""
+        reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
+        reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons say it themselves
+        return "; ".join(part for part in (reached, one_line(reason)) if part)
+
+
+class RunFolder:
+    """What lies in a run's folder. Each thing is read once, when it is first asked for."""
+
+    def __init__(self, path: Path, held: bool | None = None) -> None:
+        """`held`: whether its lock is held, where the caller has looked already."""
+        self.path = path
+        if held is not None:
+            self.held = held
+
+    @cached_property
+    def held(self) -> bool:
+        """Whether a living process trains the run."""
+        return is_held(self.path)
+
+    @cached_property
+    def status(self) -> Mapping[str, Any]:
+        """Its status.json; empty if it has none."""
+        return read_status(self.path)
+
+    @cached_property
+    def cancelled(self) -> bool:
+        """Whether the run was cancelled since its last start."""
+        return is_cancelled(self.path)
+
+    @cached_property
+    def end(self) -> "End | None":
+        """The end of its newest record; None if that has none."""
+        record = newest_record(self.path)
+        return record.end if record is not None else None
+
+    @cached_property
+    def tag(self) -> str:
+        """What attempts from this folder have as TAG_FOLDER."""
+        return folder_tag(self.path)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run. `listed`: a living launcher has it on its list.
+
+    `attempts`: all that the store has of it, newest first; None if the store was not asked.
+    """
+
+    run_id: str
+    folder: RunFolder
+    listed: bool = False
+    slurm: SlurmView = field(default_factory=SlurmView)
+    attempts: "Sequence[AttemptRecord] | None" = None
+
+
+def state_of(facts: Facts, ignoring: Collection[str] = ()) -> RunState:
+    """The state of a run; results whose MLflow ids are among `ignoring` count as not there.
+
+    Where the store was asked it decides whether there is a result: a finished run that was deleted there is trained
+    again. Where it was not, the run's folder decides.
+    """
+    past = facts.attempts or ()
+    results = [one for one in past if one.status == "FINISHED" and one.mlflow_id not in ignoring]
+    others = [one for one in past if one.status != "FINISHED"]
+    newest = others[0] if others else None
+    if not results:
+        return _unfinished(facts, newest)
+    best = results[0]
+    ended = RunState(
+        schema.COLLAPSED if best.outcome == schema.COLLAPSED else schema.DONE, best.reason, best.code_version
+    )
+    if newest is None or best.mlflow_id not in newest.replaces:
+        return ended
+    live = _unfinished(facts, newest)
+    if live.state in {schema.RUNNING, *schema.FINISHED}:
+        return live
+    stopped = f"{best.reason}; " if best.reason else ""
+    return replace(ended, reason=f"{stopped}its replacement is {live.state} ({live.note})")
+
+
+def folder_decides(facts: Facts, state: RunState) -> bool:
+    """Whether the store cannot know better than the folder by which a run has this state, and need not be asked."""
+    said = facts.folder.status.get("status")
+    if state.state in schema.ALIVE or said in schema.FINISHED:
+        return True
+    if said == "" and "seconds" not in facts.folder.status:
+        return True  # announced by a launcher that found nothing in the store, and never begun
+    return bool(said) and not facts.folder.status.get("replaces")
+
+
+def with_slurms_reasons(states: Mapping[str, RunState], slurm: SlurmView) -> dict[str, RunState]:
+    """The states, with Slurm's reason where a run could not say why it ended."""
+    silent = [
+        run_id
+        for run_id, one in states.items()
+        if run_id in slurm.tasks
+        and (one.state == schema.MISSING or (one.state == schema.PARTIAL and _SILENT in one.reason))
+    ]
+    reasons = slurm.words(silent) if silent else {}
+    return {
+        run_id: replace(one, reason=f"Slurm job {slurm.job_of(run_id)}: {reasons[run_id]}")
+        if run_id in reasons
+        else one
+        for run_id, one in states.items()
+    }
+
+
+def _unfinished(facts: Facts, newest: "AttemptRecord | None") -> RunState:
+    """The state of a run whose result the store does not have. `newest`: the last attempt that it has of it."""
+    folder, slurm, version = facts.folder, facts.slurm, newest.code_version if newest else ""
+    if facts.attempts is None and folder.status.get("status") in schema.FINISHED:
+        return _last_word(folder) or RunState(schema.MISSING)
+    if folder.held or (slurm.is_active(facts.run_id) and not _is_over(folder)):
+        return RunState(schema.RUNNING, _activity(facts), version, *_progress(folder, newest, runs=True))
+    if (waits := slurm.waiting(facts.run_id)) is not None:
+        return RunState(schema.QUEUED, waits, version, *_progress(folder, newest))
+    if facts.listed and not folder.cancelled:
+        return RunState(schema.QUEUED, "", version, *_progress(folder, newest))
+    found = _ended_by_folder(folder) if facts.attempts is None else _ended_by_store(folder, newest)
+    if found.state != schema.PARTIAL:
+        return replace(found, code_version=version)
+    return RunState(schema.PARTIAL, found.reason, version, *_progress(folder, newest))
+
+
+def _is_over(folder: RunFolder) -> bool:
+    """Whether a run whose job still has nodes has ended: one that was not cancelled may go back into the queue."""
+    return folder.status.get("status") in (schema.FAILED, schema.PARTIAL) and folder.cancelled
+
+
+def _activity(facts: Facts) -> str:
+    """What a living run does besides training."""
+    told = facts.folder.status
+    if told.get("status") == schema.RUNNING:
+        return ""
+    if facts.slurm.is_ending(facts.run_id):
+        return "; ".join(filter(None, ["its job is ending", told.get("reason")]))
+    return STARTING
+
+
+def _progress(
+    folder: RunFolder, newest: "AttemptRecord | None", runs: bool = False
+) -> tuple[int | None, int | None]:
+    """Step and last step by the run's folder, if it speaks of the newest attempt; else by the store."""
+    told = folder.status
+    step, t_stop = told.get("step"), told.get("t_stop")
+    # One that runs now may be too new for the store.
+    ours = (
+        newest is None
+        or told.get("record") == newest.record
+        or (runs and told.get("status") == schema.RUNNING)
+    )
+    if ours and isinstance(step, int) and isinstance(t_stop, int):
+        return step, t_stop
+    return (newest.step, newest.t_stop) if newest else (None, None)
+
+
+def _last_word(folder: RunFolder) -> RunState | None:
+    """How the run has ended by its folder; None if that does not say."""
+    said = folder.status.get("status")
+    if said == schema.RUNNING and folder.end is not None:  # killed before its status said so, too
+        return RunState(folder.end.status, folder.end.reason)
+    if said in schema.FINISHED | {schema.FAILED, schema.PARTIAL}:
+        return RunState(str(said), folder.status.get("reason") or "")
+    return None
+
+
+def _ended_by_folder(folder: RunFolder) -> RunState:
+    """The state of a run that nobody trains and that waits nowhere; the store was not asked."""
+    if word := _last_word(folder):
+        return word
+    if folder.status.get("status") == schema.RUNNING:
+        return RunState(schema.PARTIAL, f"interrupted: {CANCELLED if folder.cancelled else DIED}")
+    return RunState(schema.MISSING)
+
+
+def _ended_by_store(folder: RunFolder, newest: "AttemptRecord | None") -> RunState:
+    """The same where the store was asked. What it has not got yet of the attempt that it knows, the folder says."""
+    if newest is None:
+        return RunState(schema.MISSING)
+    if newest.record and folder.status.get("record") == newest.record:
+        word = _last_word(folder)
+        if word and (newest.status == "RUNNING" or word.state in schema.FINISHED):
+            return word
+    if newest.status == "FAILED":
+        return RunState(schema.FAILED, newest.reason)
+    return RunState(schema.PARTIAL, newest.reason or f"interrupted: {_died(folder, newest)}")
+
+
+def _died(folder: RunFolder, attempt: "AttemptRecord") -> str:
+    if folder.cancelled:
+        return CANCELLED
+    ours = attempt.folder == folder.tag
+    return DIED if ours else f"{DIED}, or it goes on from another folder than {folder.path.parent}"
