@@ -1,11 +1,10 @@
-"""What a launcher is, and its configuration."""
+"""What a launcher is, and its configuration. The table of launchers: `launchers.py`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeVar
 
-from cppo_lab.errors import unknown
 from cppo_lab.redaction import mask_output, masked_errors
 from cppo_lab.spec import Count, ResourcesSpec, Spec
 
@@ -82,29 +81,3 @@ class Launcher(Protocol):
     """
 
     def __call__(self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None: ...
-
-
-def launcher_kind(name: object) -> type[LauncherSpec]:
-    """The settings that the launcher called `name` has."""
-    if name == "slurm":
-        from cppo_lab.launch.slurm.settings import SlurmSpec
-
-        return SlurmSpec
-    return LauncherSpec
-
-
-def load_launcher(name: str) -> Launcher:
-    """The launcher called `name`."""
-    if name == "inline":
-        from cppo_lab.launch.inline import launch_inline
-
-        return launch_inline
-    if name == "local":
-        from cppo_lab.launch.local import launch_local
-
-        return launch_local
-    if name == "slurm":
-        from cppo_lab.launch.slurm.submit import launch_slurm
-
-        return launch_slurm
-    raise unknown("launcher", name, ["inline", "local", "slurm"])

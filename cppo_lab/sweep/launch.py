@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
-from cppo_lab.launch.base import Event, LauncherSpec, load_launcher
+from cppo_lab.launch.base import Event, LauncherSpec
+from cppo_lab.launch.launchers import load_launcher
 from cppo_lab.launch.reconcile import Snapshot, look_repaired, run_states
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.rules import rule_of

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import CostEstimate, estimate
-from cppo_lab.launch.base import Event, load_launcher
+from cppo_lab.launch.base import Event
+from cppo_lab.launch.launchers import load_launcher
 from cppo_lab.preflight import PreflightJob
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.cost import Hours, whole_run

@@ -9,7 +9,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from cppo_lab.launch.base import LauncherSpec, launcher_kind
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.launch.launchers import launcher_kind
 from cppo_lab.parse import parse, parse_run
 from cppo_lab.spec import (
     RUN_KINDS,

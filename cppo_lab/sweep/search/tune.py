@@ -10,7 +10,8 @@ from pathlib import Path
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.base import Event, load_launcher
+from cppo_lab.launch.base import Event
+from cppo_lab.launch.launchers import load_launcher
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.slurm.reconcile import in_queue

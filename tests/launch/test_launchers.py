@@ -1,0 +1,33 @@
+"""The records of the launchers, the names that a configuration may give, and the files in conf/ are the same."""
+
+from typing import get_args
+
+import pytest
+
+from cppo_lab import PARTS_FOLDER
+from cppo_lab.errors import UserError
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.launch.launchers import LAUNCHERS, launcher_kind, load_launcher
+from cppo_lab.launch.slurm.settings import SlurmSpec
+
+
+def test_records_names_and_files_agree() -> None:
+    assert list(LAUNCHERS) == list(get_args(LauncherSpec.model_fields["name"].annotation))
+    assert set(LAUNCHERS) == {path.stem for path in (PARTS_FOLDER / "conf" / "launcher").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_is_what_its_record_names(name: str) -> None:
+    assert callable(load_launcher(name))
+    assert issubclass(launcher_kind(name), LauncherSpec)
+
+
+def test_only_slurm_has_settings_of_its_own() -> None:
+    assert {name for name in LAUNCHERS if launcher_kind(name) is not LauncherSpec} == {"slurm"}
+    assert launcher_kind("slurm") is SlurmSpec
+    assert launcher_kind("slum") is launcher_kind(None) is LauncherSpec
+
+
+def test_a_launcher_that_there_is_not() -> None:
+    with pytest.raises(UserError, match="slum.*inline, local, slurm"):
+        load_launcher("slum")
