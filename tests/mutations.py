@@ -425,7 +425,7 @@ TRACKING = (
     Fault(
         "steps that no file has are sent of an interrupted run",
         "cppo_lab/tracking/shipping.py",
-        "return [line for line in unwritten if not isinstance(line, Row)]",
+        "return [line for line in unwritten if not isinstance(line, StepEvent)]",
         "return unwritten",
         "tests/runs/test_offsets.py",
     ),
@@ -659,8 +659,8 @@ ANALYSIS = (
     Fault(
         "a claim holds if one of its comparisons does",
         "analysis/statistics/verdicts.py",
-        "if outcomes == {Outcome.SUPPORTED} else",
-        "if Outcome.SUPPORTED in outcomes else",
+        "if outcomes == {VerdictOutcome.SUPPORTED} else",
+        "if VerdictOutcome.SUPPORTED in outcomes else",
         "tests/analysis/statistics/test_verdicts.py",
     ),
     Fault(
@@ -711,7 +711,7 @@ ROOMS = {
     "maths": Room("The maths", ("tests/maths",), MATHS),
     "launch": Room("Launching", ("tests/launch", "tests/test_run.py"), LAUNCH),
     "tracking": Room(
-        "Tracking", ("tests/tracking", "tests/test_redacted.py", "tests/store/test_history.py"), TRACKING
+        "Tracking", ("tests/tracking", "tests/runs", "tests/store", "tests/test_redacted.py"), TRACKING
     ),
     "analysis": Room("Analysis", ("tests/analysis",), ANALYSIS),
 }

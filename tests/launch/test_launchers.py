@@ -29,5 +29,5 @@ def test_only_slurm_has_settings_of_its_own() -> None:
 
 
 def test_a_launcher_that_there_is_not() -> None:
-    with pytest.raises(UserError, match="slum.*inline, local, slurm"):
+    with pytest.raises(UserError, match=r"slum.*inline, local, slurm"):
         load_launcher("slum")
