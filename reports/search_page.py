@@ -15,7 +15,7 @@ from cppo_lab.reports.text_tables import TextTable
 
 
 @dataclass(frozen=True)
-class PageFigure:
+class SearchPageFigure:
     """One figure: its panels, or the reason why there are none."""
 
     heading: str
@@ -40,7 +40,7 @@ class SearchPage:
     states: str
     finding: tuple[str, ...]
     certainty: tuple[str, ...]
-    figures: tuple[PageFigure, ...]
+    figures: tuple[SearchPageFigure, ...]
     space: TextTable
     trials: TrialTable
     failures: tuple[tuple[int, str], ...]
@@ -88,9 +88,9 @@ def search_page(
     )
 
 
-def page_figure(figure: SearchFigure) -> PageFigure:
+def page_figure(figure: SearchFigure) -> SearchPageFigure:
     """A figure as it stands on the page."""
-    return PageFigure(figure.title, figure.caption, inline_panels(figure), figure.absent)
+    return SearchPageFigure(figure.title, figure.caption, inline_panels(figure), figure.absent)
 
 
 def render_search(page: SearchPage) -> str:

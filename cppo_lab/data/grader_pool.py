@@ -27,7 +27,7 @@ _OWN_FAULT = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGXCPU}
 
 
 @dataclass(frozen=True)
-class Grade:
+class MathVerifyResult:
     """Whether math-verify calls the answer right, and what kept it from deciding ("timeout", "error") if anything."""
 
     right: bool
@@ -139,7 +139,7 @@ class GraderPool:
         self._idle: list[_Child] = []
         self._changed = threading.Condition()
 
-    def grade(self, answer: str, marked: bool, truth: str) -> Grade:
+    def grade(self, answer: str, marked: bool, truth: str) -> MathVerifyResult:
         """Math-verify's verdict.
 
         Raises:
@@ -165,12 +165,12 @@ class GraderPool:
                 if reply is None:
                     child.kill()
                     child = self._new_child()
-                    return Grade(False, "timeout")
+                    return MathVerifyResult(False, "timeout")
                 if reply["last"]:
                     child.kill()
                     child = self._new_child()
-                return Grade(bool(reply.get("right")), "error" if "error" in reply else None)
-            return Grade(False, "error")
+                return MathVerifyResult(bool(reply.get("right")), "error" if "error" in reply else None)
+            return MathVerifyResult(False, "error")
         except (
             BaseException
         ):  # an interrupt in the middle of an exchange: the child's next reply would be late

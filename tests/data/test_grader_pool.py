@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.data import grader_pool
-from cppo_lab.data.grader_pool import Grade, GraderPool
+from cppo_lab.data.grader_pool import GraderPool, MathVerifyResult
 from cppo_lab.data.grading import close_pools, grade
 from cppo_lab.errors import UserError
 from tests.waiting import CEILING_SECONDS, until
@@ -110,7 +110,7 @@ def test_the_limit_holds_and_is_told(_pools: None) -> None:
 
 def test_hostile_and_normal_answers_side_by_side() -> None:
     pool = GraderPool(LIMIT, workers=2)
-    verdicts: dict[int, Grade] = {}
+    verdicts: dict[int, MathVerifyResult] = {}
 
     def ask(place: int) -> None:
         verdicts[place] = pool.grade(HANGING if place % 3 == 0 else "\\frac{2}{4}", True, "0.5")
@@ -131,10 +131,10 @@ def test_hostile_and_normal_answers_side_by_side() -> None:
 
 def test_a_child_killed_while_it_waits_is_replaced() -> None:
     pool = GraderPool(LIMIT, workers=1)
-    assert pool.grade("\\frac{2}{4}", True, "0.5") == Grade(True)
+    assert pool.grade("\\frac{2}{4}", True, "0.5") == MathVerifyResult(True)
     [pid] = pool.processes()
     os.kill(pid, signal.SIGKILL)
-    assert pool.grade("\\frac{2}{4}", True, "0.5") == Grade(True)
+    assert pool.grade("\\frac{2}{4}", True, "0.5") == MathVerifyResult(True)
     assert pool.processes() != [pid]
     pool.close()
 
@@ -151,13 +151,13 @@ def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(monkeypatch: pytest
         return read(child, deadline)
 
     monkeypatch.setattr(grader_pool._Child, "_read", reading)
-    verdicts: list[Grade] = []
+    verdicts: list[MathVerifyResult] = []
     thread = threading.Thread(target=lambda: verdicts.append(pool.grade("\\frac{2}{4}", True, "0.5")))
     thread.start()
     assert asked.wait(CEILING_SECONDS)
     os.kill(pid, signal.SIGKILL)
     thread.join(CEILING_SECONDS)
-    assert verdicts == [Grade(True)]
+    assert verdicts == [MathVerifyResult(True)]
     assert not alive(pid)
     pool.close()
 
@@ -178,7 +178,7 @@ def test_an_answer_that_kills_its_child_twice_is_given_up(
         (tmp_path / "deaths").write_text("")
         monkeypatch.setenv("DEATH", str(int(death)))
         pool = GraderPool(CEILING_SECONDS, workers=1)
-        assert pool.grade("1", True, "1") == Grade(False, "error")
+        assert pool.grade("1", True, "1") == MathVerifyResult(False, "error")
         assert (tmp_path / "deaths").read_text() == "x" * times
         pool.close()
 

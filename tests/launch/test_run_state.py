@@ -19,7 +19,7 @@ from cppo_lab.launch.run_state import (
     state_of,
     with_slurms_reasons,
 )
-from cppo_lab.launch.slurm.ledger import SlurmTask
+from cppo_lab.launch.slurm.ledger import LedgerTask
 from cppo_lab.launch.slurm.queue import QueuedJob
 from cppo_lab.launch.slurm.view import SlurmView
 from cppo_lab.runs.events import End
@@ -55,13 +55,13 @@ def attempt(status: str, reason: str = "", **more: Any) -> AttemptRecord:
 
 def job(state: str, reason: str = "") -> SlurmView:
     """Slurm has the run's job in this state."""
-    task = SlurmTask(RUN, "token", 7, 0, 2, time.time())
+    task = LedgerTask(RUN, "token", 7, 0, 2, time.time())
     return SlurmView({RUN: task}, {RUN: QueuedJob("7_0", os.getuid(), state, reason, 0, "", "token")})
 
 
 def silent(job_id: int | None = 7, age: float = 0.0, why: str = "it is down") -> SlurmView:
     """The ledger has the run, and Slurm says nothing of it."""
-    return SlurmView({RUN: SlurmTask(RUN, "token", job_id, 0, 2, time.time() - age)}, silent=why)
+    return SlurmView({RUN: LedgerTask(RUN, "token", job_id, 0, 2, time.time() - age)}, silent=why)
 
 
 NONE = SlurmView()
@@ -266,7 +266,7 @@ def test_slurm_says_why_a_run_ended_that_could_not() -> None:
         runs["foreign"]: RunState(schema.MISSING),  # no job of ours
     }
     tasks = {
-        run_id: SlurmTask(run_id, "token", 7, place, 4, 0.0, "TIMEOUT")
+        run_id: LedgerTask(run_id, "token", 7, place, 4, 0.0, "TIMEOUT")
         for place, run_id in enumerate(run_id for name, run_id in runs.items() if name != "foreign")
     }
     assert with_slurms_reasons(states, SlurmView(tasks)) == states | {

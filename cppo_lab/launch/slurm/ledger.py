@@ -47,7 +47,7 @@ CREATE INDEX IF NOT EXISTS open_task ON task (name) WHERE ended IS NULL;
 
 
 @dataclass(frozen=True)
-class SlurmTask:
+class LedgerTask:
     """A job's place in an array; its `name` is a run's id, mostly.
 
     `job_id` is None where the submission's answer was never recorded.
@@ -130,7 +130,7 @@ class Ledger:
         with self._transaction():
             self._database.execute("UPDATE submission SET job_id = ? WHERE token = ?", (job_id, token))
 
-    def end(self, tasks: Iterable[SlurmTask], reason: str) -> None:
+    def end(self, tasks: Iterable[LedgerTask], reason: str) -> None:
         """These are no longer in Slurm's queue."""
         with self._transaction():
             self._database.executemany(
@@ -138,11 +138,11 @@ class Ledger:
                 [(reason, task.name, task.token) for task in tasks],
             )
 
-    def open_tasks(self) -> list[SlurmTask]:
+    def open_tasks(self) -> list[LedgerTask]:
         """What may still be in Slurm's queue."""
         return self._tasks("WHERE task.ended IS NULL")
 
-    def open_tasks_of(self, token: str) -> list[SlurmTask]:
+    def open_tasks_of(self, token: str) -> list[LedgerTask]:
         """Those of one submission."""
         return self._tasks("WHERE task.ended IS NULL AND task.token = ?", token)
 
@@ -152,13 +152,13 @@ class Ledger:
             found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
             return [str(token) for (token,) in found]
 
-    def tasks_of(self, name: str) -> list[SlurmTask]:
+    def tasks_of(self, name: str) -> list[LedgerTask]:
         """Every place in the queue that a job has had, newest first."""
         return self._tasks("WHERE task.name = ?", name)
 
-    def newest_tasks(self) -> dict[str, SlurmTask]:
+    def newest_tasks(self) -> dict[str, LedgerTask]:
         """The last place in the queue of every job that ever had one, by name."""
-        found: dict[str, SlurmTask] = {}
+        found: dict[str, LedgerTask] = {}
         for task in self._tasks(""):
             found.setdefault(task.name, task)
         return found
@@ -167,7 +167,7 @@ class Ledger:
         """Where a submission keeps its batch script, functions and output."""
         return self.path.parent / FOLDER / token
 
-    def _tasks(self, where: str, *values: object) -> list[SlurmTask]:
+    def _tasks(self, where: str, *values: object) -> list[LedgerTask]:
         owner = "owner" if self._has_owners else "NULL"
         with self._naming_faults():
             rows = self._database.execute(
@@ -177,7 +177,7 @@ class Ledger:
                 f"{where} ORDER BY created DESC, position",
                 values,
             ).fetchall()
-        tasks = [SlurmTask(*row) for row in rows]
+        tasks = [LedgerTask(*row) for row in rows]
         for task in tasks:
             if not _is_ours(task):
                 raise self._fault(f"it has a task {str(vars(task))[:200]!r}, which no launcher has written")
@@ -215,7 +215,7 @@ class Ledger:
             self._database.execute("COMMIT")
 
 
-def _is_ours(task: SlurmTask) -> bool:
+def _is_ours(task: LedgerTask) -> bool:
     """Whether its values are such as launchers write: names and tokens become parts of paths."""
     return (
         isinstance(task.name, str)

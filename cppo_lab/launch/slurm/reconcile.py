@@ -7,7 +7,7 @@ from pathlib import Path
 
 from submitit.core.utils import JobPaths
 
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, SlurmTask, name_of
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
 from cppo_lab.launch.slurm.queue import (
     ACTIVE,
     WAITING,
@@ -22,7 +22,7 @@ SETTLING_SECONDS = 10.0  # a launcher that was killed may have left an sbatch th
 LEFT = "left Slurm's queue"
 
 
-def query_queue(tasks: Sequence[SlurmTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
+def query_queue(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
     """What the queue has of the accounts that submitted `tasks`, and which of them are in it, by name.
 
     Raises UserError if Slurm's controller does not answer.
@@ -31,7 +31,7 @@ def query_queue(tasks: Sequence[SlurmTask]) -> tuple[list[QueuedJob], dict[str, 
     return jobs, _in_queue(tasks, jobs)
 
 
-def _in_queue(tasks: Sequence[SlurmTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
+def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
     """Which of the tasks are in the queue, by name.
 
     Where the cluster hides the jobs of others, theirs count as waiting: only they can find out that they have ended.
@@ -99,12 +99,12 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
         ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
 
 
-def _function(ledger: Ledger, task: SlurmTask) -> Path:
+def _function(ledger: Ledger, task: LedgerTask) -> Path:
     """Where submitit's job looks for what it is to run."""
     return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
 
 
-def _end(ledger: Ledger, gone: Sequence[SlurmTask], jobs: Sequence[QueuedJob]) -> None:
+def _end(ledger: Ledger, gone: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> None:
     """Write down that tasks have left the queue, and why, as far as anybody knows."""
     remembered = {job.job: job.state for job in jobs}
     unknown = [task.job for task in gone if task.job and task.job not in remembered]

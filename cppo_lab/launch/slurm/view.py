@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, SlurmTask
+from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, ended_as
 from cppo_lab.launch.slurm.reconcile import LEFT, query_queue
 
@@ -22,7 +22,7 @@ class SlurmView:
     `ended`: Slurm's word for jobs that have left it lately, by job. `silent`: why the queue could not be asked.
     """
 
-    tasks: Mapping[str, SlurmTask] = field(default_factory=dict)
+    tasks: Mapping[str, LedgerTask] = field(default_factory=dict)
     here: Mapping[str, QueuedJob] = field(default_factory=dict)
     ended: Mapping[str, str] = field(default_factory=dict)
     silent: str = ""

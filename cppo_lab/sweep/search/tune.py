@@ -31,14 +31,14 @@ SLURM_WORKERS = 4  # unless told otherwise: with more at a time a search learns 
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class TuneResult:
     """How a search stands when its workers have ended."""
 
     text: str
     over: bool
 
 
-def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> SearchResult:
+def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
     """Work on the search until no trial is left. Other commands may work on it at the same time.
 
     Raises UserError if the study has another definition, or a store cannot be used.
@@ -66,7 +66,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> SearchResult:
             _release(study, state, uri, runs)
     state.publish()
     trials = study.trials()
-    return SearchResult(_summary(tuning, trials, study.folder), is_over(tuning, trials))
+    return TuneResult(_summary(tuning, trials, study.folder), is_over(tuning, trials))
 
 
 def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> None:
