@@ -97,7 +97,8 @@ def drawing_code() -> str:
 def report_code() -> str:
     """Of all that turns runs into a report: analysis, reports with their templates, and the libraries."""
     shared = [
-        of_bytes((PACKAGE_FOLDER / f"{name}.py").read_bytes()) for name in ("schema", "history", "store")
+        of_bytes((PACKAGE_FOLDER / f"{name}.py").read_bytes())
+        for name in ("schema", "store/history", "store/address")
     ]
     return fingerprint((libraries(), tree(REPORTS), tree(PARTS_FOLDER / "analysis"), shared))
 

@@ -73,20 +73,20 @@ class ExclusiveClient(MlflowClient):
     """MLflow's client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
 
 
-def _exclusive(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
+def _exclusive(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(MlflowClient, name))
     def write(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
         with exclusive(str(self.tracking_uri)), _deferred(self):
-            return method(self, *arguments, **named)
+            return getattr(MlflowClient, name)(self, *arguments, **named)
 
     return write
 
 
-def _whole(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
+def _whole(name: str) -> Callable[..., Any]:
+    @functools.wraps(getattr(MlflowClient, name))
     def read(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
         with _deferred(self):
-            return method(self, *arguments, **named)
+            return getattr(MlflowClient, name)(self, *arguments, **named)
 
     return read
 
@@ -98,6 +98,6 @@ def _deferred(client: ExclusiveClient) -> contextlib.AbstractContextManager[None
 
 
 for _name in WRITES:
-    setattr(ExclusiveClient, _name, _exclusive(getattr(MlflowClient, _name)))
+    setattr(ExclusiveClient, _name, _exclusive(_name))
 for _name in READS:
-    setattr(ExclusiveClient, _name, _whole(getattr(MlflowClient, _name)))
+    setattr(ExclusiveClient, _name, _whole(_name))

@@ -142,6 +142,7 @@ LISTENERS = {
     "cppo_lab/cores/verl/ray_nodes.py": "Ray among the machines of an allocation, with a token; asks for a free port",
     "cppo_lab/cores/verl/ray_local.py": "Ray on this machine alone: 127.0.0.1, with a token",
     "cppo_lab/cores/verl/platform_cpu.py": "names ray.init, and starts nothing",
+    "cppo_lab/rules/record.py": "binds the arguments of a rule, and listens to nothing",
     "dev/servers/faulty_proxy.py": "127.0.0.1",
     "dev/servers/group.py": "asks for a free port of 127.0.0.1",
     "dev/servers/mlflow_server.py": "127.0.0.1",

@@ -59,7 +59,11 @@ def job(state: str, reason: str = "") -> SlurmView:
     return SlurmView({RUN: task}, {RUN: QueuedJob("7_0", os.getuid(), state, reason, 0, "", "token")})
 
 
-def silent(job_id: int | None = 7, age: float = 0.0, why: str = "it is down") -> SlurmView:
+# However late the test runs after it was collected, a submission of this age is a new one.
+NEW = -1e6
+
+
+def silent(job_id: int | None = 7, age: float = NEW, why: str = "it is down") -> SlurmView:
     """The ledger has the run, and Slurm says nothing of it."""
     return SlurmView({RUN: LedgerTask(RUN, "token", job_id, 0, 2, time.time() - age)}, silent=why)
 
