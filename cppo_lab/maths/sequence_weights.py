@@ -13,9 +13,11 @@ A tie keeps the response. A dropped response has objective 0 and stays in the de
 
 Source: the blog "When Speed Kills Stability", richardli.xyz/rl-collapse, by authors of TRM (arXiv 2512.23075); verl
 `docs/algo/rollout_corr_math.md` 3.3 with the presets of `trainer/config/algorithm.py`: Seq-TIS 2.0, Seq-MIS 0.5 to 2.0
-(inclusive, in log space), Geo-Mask 0.999 to 1.001. What prime-rl (pull request 3384) calls Seq-MIS has the filter of
-Geo-Mask and the weight w: not here. VESPO, arXiv 2602.10693; TRL `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2,
-lambda 3 where A >= 0, else k 3, lambda 2; log rho held in [-20, 20], log w in [log 1e-8, 20].
+(inclusive, in log space), Geo-Mask 0.999 to 1.001. verl's code bounds the inverse ratio, its documentation the ratio,
+as here; they differ where one bound is not the other's inverse. What prime-rl (pull request 3384) calls Seq-MIS has the
+filter of Geo-Mask and the weight w: not here. VESPO, arXiv 2602.10693; TRL `trainer/grpo_trainer.py`
+(`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho held in [-20, 20], log w in
+[log 1e-8, 20].
 They need no divergence; one that is passed only enters the statistics.
 """
 
