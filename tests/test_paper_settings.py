@@ -160,7 +160,7 @@ def test_a_run_that_several_sweeps_share_is_one_run() -> None:
     assert len(study.runs) == 37
 
 
-@pytest.mark.parametrize("sweep", ["calibration", "drift_mild", "drift_strong"])
+@pytest.mark.parametrize("sweep", ["calibration", "drift_mild", "drift_strong", "trust_regions_2026"])
 def test_sweeps_of_the_embedded_core_say_so(sweep: str) -> None:
     with pytest.raises(UserError, match=rf"sweep {sweep} has no models for core=verl .valid: mini."):
         make_plan(load_sweep(sweep), ["core=verl"])

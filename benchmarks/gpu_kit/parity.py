@@ -45,6 +45,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gspo": ("gspo", {"clip_low": 3e-4, "clip_high": 4e-4}),
     "geo_mean": ("geo_mean", {"log_clip_low": 0.4, "log_clip_high": 0.4}),
     "sapo": ("sapo", {"tau_positive": 1.0, "tau_negative": 1.05}),
+    "icepop": ("icepop", {"ratio_low": 0.7, "ratio_high": 1.4}),
+    "ipo": ("ipo", {"delta": 0.1, "kl_tau": 0.001}),
+    "kpop": ("kpop", {"delta": 0.02}),
+    "drpo": ("drpo", {"delta": 0.3}),
+    "m2po": ("m2po", {"m2": 0.02}),
+    "seq_tis": ("seq_tis", {"ratio_high": 2.0}),
+    "seq_mis": ("seq_mis", {"ratio_low": 0.1, "ratio_high": 10.0}),
+    "geo_mask": ("geo_mask", {"ratio_low": 0.995, "ratio_high": 1.005}),
+    "opsm": ("opsm", {"delta": 1e-4, "clip_low": 0.2, "clip_high": 0.28}),
+    "vespo": (
+        "vespo",
+        {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+    ),
 }
 THRESHOLDS = frozenset(
     {
@@ -57,6 +70,9 @@ THRESHOLDS = frozenset(
         "dual_clip",
         "log_clip_low",
         "log_clip_high",
+        "ratio_low",
+        "ratio_high",
+        "m2",
     }
 )
 

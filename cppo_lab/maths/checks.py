@@ -31,6 +31,16 @@ def in_unit_interval(name: str, value: float) -> None:
         )
 
 
+def ratio_bounds(low: float, high: float) -> None:
+    """Raise ValueError unless 0 <= low <= 1 <= high; 0 and math.inf leave a side open."""
+    if not 0 <= low <= 1:
+        raise ValueError(f"ratio_low={low!r} must lie in [0, 1]: pass 0 to leave the lower side open")
+    if not high >= 1:
+        raise ValueError(
+            f"ratio_high={high!r} must be at least 1: pass math.inf to leave the upper side open"
+        )
+
+
 def one_of(name: str, value: str, valid: Iterable[str]) -> None:
     """Raise ValueError unless `value` is one of `valid`."""
     choices = list(valid)

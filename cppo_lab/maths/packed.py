@@ -27,6 +27,7 @@ from cppo_lab.maths.checks import finite, same_shape, token_mask
 from cppo_lab.maths.metrics import merge
 from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.rules import get_rule
+from cppo_lab.rules import MINIBATCH, RULES
 
 
 class Bucket(NamedTuple):
@@ -65,7 +66,8 @@ def rule(
     """`get_rule(name)` on packed tokens [N]; objective and keep are [N], statistics those of the whole batch.
 
     Args:
-        name: a built-in rule, or the function of any.
+        name: a built-in rule, or the function of any that decides response by response. A rule that needs the whole
+            minibatch goes by its name, and takes B times the longest response.
         logp, rollout_logp, advantages, divergence: [N]; `expand` turns advantages per response into these.
         cu_lengths: [B + 1] integers.
         constants: the rule's own; `permutation` is [N] here, each response's entries permuting 0..length - 1.
@@ -74,7 +76,11 @@ def rule(
         ValueError: shapes other than [N], `cu_lengths` that do not fit, or as the rule raises.
     """
     function = get_rule(name) if isinstance(name, str) else name
-    groups = buckets(cu_lengths, len(logp))
+    if isinstance(name, str) and MINIBATCH in RULES[name].needs:
+        lengths = _lengths(cu_lengths, len(logp))
+        groups = [_bucket(range(len(lengths)), lengths, cu_lengths)]
+    else:
+        groups = buckets(cu_lengths, len(logp))
     permutation = constants.pop("permutation", None)
     given = {"logp": logp, "rollout_logp": rollout_logp, "advantages": advantages}
     given |= {} if divergence is None else {"divergence": divergence}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.maths.checks import non_negative, row_counts
-from cppo_lab.maths.output import RuleOutput, common_stats, importance_objective, tokens
+from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
 
 
 def grpo(
@@ -36,12 +36,30 @@ def grpo(
     Raises:
         ValueError: clip_low outside [0, 1], clip_high < 0, dual_clip <= 1, or as in `output.tokens`.
     """
-    non_negative("clip_high", clip_high)
-    if not 0 <= clip_low <= 1:
-        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
+    check_clips(clip_low, clip_high)
     if dual_clip is not None and not 1 < dual_clip < math.inf:
         raise ValueError(f"dual_clip={dual_clip!r} must be above 1 and finite: pass None to switch it off")
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
+    clipped, bound = clip(batch, clip_low, clip_high, dual_clip)
+    keep = (batch.valid & ~clipped).to(batch.logp.dtype)
+    # One branch by selection: torch.minimum would halve the gradient at a tie.
+    objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
+    return RuleOutput(
+        objective, keep, common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
+    )
+
+
+def check_clips(clip_low: float, clip_high: float) -> None:
+    """Raise ValueError unless 0 <= clip_low <= 1 and clip_high is finite and >= 0."""
+    non_negative("clip_high", clip_high)
+    if not 0 <= clip_low <= 1:
+        raise ValueError(f"clip_low={clip_low!r} must lie in [0, 1]: the ratio is clipped at 1 - clip_low")
+
+
+def clip(
+    batch: Tokens, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """[B, T] bool, where the clipped branch is taken; and the ratio's bound there."""
     ratio = batch.log_ratio.detach().exp()
     above = (batch.advantages > 0) & (ratio > 1 + clip_high)
     below = (batch.advantages < 0) & (ratio < 1 - clip_low)
@@ -50,10 +68,4 @@ def grpo(
         dual = (batch.advantages < 0) & (ratio > dual_clip)
         bound = bound.masked_fill(dual, dual_clip)
         below = below | dual
-    clipped = above | below
-    keep = (batch.valid & ~clipped).to(batch.logp.dtype)
-    # One branch by selection: torch.minimum would halve the gradient at a tie.
-    objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
-    return RuleOutput(
-        objective, keep, common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
-    )
+    return above | below, bound

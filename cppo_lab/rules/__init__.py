@@ -16,7 +16,7 @@ from typing import Any
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.plugins import PATH, entry_points, load
 from cppo_lab.rules.built_in import BUILT_IN, SETTINGS
-from cppo_lab.rules.record import DIVERGENCE, KL, PERMUTATION, RESPONSE, Row, Rule, Stroke, Variant
+from cppo_lab.rules.record import DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE, Row, Rule, Stroke, Variant
 
 __all__ = [
     "DIVERGENCE",
@@ -25,6 +25,7 @@ __all__ = [
     "KL",
     "METHODS",
     "METHOD_COLOURS",
+    "MINIBATCH",
     "NAMED",
     "PERMUTATION",
     "RESPONSE",

@@ -17,12 +17,13 @@ from cppo_lab.rules.colours import (
     SKY,
     VERMILLION,
 )
-from cppo_lab.rules.record import DIVERGENCE, KL, PERMUTATION, RESPONSE, Row, Rule, Stroke, Variant
+from cppo_lab.rules.record import DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE, Row, Rule, Stroke, Variant
 
 CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
 _MASKS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.sequence_masks"
 _CLIPS, _COEFFICIENTS = "cppo_lab.maths.surrogates", "cppo_lab.maths.importance"
 _MEANS = "cppo_lab.maths.sequence_ratio"
+_SYMMETRIC, _WEIGHTS = "cppo_lab.maths.symmetric", "cppo_lab.maths.sequence_weights"
 _BUDGET = frozenset({DIVERGENCE, RESPONSE})
 _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 
@@ -196,6 +197,80 @@ BUILT_IN = (
         title="SAPO",
         paper="2511.20347",
         row=Row("ratio", beyond="weighed less"),
+    ),
+    Rule(
+        name="icepop",
+        function=f"{_SYMMETRIC}:icepop",
+        title="IcePop",
+        paper="2510.18855",
+        row=Row("ratio, both directions"),
+    ),
+    # prime-rl's own loss, without a paper.
+    Rule(
+        name="ipo",
+        function=f"{_SYMMETRIC}:ipo",
+        title="IPO",
+        row=Row("probability, both directions", beyond="masked, pulled back"),
+    ),
+    # A blog's: ringtech.notion.site/kpop.
+    Rule(
+        name="kpop",
+        function=f"{_SYMMETRIC}:kpop",
+        title="KPop",
+        row=Row("KL both ways, both directions"),
+    ),
+    Rule(
+        name="drpo",
+        function="cppo_lab.maths.drpo:drpo",
+        title="DRPO",
+        paper="2606.09821",
+        row=Row("probability", beyond="weighed less, pulled back"),
+    ),
+    Rule(
+        name="m2po",
+        function="cppo_lab.maths.m2po:m2po",
+        title="M2PO",
+        paper="2510.01161",
+        needs=frozenset({MINIBATCH, RESPONSE}),
+        row=Row("mean squared log-ratio", per="minibatch"),
+    ),
+    # These three are a blog's: richardli.xyz/rl-collapse.
+    Rule(
+        name="seq_tis",
+        function=f"{_WEIGHTS}:seq_tis",
+        title="Seq-TIS",
+        needs=frozenset({RESPONSE}),
+        row=Row("product of ratios", per="response", beyond="capped"),
+    ),
+    Rule(
+        name="seq_mis",
+        function=f"{_WEIGHTS}:seq_mis",
+        title="Seq-MIS",
+        needs=frozenset({RESPONSE}),
+        row=Row("product of ratios", per="response"),
+    ),
+    Rule(
+        name="geo_mask",
+        function=f"{_WEIGHTS}:geo_mask",
+        title="Geo-Mask",
+        needs=frozenset({RESPONSE}),
+        row=Row("mean ratio", per="response"),
+    ),
+    Rule(
+        name="opsm",
+        function="cppo_lab.maths.opsm:opsm",
+        title="Off-policy sequence mask",
+        paper="2512.02556",
+        needs=frozenset({RESPONSE}),
+        row=Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
+    ),
+    Rule(
+        name="vespo",
+        function=f"{_WEIGHTS}:vespo",
+        title="VESPO",
+        paper="2602.10693",
+        needs=frozenset({RESPONSE}),
+        row=Row("product of ratios", per="response", beyond="weighed less"),
     ),
 )
 

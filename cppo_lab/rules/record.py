@@ -16,11 +16,13 @@ from cppo_lab.plugins import load
 # What a rule needs of its caller, and what its decision on a token depends on.
 DIVERGENCE = "divergence"  # D_t; a rule without it takes one for its statistics
 KL = "kl"  # D_t must be a KL divergence: its thresholds are on KL(mu to pi)
+# The whole minibatch in one call: on a part of it the rule would be another one. Micro-batches and ranks have parts.
+MINIBATCH = "minibatch"
 PERMUTATION = (
     "permutation"  # the keyword `permutation` [B, T], drawn once per rollout (weights.shuffled_weights)
 )
 RESPONSE = "response"  # tokens of the same response besides the token itself, or its length
-NEEDS = frozenset({DIVERGENCE, KL, PERMUTATION, RESPONSE})
+NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE})
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ class Row:
     """A rule's row in the table of the rules' differences.
 
     bounds: what is bounded, such as `ratio` or `divergence`.
-    per: what one decision covers, `token` or `response`.
+    per: what one decision covers, `token`, `response` or `minibatch`.
     position, prefix: whether the limit of a token depends on where it stands, and on the tokens before it.
-    beyond: what happens beyond the bound: `masked`, `clipped`, `capped`, `weighed less`.
+    beyond: what happens beyond the bound: `masked`, `clipped`, `capped`, `weighed less`, `pulled back`.
     """
 
     bounds: str
@@ -88,7 +90,7 @@ class Rule(Variant):
     function: `package.module:name`, or the function itself: `fn(logp, rollout_logp, advantages, valid,
         divergence=None, *, <constants>) -> RuleOutput`, all tensors [B, T], constants as plain keyword scalars
         (cppo_lab.maths.output).
-    needs: of DIVERGENCE, KL, PERMUTATION, RESPONSE.
+    needs: of DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE.
     fixed: constants of the function that make this rule, and that nobody else sets.
     paper: arXiv number of the paper that it is from; empty: none.
     row: its row in the table of the rules' differences; None: dashes.

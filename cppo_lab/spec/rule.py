@@ -33,6 +33,14 @@ class RuleSpec(Spec):
     log_clip_high: NonNegative | None = None
     tau_positive: Positive | None = None
     tau_negative: Positive | None = None
+    ratio_low: Probability | None = None
+    ratio_high: Annotated[Finite, Field(ge=1)] | None = None
+    kl_tau: NonNegative | None = None
+    m2: Positive | None = None
+    k_positive: NonNegative | None = None
+    lambda_positive: Positive | None = None
+    k_negative: NonNegative | None = None
+    lambda_negative: Positive | None = None
     options: dict[str, Finite] | None = (
         None  # constants that only verl's losses and rules of other packages have
     )

@@ -27,10 +27,25 @@ CONSTANTS = {
     "gspo": {"clip_low": 0.05, "clip_high": 0.08},
     "geo_mean": {"log_clip_low": 0.3, "log_clip_high": 0.4},
     "sapo": {"tau_positive": 1.0, "tau_negative": 1.5},
+    "icepop": {"ratio_low": 0.6, "ratio_high": 1.7},
+    "ipo": {"delta": 0.1, "kl_tau": 0.05},
+    "kpop": {"delta": 0.1},
+    "drpo": {"delta": 0.3},
+    "m2po": {"m2": 0.15},
+    "seq_tis": {"ratio_high": 1.3},
+    "seq_mis": {"ratio_low": 0.3, "ratio_high": 3.0},
+    "geo_mask": {"ratio_low": 0.9, "ratio_high": 1.15},
+    "opsm": {"delta": 0.05, "clip_low": 0.2, "clip_high": 0.28},
+    "vespo": {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
 }
 
 # Rules that decide without a divergence; one that is given enters their statistics.
-WITHOUT_DIVERGENCE = ("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "sapo")
+WITHOUT_DIVERGENCE = (
+    *("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "sapo"),
+    *("icepop", "ipo", "kpop", "drpo", "m2po", "seq_tis", "seq_mis", "geo_mask", "opsm", "vespo"),
+)
+# Rules with a term whose gradient does not vanish where a token is dropped.
+PULL_BACK = ("ipo", "drpo")
 
 
 # What each rule reports besides what all of them do (maths/metrics.py).
@@ -52,6 +67,16 @@ STATISTICS: dict[str, set[str]] = {
     "trm_max": set(),
     "trm_avg": set(),
     "trm_max_avg": set(),
+    "icepop": set(),
+    "ipo": set(),
+    "kpop": set(),
+    "drpo": set(),
+    "m2po": set(),
+    "seq_tis": {"clip_fraction"},
+    "seq_mis": set(),
+    "geo_mask": set(),
+    "opsm": {"clip_fraction"},
+    "vespo": set(),
 }
 
 

@@ -60,6 +60,20 @@ CONSTANT_ERRORS = [
     ("trm_max", {"delta_max": 0.0}, r"delta_max=0.0 must be a positive number"),
     ("trm_avg", {"delta_avg": NAN}, r"delta_avg=nan must be a positive number"),
     ("trm_max_avg", {"delta_avg": -1.0}, r"delta_avg=-1.0 must be a positive number"),
+    ("icepop", {"ratio_low": 1.1}, r"ratio_low=1.1 must lie in \[0, 1\]"),
+    ("icepop", {"ratio_high": 0.9}, r"ratio_high=0.9 must be at least 1"),
+    ("ipo", {"delta": 0.0}, r"delta=0.0 must be a positive number"),
+    ("ipo", {"kl_tau": -0.1}, r"kl_tau=-0.1 must be a finite number >= 0"),
+    ("kpop", {"delta": NAN}, r"delta=nan must be a positive number"),
+    ("drpo", {"delta": INF}, r"delta=inf must be a positive number"),
+    ("m2po", {"m2": 0.0}, r"m2=0.0 must be a positive number"),
+    ("seq_tis", {"ratio_high": NAN}, r"ratio_high=nan must be at least 1"),
+    ("seq_mis", {"ratio_low": -0.1}, r"ratio_low=-0.1 must lie in \[0, 1\]"),
+    ("geo_mask", {"ratio_high": 0.0}, r"ratio_high=0.0 must be at least 1"),
+    ("opsm", {"delta": -1.0}, r"delta=-1.0 must be a positive number"),
+    ("opsm", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
+    ("vespo", {"k_positive": -1.0}, r"k_positive=-1.0 must be a finite number >= 0"),
+    ("vespo", {"lambda_negative": 0.0}, r"lambda_negative=0.0 must be a positive number"),
 ]
 
 

@@ -44,7 +44,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [name for name in RULES if name != "m2po"])  # it takes all responses at once
 def test_one_long_response_beside_many_short_ones_costs_memory_by_the_token(name: str) -> None:
     lengths = [20] * 250 + [16384] + [20] * 250
     n, cu_lengths = sum(lengths), cumulative(lengths)

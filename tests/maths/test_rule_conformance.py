@@ -6,13 +6,14 @@ import torch
 from cppo_lab.maths.output import RuleOutput
 from cppo_lab.rules import DIVERGENCE, RESPONSE, RULES, Rule
 from cppo_lab.testing import RuleTests, check_rule
-from tests.maths.maths_batches import CONSTANTS, WITHOUT_DIVERGENCE
+from tests.maths.maths_batches import CONSTANTS, PULL_BACK, WITHOUT_DIVERGENCE
 
 
 class TestBuiltIn(RuleTests):
     @pytest.fixture(autouse=True, params=RULES)
     def chosen(self, request: pytest.FixtureRequest) -> None:
         self.rule, self.constants = RULES[request.param], CONSTANTS[request.param]
+        self.pulls_back = request.param in PULL_BACK
         # SAPO's objective on policy is 2 A / tau with a gate of slope 1; its gradient is A nevertheless.
 
 

@@ -9,7 +9,7 @@ from verl.workers.config import PolicyLossConfig
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths.divergence import CONVENTIONS
-from cppo_lab.rules import PERMUTATION, RULES, Rule, rule_of
+from cppo_lab.rules import MINIBATCH, PERMUTATION, RULES, Rule, rule_of
 
 NAME = "trust_region"
 MEASURES = {"topk": ("tv", "kl"), "exact": ("tv", "kl"), "binary": ("tv", "kl"), "sample": ("k2", "k3")}
@@ -90,6 +90,11 @@ class TrustRegionLossConfig(PolicyLossConfig):
 def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
     """Raise UserError for a rule that does not take these constants."""
     rule.check(constants, measure)
+    if MINIBATCH in rule.needs:
+        raise UserError(
+            f"policy_loss.rule={rule.name!r} decides over a whole minibatch, which verl cuts into micro-batches and "
+            "spreads over ranks: choose another rule, or core=mini"
+        )
     one = torch.zeros(1, 1)
     own = {PERMUTATION: one.long()} if PERMUTATION in rule.needs else {}
     try:  # the rule itself says what its constants may be

@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.rules import RULES
+from cppo_lab.rules import MINIBATCH, RULES
 from cppo_lab.spec import LayoutSpec, MathData, RunSpec, VerlRun
 from cppo_lab.sweep.compose.settings import settings
 from cppo_lab.sweep.groups import groups
@@ -25,6 +25,11 @@ def check_model(values: Mapping[str, Any]) -> None:
 
 def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
     """What verl, or a rollout on GPUs, would refuse after hours in the queue."""
+    if run.rule.needs(MINIBATCH):
+        raise UserError(
+            f"configuration: rule={run.rule.name} decides over a whole minibatch, which core=verl cuts into "
+            "micro-batches and spreads over ranks: choose core=mini, or another rule"
+        )
     _check_length(run, layout)
     _check_ranks(run, layout)
     _check_rollout(run, layout)

@@ -60,7 +60,7 @@ def check(found: Composed, config: DictConfig) -> None:
     check_config(found.run, found.layout, config)
 
 
-@pytest.mark.parametrize("rule", groups()["rule"])
+@pytest.mark.parametrize("rule", [rule for rule in groups()["rule"] if rule != "m2po"])  # it is refused
 def test_every_rule_composes_and_passes(rule: str) -> None:
     found = composed(*TINY, f"rule={rule}", *COMPANIONS.get(rule, []))
     config = tree(found)

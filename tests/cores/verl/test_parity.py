@@ -7,8 +7,13 @@ pytest.importorskip("verl")
 
 from torch import Tensor
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn
+from verl.trainer.ppo.rollout_corr_helper import (
+    compute_rollout_correction_weights,
+    compute_rollout_rejection_mask,
+)
 from verl.workers.config import PolicyLossConfig
 
+from cppo_lab import rules as records
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.maths.advantages import group_advantages
@@ -17,10 +22,13 @@ from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
 from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.rules import RULES, get_rule
+from cppo_lab.rules import MINIBATCH
 from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, random_batch, random_permutation
 
 pytestmark = pytest.mark.verl
+# A rule over the whole minibatch is refused here.
+OF_RESPONSES = [name for name in RULES if MINIBATCH not in records.RULES[name].needs]
 HORIZON = 20
 FOREIGN = {"delta": 0.1, "slack": 0.01}  # constants of the rule of another package
 # [rank][micro-batch] -> rows. Row 6 has no token: it pads, once in company and once alone.
@@ -85,11 +93,11 @@ def verl_parts(
 
 @pytest.mark.parametrize("ranks", CUTS)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OF_RESPONSES)
 def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int) -> None:
     batch = responses(3)
     expected, gradient, output = mini(name, mode, batch)
-    assert bool((output.keep[batch.valid] < 1).any()) or name in ("cispo", "minpro")
+    assert bool((output.keep[batch.valid] < 1).any()) or name in ("cispo", "minpro", "seq_tis")
     loss, found, _ = verl_parts(name, mode, batch, ranks, torch.zeros_like(batch.logp))
     assert loss == pytest.approx(float(expected), rel=1e-12, abs=1e-15)
     torch.testing.assert_close(found, gradient, rtol=1e-12, atol=1e-15)
@@ -108,7 +116,7 @@ def test_a_rule_of_another_package_has_the_same_loss_in_both_cores(mode: str, ra
 
 
 @pytest.mark.parametrize("ranks", CUTS)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", OF_RESPONSES)
 def test_metrics_survive_verls_reductions(name: str, ranks: int) -> None:
     """Three minibatches, the last of padding alone; shares and means over a step, as the embedded core's."""
     batches = [responses(3), responses(4), responses(5)]
@@ -272,3 +280,32 @@ def test_verls_group_advantages(normalize: bool) -> None:
     assert 0 < int(keep.sum()) < 96  # some groups are all right or all wrong, and dropped by ours
     torch.testing.assert_close((ours[:, None] * mask)[keep], theirs[keep], rtol=1e-6, atol=1e-6)
     assert float(theirs[~keep].abs().max()) < 1e-6  # what verl keeps of them has no signal
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "rule, constants, weigh, reject",
+    [
+        ("icepop", {"ratio_low": 0.5, "ratio_high": 1.5}, ("token", "0.5_1.5"), None),
+        ("seq_tis", {"ratio_high": 1.3}, ("sequence", 1.3), None),
+        ("seq_mis", {"ratio_low": 0.4, "ratio_high": 2.5}, ("sequence", 2.5), ("seq_sum_k1", "0.4_2.5")),
+        ("geo_mask", {"ratio_low": 0.8, "ratio_high": 1.25}, None, ("seq_mean_k1", "0.8_1.25")),
+    ],
+)  # fmt: skip
+def test_verls_rollout_correction_has_the_same_policy_gradient(
+    rule: str, constants: dict, weigh: tuple | None, reject: tuple | None, seed: int
+) -> None:
+    """Its weights and masks on log pi A, as verl's bypass mode with the loss `reinforce` puts them together.
+
+    verl bounds the inverse ratio: the same where one bound is the other's inverse.
+    """
+    batch = responses(seed)
+    logp = batch.logp.clone().requires_grad_()
+    get_rule(rule)(logp, *batch[1:], **constants).objective.sum().backward()
+    assert logp.grad is not None
+    log_ratio, mask = (batch.logp - batch.rollout_logp) * batch.valid, batch.valid.double()
+    weights = compute_rollout_correction_weights(log_ratio, mask, *weigh)[0] if weigh else mask
+    kept = compute_rollout_rejection_mask(log_ratio, mask, *reject)[0] if reject else mask
+    expected = torch.where(batch.valid, weights * kept * batch.advantages, 0.0)
+    assert bool((expected[batch.valid] != batch.advantages[batch.valid]).any())
+    torch.testing.assert_close(logp.grad, expected, rtol=1e-10, atol=1e-12)

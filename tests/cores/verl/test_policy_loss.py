@@ -22,6 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.rules import get_rule
+from cppo_lab.rules import MINIBATCH, RULES
 from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, random_batch
 
@@ -59,12 +60,16 @@ class TestConfig:
         with pytest.raises(UserError, match=message):
             TrustRegionLossConfig(**keys)
 
-    @pytest.mark.parametrize("rule", CONSTANTS)
+    @pytest.mark.parametrize("rule", [rule for rule in CONSTANTS if MINIBATCH not in RULES[rule].needs])
     def test_every_rule_is_taken(self, rule: str) -> None:
         measure = "kl" if rule.startswith("trm") else "tv"
         config = TrustRegionLossConfig(rule=rule, constants=CONSTANTS[rule], measure=measure)
         assert not config.needs_topk
         assert config.get("loss_mode") == "trust_region"
+
+    def test_a_rule_over_the_whole_minibatch_is_refused(self) -> None:
+        with pytest.raises(UserError, match=r"policy_loss\.rule='m2po' decides over a whole minibatch"):
+            TrustRegionLossConfig(rule="m2po", constants=CONSTANTS["m2po"])
 
     def test_verl_makes_it_from_its_target(self) -> None:
         """As verl's worker does, from a config node with `_target_`."""
