@@ -225,7 +225,7 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
             new.add(key.removeprefix("+"))
     loss = {
         f"{ACTOR}.policy_loss.{key}"
-        for key in ("rule", "constants", "estimator", "measure", "k", "convention")
+        for key in ("rule", "path", "constants", "estimator", "measure", "k", "convention")
     }
     assert new - {f"{ACTOR}.fsdp_config.mixed_precision"} == loss | {
         f"{ACTOR}.policy_loss.horizon",
