@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
@@ -136,7 +136,7 @@ def execute(attempt: Attempt) -> None:
             _remove_checkpoints(folder)  # killed before it could do so itself
             return
         continues, tags = _continues(attempt, record), _tags(attempt)
-        resources = _resources(attempt)
+        resources = resources_of(attempt)
         hold_signals()  # a record that has begun must have an end
         try:
             recorder = Recorder(
@@ -228,7 +228,7 @@ def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
 
 def join_as_worker_node(attempt: Attempt) -> None:
     """Lend this machine to an attempt that another one of its allocation trains."""
-    lend_machine(attempt.spec.core, _resources(attempt), attempt.visible_devices)
+    lend_machine(attempt.spec.core, resources_of(attempt), attempt.visible_devices)
 
 
 def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:
@@ -240,15 +240,35 @@ def lend_machine(core: str, resources: Resources, visible_devices: str | None) -
         load_companion(core)(resources)
 
 
-def _resources(attempt: Attempt) -> Resources:
+class Training(Protocol):
+    """A job that trains: an attempt, or a preflight."""
+
+    @property
+    def runs(self) -> Path: ...
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def layout(self) -> LayoutSpec | None: ...
+    @property
+    def paths(self) -> PathsSpec | None: ...
+    @property
+    def resources(self) -> ResourcesSpec | None: ...
+    @property
+    def allocation(self) -> Allocation | None: ...
+
+
+def resources_of(job: Training) -> Resources:
+    """What its core is given."""
     return Resources(
-        attempt.runs,
-        attempt.folder,
-        threads=attempt.threads,
-        layout=attempt.layout,
-        paths=attempt.paths,
-        memory_gb=attempt.resources.memory_gb if attempt.resources else None,
-        allocation=attempt.allocation,
+        job.runs,
+        job.folder,
+        threads=job.threads,
+        layout=job.layout,
+        paths=job.paths,
+        memory_gb=job.resources.memory_gb if job.resources else None,
+        allocation=job.allocation,
     )
 
 

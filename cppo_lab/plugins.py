@@ -21,9 +21,8 @@ def entry_points(group: str) -> Mapping[str, str]:
 
     Raises UserError for a name that two packages give to different objects.
     """
-    from importlib import (
-        metadata,
-    )  # reads the folders of all packages: only when somebody asks for a foreign name
+    # Reads the folders of all packages: only when somebody asks for a foreign name.
+    from importlib import metadata
 
     found: dict[str, str] = {}
     for point in metadata.entry_points(group=group):

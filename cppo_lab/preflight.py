@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cppo_lab.attempt import describe, lend_machine, prepare_process, read_folders
-from cppo_lab.cores.base import Allocation, Resources, load_core
+from cppo_lab.attempt import describe, lend_machine, prepare_process, read_folders, resources_of
+from cppo_lab.cores.base import Allocation, load_core
 from cppo_lab.cores.verl import phases
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import mask_output
@@ -88,7 +88,7 @@ class PreflightJob:
     def run(self) -> None:
         """Measure, and write what was found; on the other machines of an allocation, help with it."""
         if self.allocation is not None and self.allocation.rank:
-            lend_machine("verl", self.resources_here(), self.visible_devices)
+            lend_machine("verl", resources_of(self), self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
@@ -118,18 +118,6 @@ class PreflightJob:
         if found.ended:
             return found
         return replace(found, error=f"its process was ended from outside (exit code {process.exitcode})")
-
-    def resources_here(self) -> Resources:
-        """What the core is given."""
-        return Resources(
-            self.runs,
-            self.folder,
-            threads=self.threads,
-            layout=self.layout,
-            paths=self.paths,
-            memory_gb=self.resources.memory_gb if self.resources else None,
-            allocation=self.allocation,
-        )
 
     def _nothing(self, error: str = "") -> Measured:
         return Measured(
@@ -217,7 +205,7 @@ def _train(job: PreflightJob, last: int) -> None:
     began, sink, error = time.time(), _Rows(), ""
     with SystemSampler(job.folder, SYSTEM_SECONDS) as sampler:
         try:
-            load_core("verl")(shortened(job.spec, last), sink, job.resources_here())
+            load_core("verl")(shortened(job.spec, last), sink, resources_of(job))
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is the result
             traceback.print_exc()
             error = describe(raised)

@@ -18,7 +18,7 @@ from cppo_lab.launch.run_state import (
     state_of,
     with_slurms_reasons,
 )
-from cppo_lab.launch.slurm.view import SlurmView, in_queue_if_known
+from cppo_lab.launch.slurm.view import SlurmView, view_or_warn
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held, is_held
 from cppo_lab.runs.offsets import forget_shipped, unsent
@@ -64,7 +64,7 @@ def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot
     """What is known of the runs. Writes nothing: a store that does not exist holds no run."""
     # Locks first: a run that ends between the looks is then seen as running, not as dead.
     held = {run_id: is_held(runs / run_id) for run_id in run_ids}
-    waiting, in_slurm = queued(runs), in_queue_if_known(runs)
+    waiting, in_slurm = queued(runs), view_or_warn(runs)
     return Snapshot(runs, past_attempts(run_ids, core, uri), held, waiting, in_slurm)
 
 

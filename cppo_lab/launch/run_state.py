@@ -125,12 +125,12 @@ def state_of(facts: Facts, ignoring: Collection[str] = ()) -> RunState:
 
 def folder_decides(facts: Facts, state: RunState) -> bool:
     """Whether the store cannot know better than the folder by which a run has this state, and need not be asked."""
-    said = facts.folder.status.get("status")
-    if state.state in schema.ALIVE or said in schema.FINISHED:
+    recorded = facts.folder.status.get("status")
+    if state.state in schema.ALIVE or recorded in schema.FINISHED:
         return True
-    if said == "" and "seconds" not in facts.folder.status:
+    if recorded == "" and "seconds" not in facts.folder.status:
         return True  # announced by a launcher that found nothing in the store, and never begun
-    return bool(said) and not facts.folder.status.get("replaces")
+    return bool(recorded) and not facts.folder.status.get("replaces")
 
 
 def with_slurms_reasons(states: Mapping[str, RunState], slurm: SlurmView) -> dict[str, RunState]:
@@ -174,11 +174,11 @@ def _is_over(folder: RunFolder) -> bool:
 
 def _activity(facts: Facts) -> str:
     """What a living run does besides training."""
-    told = facts.folder.status
-    if told.get("status") == schema.RUNNING:
+    status = facts.folder.status
+    if status.get("status") == schema.RUNNING:
         return ""
     if facts.slurm.is_ending(facts.run_id):
-        return "; ".join(filter(None, ["its job is ending", told.get("reason")]))
+        return "; ".join(filter(None, ["its job is ending", status.get("reason")]))
     return STARTING
 
 
@@ -186,13 +186,13 @@ def _progress(
     folder: RunFolder, newest: "AttemptRecord | None", runs: bool = False
 ) -> tuple[int | None, int | None]:
     """Step and last step by the run's folder, if it speaks of the newest attempt; else by the store."""
-    told = folder.status
-    step, t_stop = told.get("step"), told.get("t_stop")
+    status = folder.status
+    step, t_stop = status.get("step"), status.get("t_stop")
     # One that runs now may be too new for the store.
     ours = (
         newest is None
-        or told.get("record") == newest.record
-        or (runs and told.get("status") == schema.RUNNING)
+        or status.get("record") == newest.record
+        or (runs and status.get("status") == schema.RUNNING)
     )
     if ours and isinstance(step, int) and isinstance(t_stop, int):
         return step, t_stop
@@ -201,11 +201,11 @@ def _progress(
 
 def _last_word(folder: RunFolder) -> RunState | None:
     """How the run has ended by its folder; None if that does not say."""
-    said = folder.status.get("status")
-    if said == schema.RUNNING and folder.end is not None:  # killed before its status said so, too
+    recorded = folder.status.get("status")
+    if recorded == schema.RUNNING and folder.end is not None:  # killed before its status said so, too
         return RunState(folder.end.status, folder.end.reason)
-    if said in schema.FINISHED | {schema.FAILED, schema.PARTIAL}:
-        return RunState(str(said), folder.status.get("reason") or "")
+    if recorded in schema.FINISHED | {schema.FAILED, schema.PARTIAL}:
+        return RunState(str(recorded), folder.status.get("reason") or "")
     return None
 
 

@@ -56,12 +56,12 @@ def _end_folder(folder: Path, state: RunState) -> bool:
         return False
     try:
         with held(folder):
-            told = read_status(folder)
-            if told.get("status") != schema.RUNNING:
+            status = read_status(folder)
+            if status.get("status") != schema.RUNNING:
                 return False
             known = {} if state.step is None else {"step": state.step}
             reason = state.reason
-            write_status(folder, {**told, **known, "status": state.state, "reason": reason})
+            write_status(folder, {**status, **known, "status": state.state, "reason": reason})
     except AlreadyRunning:
         return False
     return True

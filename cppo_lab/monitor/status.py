@@ -121,8 +121,8 @@ _ORDER = (
 
 def _own_label(folder: RunFolder) -> Label:
     """By the run's status, or by its configuration where an older version wrote that status."""
-    told = values = folder.status
-    if "rule" not in told:
+    status = values = folder.status
+    if "rule" not in status:
         config = read_config(folder.path / CONFIG) or {}
         names = {
             key: config[key].get("name") for key in ("rule", "model") if isinstance(config.get(key), dict)
@@ -135,44 +135,46 @@ def _own_label(folder: RunFolder) -> Label:
 
 def _status(facts: Facts, label: Label, state: RunState) -> RunStatus:
     """A run that is in this state, with its numbers."""
-    told, job = facts.folder.status, facts.slurm.job_of(facts.run_id)
-    found = _numbers(RunStatus(facts.run_id, label, state.state, one_line(state.reason), job=job), told)
+    status, job = facts.folder.status, facts.slurm.job_of(facts.run_id)
+    found = _numbers(RunStatus(facts.run_id, label, state.state, one_line(state.reason), job=job), status)
     if state.step is not None:
         found = replace(found, step=state.step, t_stop=state.t_stop)
-    return _running(found, told, facts.folder.path) if state.state == schema.RUNNING else found
+    return _running(found, status, facts.folder.path) if state.state == schema.RUNNING else found
 
 
-def _numbers(found: RunStatus, told: Mapping[str, Any]) -> RunStatus:
+def _numbers(found: RunStatus, status: Mapping[str, Any]) -> RunStatus:
     """With what the run has written of itself. Older versions wrote less."""
-    seconds, gpus = seconds_trained(told), told.get("gpus")
+    seconds, gpus = seconds_trained(status), status.get("gpus")
     return replace(
         found,
-        step=_of(int, told.get("step")),
-        t_stop=_of(int, told.get("t_stop")),
-        score=_of(float, told.get("score")),
+        step=_of(int, status.get("step")),
+        t_stop=_of(int, status.get("t_stop")),
+        score=_of(float, status.get("score")),
         hours=seconds / 3600 if seconds else None,
         gpu_hours=seconds / 3600 * gpus if isinstance(gpus, int) and gpus else None,
     )
 
 
-def _running(found: RunStatus, told: Mapping[str, Any], folder: Path) -> RunStatus:
+def _running(found: RunStatus, status: Mapping[str, Any], folder: Path) -> RunStatus:
     """With what goes on at this moment."""
     found = replace(found, job=found.job or _place(holder(folder)))
-    if told.get("status") != schema.RUNNING:
+    if status.get("status") != schema.RUNNING:
         return found
-    updated = _number(told.get("updated"))
+    updated = _number(status.get("updated"))
     since = 0.0 if updated is None else max(0.0, time.time() - updated)
-    eta = _eta(found, told, since)
+    eta = _eta(found, status, since)
     hours = None if found.hours is None else found.hours + since / 3600
     gpu_hours = (
-        None if found.gpu_hours is None else found.gpu_hours + since / 3600 * (_number(told.get("gpus")) or 0)
+        None
+        if found.gpu_hours is None
+        else found.gpu_hours + since / 3600 * (_number(status.get("gpus")) or 0)
     )
     return replace(found, eta_seconds=eta, hours=hours, gpu_hours=gpu_hours)
 
 
-def _eta(found: RunStatus, told: Mapping[str, Any], since: float) -> float | None:
+def _eta(found: RunStatus, status: Mapping[str, Any], since: float) -> float | None:
     """Seconds to the last step, `since` seconds after the folder's last word, at the pace of this attempt."""
-    first, began, updated = (_number(told.get(key)) for key in ("first_step", "first_time", "updated"))
+    first, began, updated = (_number(status.get(key)) for key in ("first_step", "first_time", "updated"))
     if found.step is None or found.t_stop is None or first is None or began is None or updated is None:
         return None
     if found.step <= first:

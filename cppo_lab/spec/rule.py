@@ -41,9 +41,8 @@ class RuleSpec(Spec):
     lambda_positive: Positive | None = None
     k_negative: NonNegative | None = None
     lambda_negative: Positive | None = None
-    options: dict[str, Finite] | None = (
-        None  # constants that only verl's losses and rules of other packages have
-    )
+    # Constants that only verl's losses and rules of other packages have.
+    options: dict[str, Finite] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

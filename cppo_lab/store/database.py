@@ -17,6 +17,7 @@ from sqlalchemy import Connection, TableClause, column, create_engine, select, t
 from sqlalchemy.pool import NullPool
 
 from cppo_lab.store.address import no_collection, sqlite_file
+from cppo_lab.store.exclusive import deferred_for
 
 PAGE = 500  # runs whose rows are read at once, and that a server is asked for
 _PLAIN = re.compile(r"[\w.\-]+")
@@ -101,10 +102,11 @@ def database_runs(
     engine = create_engine(uri, poolclass=NullPool)
     known: dict[str, str] = {}  # values, of which most runs have the same
     with engine.connect() as connection:
-        heads = connection.execute(asked.order_by(begun, _RUNS.c.run_uuid)).all()
+        with deferred_for(uri):
+            heads = connection.execute(asked.order_by(begun, _RUNS.c.run_uuid)).all()
         for start in range(0, len(heads), PAGE):
             page = heads[start : start + PAGE]
-            with no_collection():
+            with no_collection(), deferred_for(uri):
                 runs = _runs(connection, experiment_id, page, tags_alone, known)
             yield from runs
 

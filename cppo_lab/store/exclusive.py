@@ -31,12 +31,15 @@ WRITES: Final = (
     "set_terminated",
     "update_run",
 )
-# And those that read from it.
+# And those that read from it; those for artifacts ask it where they are.
 READS: Final = (
+    "download_artifacts",
     "get_experiment",
     "get_experiment_by_name",
     "get_metric_history",
     "get_run",
+    "list_artifacts",
+    "log_artifact",
     "search_experiments",
     "search_runs",
 )
@@ -69,6 +72,11 @@ def _keys() -> set[tuple[int, Path]]:
     return found
 
 
+def deferred_for(uri: str) -> contextlib.AbstractContextManager[None]:
+    """`signals.deferred` for a SQLite store. A server may be away: who asks for an end does not wait for it."""
+    return contextlib.nullcontext() if address.sqlite_file(uri) is None else deferred()
+
+
 class ExclusiveClient(MlflowClient):
     """MLflow's client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
 
@@ -76,7 +84,7 @@ class ExclusiveClient(MlflowClient):
 def _exclusive(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(MlflowClient, name))
     def write(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
-        with exclusive(str(self.tracking_uri)), _deferred(self):
+        with exclusive(str(self.tracking_uri)), deferred_for(str(self.tracking_uri)):
             return getattr(MlflowClient, name)(self, *arguments, **named)
 
     return write
@@ -85,16 +93,10 @@ def _exclusive(name: str) -> Callable[..., Any]:
 def _whole(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(MlflowClient, name))
     def read(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
-        with _deferred(self):
+        with deferred_for(str(self.tracking_uri)):
             return getattr(MlflowClient, name)(self, *arguments, **named)
 
     return read
-
-
-def _deferred(client: ExclusiveClient) -> contextlib.AbstractContextManager[None]:
-    # A server may be away: who asks for an end then does not wait for it.
-    sqlite = address.sqlite_file(str(client.tracking_uri)) is not None
-    return deferred() if sqlite else contextlib.nullcontext()
 
 
 for _name in WRITES:

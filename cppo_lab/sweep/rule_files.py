@@ -17,12 +17,8 @@ from cppo_lab.sweep.source import mapping, read_text
 FOLDER = "rule"
 RULE_PATH = "rule.path"
 CONSTANT = re.compile(r"\$\{trust_region\.[a-z][a-z0-9_]*\}")  # of the model that the run trains
-WHOLE = (
-    "defaults",
-    "rule",
-    "advantage",
-    "training",
-)  # keys of a file that also sets what belongs to its method
+# Keys of a file that also sets what belongs to its method.
+WHOLE = ("defaults", "rule", "advantage", "training")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 PATH_REMEDY = (
     f"a file does not say what is imported: install the rule's package with an entry point in {GROUP!r}, or name it on "
@@ -65,9 +61,8 @@ def _read(file: Path) -> dict[str, Any]:
         )
     if rule.get("path") is not None:
         raise UserError(f"rule file {file}: rule.path={rule['path']!r}: {PATH_REMEDY}")
-    if rule["name"] not in RULES and not rule["name"].startswith(
-        VERL
-    ):  # its own code, not a rule of the product with other constants
+    if rule["name"] not in RULES and not rule["name"].startswith(VERL):
+        # Code of its own, not a rule of the product with other constants.
         rule["path"] = from_environment(rule["name"]) or ENTRY_POINT
     return {**values, "rule": rule} if whole else {"rule": rule}
 

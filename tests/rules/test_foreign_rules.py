@@ -13,6 +13,7 @@ from cppo_lab.spec import RuleSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.testing import check_rule
+from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
 FUNCTION = (Path(__file__).parent / "acme_rules.py").read_text(encoding="utf-8")
@@ -78,7 +79,7 @@ def cppo(folder: Path, *arguments: str, path: Path | None = None, **variables: s
         env=known | {"PYTHONPATH": os.pathsep.join(places), **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=CEILING_SECONDS,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -88,8 +88,8 @@ def view(runs: Path) -> SlurmView:
     return SlurmView(tasks, here, {job.job: job.state for job in jobs if job.job not in live})
 
 
-def in_queue_if_known(runs: Path) -> SlurmView:
-    """The same. What cannot be known is said on standard error, and stops nobody."""
+def view_or_warn(runs: Path) -> SlurmView:
+    """The same. Prints a warning where Slurm or the ledger does not answer, and goes on without."""
     try:
         found = view(runs)
     except UserError as error:  # the ledger cannot be read
