@@ -72,6 +72,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     _require_one_machine(todo, plan.launcher)
     _require_rules(todo)
     progress = Progress(plan, states, len(todo))
+    _warn_of_jobs_that_trained_nothing(todo, look.explained(ignoring))
     if not todo:
         describe_sweeps(plan, uri, experiment_id, parents, states)
         return Launched(states, left=left)
@@ -90,6 +91,21 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     there = {one.mlflow_id for past in look.past.values() for one in past}
     gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
     return Launched(look.explained(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
+
+
+def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], states: Mapping[str, RunState]) -> None:
+    """Say which runs had a Slurm job that ended before the run began: a wrong launcher.python ends every job so."""
+    gone = [
+        run.run_id for run in todo if states[run.run_id].state == schema.MISSING and states[run.run_id].reason
+    ]
+    if gone:
+        runs = "1 run" if len(gone) == 1 else f"{len(gone)} runs"
+        print(
+            f"cppo: the last job of {runs} ended before training began ({states[gone[0]].reason}): "
+            f"`cppo logs {gone[0]}` shows what it printed; check launcher.python and launcher.container",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _require_rules(todo: Sequence[PlannedRun]) -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from dev.chaos import job_entry
 from dev.chaos.launching import Launcher
 from dev.chaos.nemesis import Strikes
 from dev.chaos.schedule import Fault
-from dev.chaos.study import Study, call, environment
+from dev.chaos.study import ROOT, Study, call, environment
 from dev.chaos.testbed import Testbed
 from dev.errors import DevError
 
@@ -18,10 +19,11 @@ LAUNCHER_SECONDS = 0.01  # and while a launcher is to be hit in the middle of so
 LOOK_SECONDS = 0.5  # between two looks at what is on file
 QUEUE_SECONDS = 2.0  # and at Slurm's queue
 REFUSALS = 10  # launches in a row, while nothing is away: there is no use in more
+IDLE_LAUNCHES = 40  # in a row after which no more steps are on file than before them
 CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
 COMMAND_SECONDS = 1800.0
 REFUSED = 2  # exit status of a command that says what is wrong and does nothing
-EAGER = Path("dev", "chaos", "eager.py")  # below the project's code
+JOB_ENTRY = Path(job_entry.__file__).relative_to(ROOT)
 BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
 # Each is an option of its command, which hides jobs or changes what is printed.
 MISLEADING = {
@@ -62,6 +64,7 @@ class NemesisRun:
         self._launcher: Launcher | None = None
         self._failed = False  # the last launch has left something undone
         self._refused = 0  # launches in a row
+        self._idle, self._reached = 0, 0.0  # launches in a row after which progress is still what it was
         self._looked, self._asked = 0.0, 0.0
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
@@ -153,7 +156,7 @@ class NemesisRun:
     def _words(self, name: str) -> list[str]:
         # Whoever launches, jobs find a Python that their user can start.
         colleague = self.place.colleague
-        python = shlex.join([str(colleague.python), str(colleague.code / EAGER)])
+        python = shlex.join([str(colleague.python), str(colleague.code / JOB_ENTRY)])
         slurm = ["launcher=slurm", "launcher.grace_seconds=30", f"launcher.python={python}"]
         return [name, *self.study.words, *slurm, *(["--failed"] if name == "retry" else [])]
 
@@ -168,6 +171,13 @@ class NemesisRun:
             self._refused = self._refused + 1 if status == REFUSED and not self._strikes.away else 0
             if self._refused == REFUSALS:
                 raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
+            self._idle = self._idle + 1 if self.progress <= self._reached else 0
+            self._reached = self.progress
+            if self._idle == IDLE_LAUNCHES:
+                raise DevError(
+                    f"{IDLE_LAUNCHES} launches in a row trained nothing: see {self._log}, and what their jobs "
+                    f"printed, in {self.place.folder}/runs-kept/slurm"
+                )
             self._launcher, self._failed = None, status != 0 and going.words[0] == "launch"
             if going.words[0] == "launch" and going.found_nothing_to_do():
                 # What a full disk kept from the files of a run is in the store alone.

@@ -11,6 +11,8 @@ from cppo_lab.tracking import shipper
 from dev.chaos import job_entry
 from dev.chaos.__main__ import main
 from dev.chaos.launching import begun
+from dev.chaos.nemesis_run import JOB_ENTRY
+from dev.chaos.study import ROOT
 
 SHOW = (
     "import sys; from cppo_lab.tracking import shipper; print(shipper.ASIDE_AFTER_SECONDS, *sys.argv[1:])\n"
@@ -45,6 +47,10 @@ def test_half_of_the_jobs_have_a_process_that_ships_at_once(
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out == f"{seconds} a b\n"
     assert str(script.parent) not in sys.path
+
+
+def test_the_jobs_start_python_by_a_file_that_is_there() -> None:
+    assert (ROOT / JOB_ENTRY).is_file()
 
 
 def test_a_wrong_number_of_runs_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

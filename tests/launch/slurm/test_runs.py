@@ -206,3 +206,20 @@ def test_a_run_that_fails_says_why(aftermath: Aftermath, monkeypatch: pytest.Mon
     assert len(mlflow_runs()[run]) == 1  # and is not tried again by itself
     text = (aftermath.workspace / "runs" / run / "traceback.txt").read_text()
     assert "Traceback" in text and "FileExistsError" in text
+
+
+def test_jobs_that_end_before_training_are_named_at_the_next_launch(
+    bare_slurm: Cluster, workspace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A Python that the node does not have ends every job so: without a word, it would be launched for ever."""
+    absent = workspace / "no_python"
+    sweep = [*LONG, "seed=0"]
+    for _ in range(2):
+        assert main(["launch", *sweep, SLURM, f"launcher.python={absent}"]) == 0
+        until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
+    lines = [line for line in capfd.readouterr().err.splitlines() if "before training began" in line]
+    assert len(lines) == 1
+    assert "FAILED" in lines[0] and "launcher.python" in lines[0]
+    assert f"`cppo logs {run_id(sweep)}`" in lines[0]
+    assert main(["logs", run_id(sweep)]) == 0
+    assert str(absent) in capfd.readouterr().out
