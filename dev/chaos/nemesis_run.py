@@ -171,7 +171,7 @@ class NemesisRun:
             self._refused = self._refused + 1 if status == REFUSED and not self._strikes.away else 0
             if self._refused == REFUSALS:
                 raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
-            self._idle = self._idle + 1 if self.progress <= self._reached else 0
+            self._idle = self._idle + 1 if self.progress <= self._reached and not self._strikes.away else 0
             self._reached = self.progress
             if self._idle == IDLE_LAUNCHES:
                 raise DevError(

@@ -1,4 +1,4 @@
-"""A chaos run whose every launch is refused ends, and says where to look."""
+"""A chaos run whose every launch is refused, or trains nothing, ends and says where to look."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dev.chaos.nemesis_run import REFUSALS, REFUSED, NemesisRun
+from dev.chaos.nemesis_run import IDLE_LAUNCHES, REFUSALS, REFUSED, NemesisRun
 from dev.errors import DevError
 
 
@@ -15,6 +15,8 @@ def storm_of(away: Collection[str]) -> NemesisRun:
     storm = NemesisRun.__new__(NemesisRun)
     storm._strikes = SimpleNamespace(away=away)  # type: ignore[assignment]
     storm._refused, storm._over, storm._log = 0, False, Path("commands.log")
+    storm._idle, storm._reached, storm.progress = 0, 0.0, 0.0
+    storm.place = SimpleNamespace(folder=Path("disturbed"))  # type: ignore[assignment]
     return storm
 
 
@@ -38,3 +40,14 @@ def test_nothing_follows_from_refusals_while_a_server_is_away() -> None:
     storm = storm_of(away=("mlflow",))
     for _ in range(2 * REFUSALS):
         end_launch(storm, REFUSED)
+
+
+def test_launches_after_which_no_step_is_on_file() -> None:
+    storm = storm_of(away=())
+    for progress in [0.1, *[0.2] * IDLE_LAUNCHES]:
+        storm.progress = progress
+        end_launch(storm, 0)
+    with pytest.raises(
+        DevError, match=r"40 launches in a row trained nothing: see .*disturbed/runs-kept/slurm"
+    ):
+        end_launch(storm, 0)
