@@ -1,6 +1,7 @@
 """Exports that are killed before each of their operations on files in turn: for `test_export_synthetic`.
 
-Run as `python -m tests.cores.verl.dying_export RUNS RUN_ID OUT`: for each number from 1 on a process is forked that
+Run as `python -m tests.cores.verl.dying_export RUNS RUN_ID OUT`: exports once, so that all libraries are loaded, to a
+folder that is removed; then for each number from 1 on a process is forked that
 exports and dies by SIGKILL before that operation, until one has survived. Prints a JSON line for each: the operation,
 whether it was killed, what is at OUT and how many entries there are beside it.
 """
@@ -9,10 +10,10 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
-# Loaded once, for all that are forked.
 from cppo_lab.export import export
 
 WRITES = {"open", "os.mkdir", "os.rename", "os.chmod", "os.remove", "os.rmdir"}
@@ -64,6 +65,8 @@ def life(number: int, runs: Path, run_id: str, out: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     place = Path(sys.argv[3])
+    with tempfile.TemporaryDirectory() as elsewhere:
+        export(Path(sys.argv[1]), sys.argv[2], Path(elsewhere, "model"), lambda _: None)
     for count in range(1, 200):
         found = life(count, Path(sys.argv[1]), sys.argv[2], place)
         print(json.dumps(found), flush=True)
