@@ -1,10 +1,13 @@
 # Two commands do all the set-up:  make quickstart   trains six small runs;   make test   runs the tests.
-# Variables: PYTHON (3.11 or newer), VENV (install location), PIP_FLAGS (passed to pip install), WORKERS (test processes).
+# Variables: PYTHON (3.11 or newer), VENV (install location), PIP_FLAGS (passed to pip install), WORKERS and
+# REST_WORKERS (test processes of the fast tier and of the others).
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 WORKERS ?= 2
+# The other tiers wait for servers and queues half of their time: one test process more than cores.
+REST_WORKERS ?= 3
 BIN := $(VENV)/bin
 check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || { echo "error: $$($(BIN)/python --version) is too new for verl: rm -r $(VENV), then make PYTHON=/path/to/python3.12 ..."; exit 1; }
 # Spinning OpenMP threads would take the core of the run next door.
@@ -49,10 +52,10 @@ test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 test-all: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier all
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(REST_WORKERS) --tier all
 
 test-rest: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier rest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(REST_WORKERS) --tier rest
 
 soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier soak

@@ -1,14 +1,14 @@
 """Histories that a store was asked for before, kept on this machine so that an unchanged run is not asked for again.
 
-One file for each run of a store under `cppo-lab/histories/` of the cache (see `kept_files`), a `history.npz`.
+One file for each run of a store under `cppo-lab/histories/` of the cache (see `cppo_lab.file_cache`), a `history.npz`.
 """
 
 import hashlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cppo_lab.analysis.kept_files import KeptFiles
 from cppo_lab.errors import UserError
+from cppo_lab.file_cache import FileCache
 from cppo_lab.store.history import LARGEST, History, unpack
 
 FOLDER = Path("cppo-lab/histories")
@@ -21,7 +21,7 @@ class HistoryCache:
     """The cache of one store. Any number of processes and threads may use it at once."""
 
     def __init__(self, uri: str) -> None:
-        self._files = KeptFiles(FOLDER)
+        self._files = FileCache(FOLDER)
         self._folder = Path(hashlib.sha256(_place(uri).encode()).hexdigest()[:16])
 
     def get(self, mlflow_id: str, version: str) -> History | None:

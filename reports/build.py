@@ -26,7 +26,8 @@ from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
-from cppo_lab.reports.record import RECORD, About, listed_files, record
+from cppo_lab.reports.record import About, listed_files, record
+from cppo_lab.reports.saved import RECORD
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
 from cppo_lab.reports.text_tables import TextTable, text_files

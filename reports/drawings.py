@@ -1,6 +1,6 @@
 """Drawings that were made before, kept on this machine: a figure whose info did not change is not drawn again.
 
-They are under `cppo-lab/drawings/` of the cache (see `analysis.kept_files`), by the fingerprint of all that is drawn
+They are under `cppo-lab/drawings/` of the cache (see `cppo_lab.file_cache`), by the fingerprint of all that is drawn
 and of the code that draws it. Each is kept with the fingerprint of its bytes, so that a broken file is none.
 """
 
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.analysis.kept_files import KeptFiles
+from cppo_lab.file_cache import FileCache
 from cppo_lab.reports.fingerprint import Unknown, drawing_code, fingerprint, of_bytes
 
 FOLDER = Path("cppo-lab/drawings")
@@ -42,8 +42,8 @@ def without_cache(wanted: bool = True) -> Iterator[None]:
             _others.reset(before)
 
 
-def _kept() -> KeptFiles:
-    return KeptFiles(_others.get() or FOLDER)
+def _kept() -> FileCache:
+    return FileCache(_others.get() or FOLDER)
 
 
 def kept_drawings(

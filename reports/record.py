@@ -17,10 +17,8 @@ from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Verdict, judge
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
 from cppo_lab.reports.names import display_name
+from cppo_lab.reports.saved import FORMAT, RECORD
 from cppo_lab.reports.verdict_view import heard_claims
-
-RECORD = "report.json"
-FORMAT = "cppo-report-1"
 
 
 @dataclass(frozen=True)

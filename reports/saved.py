@@ -7,8 +7,10 @@ from typing import Any
 
 from cppo_lab.analysis.fields import Fields, boolean, count, text
 from cppo_lab.errors import UserError
-from cppo_lab.reports.record import FORMAT, RECORD
 from cppo_lab.safe_open import read_plain
+
+RECORD = "report.json"
+FORMAT = "cppo-report-1"
 
 LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
 REMEDY = "make the report again with `cppo report`"

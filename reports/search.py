@@ -19,7 +19,8 @@ from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_
 from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.markup import latex_wrapper
 from cppo_lab.reports.names import origin
-from cppo_lab.reports.record import RECORD, About, listed_files, record
+from cppo_lab.reports.record import About, listed_files, record
+from cppo_lab.reports.saved import RECORD
 from cppo_lab.reports.search_page import render_search, search_page
 from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
 from cppo_lab.reports.search_text import tune_command

@@ -22,8 +22,9 @@ from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_
 from cppo_lab.reports.inputs import report_inputs
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.printed import ablation_curves, main_grid
-from cppo_lab.reports.record import RECORD, About, listed_files, record
+from cppo_lab.reports.record import About, listed_files, record
 from cppo_lab.reports.rule_comparison import distinction_table
+from cppo_lab.reports.saved import RECORD
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import (
     Ablation,

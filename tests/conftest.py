@@ -146,10 +146,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Histories and drawings are kept in folders of the session's own."""
+    """Histories, drawings and compositions are kept in folders of the session's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cppo_lab.analysis.history_cache.FOLDER", tmp_path_factory.mktemp("histories"))
         patch.setattr("cppo_lab.reports.drawings.FOLDER", tmp_path_factory.mktemp("drawings"))
+        compositions = tmp_path_factory.getbasetemp() / "compositions"
+        patch.setattr("cppo_lab.sweep.compose.cache.FOLDER", compositions)
         yield
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.launch.reconcile import run_states
 from cppo_lab.launch.run_state import DIED
 from cppo_lab.launch.slurm import queue as slurm_queue
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.snapshot import run_states
 from cppo_lab.monitor import status
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import read_status, write_status

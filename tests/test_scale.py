@@ -3,6 +3,7 @@
 How long all of it takes for 10,000 runs is measured by benchmarks/scale.py.
 """
 
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +19,10 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.launch.reconcile import look_repaired, run_states
+from cppo_lab.launch.reconcile import look_repaired
+from cppo_lab.launch.snapshot import run_states
 from cppo_lab.monitor.status import run_statuses
+from cppo_lab.store import reader
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.cost import past_costs
@@ -53,16 +56,23 @@ sys.addaudithook(_audit)  # it cannot be taken away again
 
 @contextmanager
 def counted(folder: Path) -> Iterator[Count]:
-    """Counts what happens inside."""
-    count = Count()
+    """Counts what happens inside: SQL by SQLAlchemy and by the reader that does without it."""
+    count, opened = Count(), reader._connection
 
     def executed(*_: Any) -> None:
         count.statements += 1
 
+    def traced(uri: str) -> sqlite3.Connection | None:
+        if (connection := opened(uri)) is not None:
+            connection.set_trace_callback(executed)
+        return connection
+
     event.listen(Engine, "before_cursor_execute", executed)
     _counting.append((count, f"{folder}/"))
     try:
-        yield count
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader, "_connection", traced)
+            yield count
     finally:
         _counting.clear()
         event.remove(Engine, "before_cursor_execute", executed)

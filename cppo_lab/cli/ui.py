@@ -8,7 +8,7 @@ from pathlib import Path
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
-    from cppo_lab.analysis.kept_files import KeptFiles
+    from cppo_lab.file_cache import FileCache
     from cppo_lab.redaction import redacted
     from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.store.address import require_store, tracking_uri
@@ -24,7 +24,7 @@ def ui(options: argparse.Namespace) -> int:
     interrupt_on_termination()
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as start:
         # The port of one that starts is still free.
-        start.enter_context(KeptFiles(Path("cppo-lab-ui")).locked("lock"))
+        start.enter_context(FileCache(Path("cppo-lab-ui")).locked("lock"))
         port = free_port(options.host, options.port)
         if not is_loopback(options.host):
             print(

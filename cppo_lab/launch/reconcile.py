@@ -1,87 +1,24 @@
-"""What is there already of some runs: one look at store, locks and queues; and the repair of what kills have left."""
+"""Repair what killed processes have left: records that stay RUNNING, replacements cut off, points not yet sent."""
 
 import contextlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.attempt import has_checkpoint, tidy
 from cppo_lab.errors import UserError
-from cppo_lab.launch.run_state import (
-    CANCELLED,
-    DIED,
-    Facts,
-    RunFolder,
-    RunState,
-    state_of,
-    with_slurms_reasons,
-)
-from cppo_lab.launch.slurm.view import SlurmView, view_or_warn
+from cppo_lab.launch.run_state import CANCELLED, DIED
+from cppo_lab.launch.snapshot import Snapshot, look_at
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held, is_held
 from cppo_lab.runs.offsets import forget_shipped, unsent
-from cppo_lab.runs.queue import queued
 from cppo_lab.runs.spool import newest_record
-from cppo_lab.store import address
-from cppo_lab.store.client import AttemptRecord, attempts, attempts_at, mark_interrupted, open_client
+from cppo_lab.store.client import mark_interrupted, open_client
+from cppo_lab.store.records import AttemptRecord
 from cppo_lab.tracking.recorder import close_dead
 from cppo_lab.tracking.replace import retire
 from cppo_lab.tracking.sync import send
-
-FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One look at some runs: what the store knows of each, newest attempt first, and what lives on this machine."""
-
-    runs: Path
-    past: Mapping[str, Sequence[AttemptRecord]]
-    held: Mapping[str, bool]
-    queued: Collection[str] = frozenset()
-    slurm: SlurmView = field(default_factory=SlurmView)
-
-    def states(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
-        """The state of every run; results whose MLflow ids are among `ignoring` count as not there."""
-        return {run_id: state_of(self._facts(run_id), ignoring) for run_id in self.past}
-
-    def explained(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
-        """The same, with Slurm's reason where a run could not say why it ended: may ask Slurm's accounts."""
-        return with_slurms_reasons(self.states(ignoring), self.slurm)
-
-    def results(self, run_id: str) -> list[AttemptRecord]:
-        """The finished attempts at a run, newest first."""
-        return [one for one in self.past[run_id] if one.status == "FINISHED"]
-
-    def _facts(self, run_id: str) -> Facts:
-        folder = RunFolder(self.runs / run_id, self.held[run_id])
-        return Facts(run_id, folder, run_id in self.queued, self.slurm, self.past[run_id])
-
-
-def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot:
-    """What is known of the runs. Writes nothing: a store that does not exist holds no run."""
-    # Locks first: a run that ends between the looks is then seen as running, not as dead.
-    held = {run_id: is_held(runs / run_id) for run_id in run_ids}
-    waiting, in_slurm = queued(runs), view_or_warn(runs)
-    return Snapshot(runs, past_attempts(run_ids, core, uri), held, waiting, in_slurm)
-
-
-def past_attempts(run_ids: Sequence[str], core: str, uri: str) -> dict[str, list[AttemptRecord]]:
-    """All attempts that the store at `uri` knows, newest first. Writes nothing."""
-    database = address.sqlite_file(uri)
-    if database is not None and not database.is_file():
-        return {run_id: [] for run_id in run_ids}
-    client, experiment = open_client(uri), schema.experiment_name(core)
-    if len(run_ids) <= FEW:
-        return {run_id: attempts_at(client, experiment, run_id) for run_id in run_ids}
-    return attempts(client, experiment, run_ids)
-
-
-def run_states(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> dict[str, RunState]:
-    """The state of every run. Writes nothing."""
-    return look_at(run_ids, core, uri, runs).explained()
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:

@@ -16,10 +16,10 @@ from cppo_lab.launch.slurm.view import SlurmView
 from cppo_lab.runs.folder import folder_tag, is_cancelled, read_status
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.spool import newest_record
+from cppo_lab.store.records import AttemptRecord
 
 if TYPE_CHECKING:
     from cppo_lab.runs.events import End
-    from cppo_lab.store.client import AttemptRecord
 
 CANCELLED = "cancelled"
 STARTING = "starting"
@@ -95,7 +95,7 @@ class Facts:
     folder: RunFolder
     listed: bool = False
     slurm: SlurmView = field(default_factory=SlurmView)
-    attempts: "Sequence[AttemptRecord] | None" = None
+    attempts: Sequence[AttemptRecord] | None = None
 
 
 def state_of(facts: Facts, ignoring: Collection[str] = ()) -> RunState:
@@ -150,7 +150,7 @@ def with_slurms_reasons(states: Mapping[str, RunState], slurm: SlurmView) -> dic
     }
 
 
-def _unfinished(facts: Facts, newest: "AttemptRecord | None") -> RunState:
+def _unfinished(facts: Facts, newest: AttemptRecord | None) -> RunState:
     """The state of a run whose result the store does not have. `newest`: the last attempt that it has of it."""
     folder, slurm, version = facts.folder, facts.slurm, newest.code_version if newest else ""
     if facts.attempts is None and folder.status.get("status") in schema.FINISHED:
@@ -183,7 +183,7 @@ def _activity(facts: Facts) -> str:
 
 
 def _progress(
-    folder: RunFolder, newest: "AttemptRecord | None", runs: bool = False
+    folder: RunFolder, newest: AttemptRecord | None, runs: bool = False
 ) -> tuple[int | None, int | None]:
     """Step and last step by the run's folder, if it speaks of the newest attempt; else by the store."""
     status = folder.status
@@ -218,7 +218,7 @@ def _ended_by_folder(folder: RunFolder) -> RunState:
     return RunState(schema.MISSING)
 
 
-def _ended_by_store(folder: RunFolder, newest: "AttemptRecord | None") -> RunState:
+def _ended_by_store(folder: RunFolder, newest: AttemptRecord | None) -> RunState:
     """The same where the store was asked. What it has not got yet of the attempt that it knows, the folder says."""
     if newest is None:
         return RunState(schema.MISSING)
@@ -231,7 +231,7 @@ def _ended_by_store(folder: RunFolder, newest: "AttemptRecord | None") -> RunSta
     return RunState(schema.PARTIAL, newest.reason or f"interrupted: {_died(folder, newest)}")
 
 
-def _died(folder: RunFolder, attempt: "AttemptRecord") -> str:
+def _died(folder: RunFolder, attempt: AttemptRecord) -> str:
     if folder.cancelled:
         return CANCELLED
     ours = attempt.folder == folder.tag

@@ -9,6 +9,7 @@ from cppo_lab.launch import reconcile
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
 from cppo_lab.launch.slurm.reconcile import refresh
+from cppo_lab.launch.snapshot import look_at
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.lock import AlreadyRunning, held
@@ -29,9 +30,7 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
         if run_ids and there:
             mended = dict.fromkeys(reconcile.repair(run_ids, core, uri, runs))
             lines += [f"{run_id}: its record in MLflow is mended" for run_id in mended]
-            states = reconcile.look_at(
-                run_ids, core, uri, runs
-            ).states()  # not in Slurm's words: for the record
+            states = look_at(run_ids, core, uri, runs).states()  # not in Slurm's words: for the record
             stale = [run_id for run_id in run_ids if _end_folder(runs / run_id, states[run_id])]
             lines += [f"{run_id}: its folder says now that it is {states[run_id].state}" for run_id in stale]
     return lines or ["nothing to repair"]

@@ -23,6 +23,7 @@ from cppo_lab.launch.run_state import (
     with_slurms_reasons,
 )
 from cppo_lab.launch.slurm.view import SlurmView, view
+from cppo_lab.launch.snapshot import past_attempts
 from cppo_lab.runs.folder import CONFIG, read_config, seconds_trained
 from cppo_lab.runs.lock import holder
 from cppo_lab.runs.queue import queued
@@ -201,13 +202,6 @@ def _line(text: object) -> str:
 
 def _ask_store(unsure: Sequence[Facts], labels: Mapping[str, Label], uri: str) -> dict[str, RunState]:
     """The states of those runs of which the tracking store knows."""
-    from cppo_lab.store import address
-
-    database = address.sqlite_file(uri)
-    if database is not None and not database.is_file():
-        return {}
-    from cppo_lab.launch.reconcile import past_attempts
-
     found: dict[str, RunState] = {}
     for core in schema.CORES:
         those = {one.run_id: one for one in unsure if labels[one.run_id].core in (core, "")}

@@ -4,8 +4,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Run
+from mlflow.entities import Experiment
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.exc import SQLAlchemyError
@@ -25,7 +24,8 @@ from cppo_lab.store import address
 from cppo_lab.store.create import create_atomically, is_new
 from cppo_lab.store.database import require_answer
 from cppo_lab.store.exclusive import ExclusiveClient, exclusive
-from cppo_lab.store.listing import experiment_runs, newest_runs
+from cppo_lab.store.listing import ClientReader
+from cppo_lab.store.records import AttemptRecord, attempts_at
 
 HEALTH_SECONDS = 5.0
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
@@ -37,25 +37,6 @@ DEFAULT_ROOT = (
 QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
 # Whatever the environment says: where a run ends, MLflow would print its address with the user's name and password.
 _NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-
-
-@dataclass(frozen=True)
-class AttemptRecord:
-    """One MLflow run: one attempt at training `run_id`."""
-
-    mlflow_id: str
-    run_id: str
-    status: str  # MLflow's: RUNNING, FINISHED, FAILED, KILLED
-    outcome: str  # ours, see schema.STATUSES
-    code_version: str
-    reason: str
-    folder: str
-    sweeps: frozenset[str]
-    record: str = ""  # of the spool that it came from
-    step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
-    t_stop: int | None = None
-    replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
-    parent: str = ""  # MLflow id of the sweep or trial that it is nested under
 
 
 def open_client(uri: str) -> MlflowClient:
@@ -136,28 +117,11 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
     return str(client.create_experiment(name, artifact_location=location, tags=tags))
 
 
-def attempts(client: MlflowClient, experiment: str, run_ids: Iterable[str]) -> dict[str, list[AttemptRecord]]:
-    """All attempts at the runs `run_ids`, newest first. Reads every run of the experiment once."""
-    wanted: dict[str, list[AttemptRecord]] = {run_id: [] for run_id in run_ids}
-    for run in experiment_runs(client, experiment, tags_alone=True):
-        attempt = _attempt(run)
-        if attempt.run_id in wanted:
-            wanted[attempt.run_id].append(attempt)
-    return wanted
-
-
-def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[AttemptRecord]:
-    """All attempts at one run, newest first."""
-    return [
-        _attempt(run) for run in newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
-    ]
-
-
 def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:
     """All attempts at one run, newest first; None if the store does not answer, which is said on standard error."""
     try:
         _require_answer(uri)
-        return attempts_at(open_client(uri), experiment, run_id)
+        return attempts_at(ClientReader(open_client(uri)), experiment, run_id)
     except (*STORE_FAULTS, UserError) as error:
         said = f"tracking store does not answer, the run's folder decides: {fault_line(error)}"
         print(said, file=sys.stderr, flush=True)
@@ -182,29 +146,6 @@ def _require_answer(uri: str) -> None:
             raise
     except HTTPException:
         return
-
-
-def _attempt(run: Run) -> AttemptRecord:
-    tags = run.data.tags
-    return AttemptRecord(
-        mlflow_id=run.info.run_id,
-        run_id=tags.get(schema.TAG_RUN_ID, ""),
-        status=run.info.status,
-        outcome=tags.get(schema.TAG_STATUS, ""),
-        code_version=tags.get(schema.TAG_CODE_VERSION, ""),
-        reason=tags.get(schema.TAG_REASON, ""),
-        folder=tags.get(schema.TAG_FOLDER, ""),
-        record=tags.get(schema.TAG_RECORD, ""),
-        sweeps=frozenset(key for key in tags if key.startswith(schema.TAG_SWEEP_PREFIX)),
-        step=_integer(tags.get(schema.TAG_STEP)),
-        t_stop=_integer(tags.get(schema.TAG_T_STOP)),
-        replaces=frozenset(tags.get(schema.TAG_REPLACES, "").split()),
-        parent=tags.get(schema.TAG_PARENT, ""),
-    )
-
-
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
 
 
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:

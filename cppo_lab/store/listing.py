@@ -7,6 +7,7 @@ from mlflow.entities import Run
 
 from cppo_lab.store import database
 from cppo_lab.store.database import PAGE, search_runs
+from cppo_lab.store.reader import StoredRun
 
 
 def experiment_runs(
@@ -31,3 +32,39 @@ def newest_runs(
     found = client.get_experiment_by_name(experiment)
     if found is not None:
         yield from search_runs(client, found.experiment_id, condition, newest_first=True, page=page)
+
+
+class ClientReader:
+    """Reads by MLflow's client. As `reader.Reader`."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+
+    def runs(
+        self,
+        experiment: str,
+        tag: str,
+        value: str = "",
+        *,
+        beginning: str = "",
+        params: bool = False,
+        measured: str = "",
+    ) -> Iterator[StoredRun]:
+        if value or beginning or measured:
+            wanted = f"= '{value}'" if value else f"LIKE '{beginning}%'"
+            condition = f"tags.`{tag}` {wanted}" + (f" and metrics.`{measured}` > 0" if measured else "")
+            found = newest_runs(self._client, experiment, condition)
+        else:
+            found = experiment_runs(self._client, experiment, tag, tags_alone=not params)
+        for run in found:
+            data = run.data
+            yield StoredRun(
+                run.info.run_id,
+                run.info.status,
+                run.info.artifact_uri,
+                data.tags,
+                data.params if params else {},
+            )
+
+    def history(self, mlflow_id: str, metric: str) -> list[float]:
+        return [point.value for point in self._client.get_metric_history(mlflow_id, metric)]

@@ -14,6 +14,7 @@ from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.shape import amounts_of
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
+from cppo_lab.store.reader import open_reader
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import preflight
@@ -150,7 +151,8 @@ def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = No
 
 def past_costs(runs: Iterable[PlannedRun], uri: str) -> dict[str, Cost | None]:
     """The cost of every run by what the store at `uri` and the folder of runs know."""
-    return costs(runs, StepTimes(uri, MOST_RUNS), runs_folder())
+    with open_reader(uri) as reader:
+        return costs(runs, StepTimes(reader, MOST_RUNS), runs_folder())
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from cppo_lab.attempt import Attempt
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import load_launcher
-from cppo_lab.launch.reconcile import Snapshot, look_repaired, run_states
+from cppo_lab.launch.reconcile import look_repaired
 from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.snapshot import Snapshot
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.folder import announce, forget_cancelled
 from cppo_lab.runs.queue import Queue
@@ -37,11 +38,6 @@ class Launched:
     states: dict[str, RunState]
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
-
-
-def plan_states(plan: Plan, uri: str) -> dict[str, RunState]:
-    """The state of every run of a plan. Writes nothing."""
-    return run_states([run.run_id for run in plan.runs], plan.core, uri, runs_folder())
 
 
 def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] = ()) -> Launched:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.launch.reconcile import Snapshot
 from cppo_lab.launch.run_state import RunState
-from cppo_lab.store.client import STORE_FAULTS, AttemptRecord, open_client
+from cppo_lab.launch.snapshot import Snapshot
+from cppo_lab.store.client import STORE_FAULTS, open_client
+from cppo_lab.store.records import AttemptRecord
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.colours import colour

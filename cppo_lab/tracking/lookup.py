@@ -5,17 +5,11 @@ import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-
-from mlflow import MlflowClient
-from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
+from urllib.parse import unquote, urlsplit
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import CONFIG, read_config
-from cppo_lab.store import address
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import newest_runs
+from cppo_lab.store.reader import StoredRun, open_reader
 
 
 def stored_configs(
@@ -25,26 +19,34 @@ def stored_configs(
 
     Those that are among `without` are known already. A store that does not exist has none.
     """
-    database = address.sqlite_file(uri)
-    if database is not None and not database.is_file():
-        return {}
-    client, found = open_client(uri), {}
-    condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '{beginning}%'"
-    for run in newest_runs(client, schema.experiment_name(core), condition):
-        run_id = run.data.tags[schema.TAG_RUN_ID]
-        if run_id not in found and run_id not in without:
-            found[run_id] = _config(client, run)
+    found: dict[str, dict[str, Any]] = {}
+    with open_reader(uri) as reader:
+        if reader is None:
+            return found
+        name = schema.experiment_name(core)
+        for run in reader.runs(name, schema.TAG_RUN_ID, beginning=beginning, params=True):
+            run_id = run.tags[schema.TAG_RUN_ID]
+            if run_id not in found and run_id not in without:
+                found[run_id] = _config(uri, run)
     return found
 
 
-def _config(client: MlflowClient, run: Run) -> dict[str, Any]:
+def _config(uri: str, run: StoredRun) -> dict[str, Any]:
     """By the artifact; by the parameters where it cannot be had."""
+    place = urlsplit(run.artifact_uri)
+    if place.scheme in ("", "file"):
+        return read_config(Path(unquote(place.path), CONFIG)) or nested(run.params)
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from cppo_lab.store.client import open_client
+
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = Path(client.download_artifacts(run.info.run_id, CONFIG, folder))
+            path = Path(open_client(uri).download_artifacts(run.mlflow_id, CONFIG, folder))
         except (MlflowException, SQLAlchemyError, OSError):
-            return nested(run.data.params)
-        return read_config(path) or nested(run.data.params)
+            return nested(run.params)
+        return read_config(path) or nested(run.params)
 
 
 def nested(params: Mapping[str, str]) -> dict[str, Any]:

@@ -3,12 +3,8 @@
 import itertools
 from collections.abc import Mapping
 
-from mlflow.entities import Run
-
 from cppo_lab import schema
-from cppo_lab.store import address
-from cppo_lab.store.client import open_client
-from cppo_lab.store.listing import newest_runs
+from cppo_lab.store.reader import Reader, StoredRun
 
 METRIC = "perf/step_seconds"
 RECENT = (
@@ -18,12 +14,12 @@ FEWEST_STEPS = 3  # of a run that counts: the first steps of a run also load and
 
 
 class StepTimes:
-    """Step times of the past runs in the store at `uri`; a store that does not exist has none."""
+    """Step times of the past runs that `reader` finds; without a reader there are none."""
 
-    def __init__(self, uri: str, most: int) -> None:
+    def __init__(self, reader: Reader | None, most: int) -> None:
         """At most `most` runs of each kind are asked for their steps."""
-        self._uri, self._most = uri, most
-        self._recent: dict[tuple[str, str], list[Run]] = {}
+        self._reader, self._most = reader, most
+        self._recent: dict[tuple[str, str], list[StoredRun]] = {}
 
     def __call__(self, core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
         """Seconds of every training step of the newest runs of a kind, one list for each run.
@@ -32,25 +28,25 @@ class StepTimes:
         any).
         """
         found: list[list[float]] = []
-        for run in self._runs(core, model):
-            if layout and run.data.tags.get(schema.TAG_LAYOUT) != layout:
+        if self._reader is None:
+            return found
+        for run in self._runs(self._reader, core, model):
+            if layout and run.tags.get(schema.TAG_LAYOUT) != layout:
                 continue
-            if any(run.data.params.get(key) != value for key, value in params.items()):
+            if any(run.params.get(key) != value for key, value in params.items()):
                 continue
-            points = open_client(self._uri).get_metric_history(run.info.run_id, METRIC)
-            if len(points) >= FEWEST_STEPS:
-                found.append([point.value for point in points])
+            seconds = self._reader.history(run.mlflow_id, METRIC)
+            if len(seconds) >= FEWEST_STEPS:
+                found.append(seconds)
             if len(found) == self._most:
                 break
         return found
 
-    def _runs(self, core: str, model: str) -> list[Run]:
+    def _runs(self, reader: Reader, core: str, model: str) -> list[StoredRun]:
         """The newest runs of a model that have measured steps."""
         if (core, model) not in self._recent:
-            database = address.sqlite_file(self._uri)
-            if database is not None and not database.is_file():
-                return []
-            condition = f"tags.`{schema.TAG_MODEL}` = '{model}' and metrics.`{METRIC}` > 0"
-            runs = newest_runs(open_client(self._uri), schema.experiment_name(core), condition, RECENT)
+            runs = reader.runs(
+                schema.experiment_name(core), schema.TAG_MODEL, model, params=True, measured=METRIC
+            )
             self._recent[core, model] = list(itertools.islice(runs, RECENT))
         return self._recent[core, model]

@@ -14,9 +14,9 @@ from hypothesis import example, given
 from cppo_lab.analysis import artifacts, history_cache
 from cppo_lab.analysis.fields import Fields
 from cppo_lab.analysis.history_cache import HistoryCache
-from cppo_lab.analysis.kept_files import KeptFiles
 from cppo_lab.analysis.search_file import parse_search
 from cppo_lab.cli.unchanged import unchanged
+from cppo_lab.file_cache import FileCache
 from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
 from cppo_lab.reports.folder import MARKER, is_current, read_marker, require_ours
@@ -142,7 +142,7 @@ def test_no_plain_files(
     for name in ("kept/x", "report.json", MARKER, "index.html", "x.db"):
         make(tmp_path / name)
     with within():
-        assert KeptFiles(Path("kept")).get(Path("x"), "v", 100) is None
+        assert FileCache(Path("kept")).get(Path("x"), "v", 100) is None
         assert read_marker(tmp_path) is None
     assert refused(lambda: read_record(tmp_path), str(tmp_path))
     (tmp_path / MARKER).rename(tmp_path / "old")

@@ -8,12 +8,13 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch import reconcile
-from cppo_lab.launch.reconcile import Snapshot, repair
+from cppo_lab.launch import reconcile, snapshot
+from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.snapshot import Snapshot
 from cppo_lab.runs.folder import cancel, ensure_folder_tag, folder_tag
 from cppo_lab.runs.lock import is_held
-from cppo_lab.store.client import AttemptRecord
+from cppo_lab.store.records import AttemptRecord
 
 RUN = "0123456789ab"
 OUTCOMES = {"FINISHED": schema.DONE, "FAILED": schema.FAILED, "KILLED": schema.PARTIAL}
@@ -90,7 +91,7 @@ def test_only_attempts_from_this_folder_are_ended(tmp_path: Path, monkeypatch: p
     client = Mock()
     client.get_run.return_value.info.status = "RUNNING"
     monkeypatch.setattr(reconcile, "open_client", lambda uri: client)
-    monkeypatch.setattr(reconcile, "past_attempts", lambda run_ids, core, uri: {RUN: past})
+    monkeypatch.setattr(snapshot, "past_attempts", lambda run_ids, core, uri: {RUN: past})
     monkeypatch.setattr(reconcile, "send", lambda folders, uri: None)
     assert repair([RUN], "mini", "http://store", tmp_path) == [RUN]
     assert [call.args for call in client.set_terminated.call_args_list] == [("ours", "KILLED")]

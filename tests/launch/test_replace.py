@@ -15,8 +15,9 @@ from cppo_lab.attempt import Attempt, execute
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.cores.mini import loop
-from cppo_lab.launch.reconcile import look_at, repair
+from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.snapshot import look_at
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client

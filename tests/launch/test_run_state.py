@@ -23,7 +23,7 @@ from cppo_lab.launch.slurm.ledger import LedgerTask
 from cppo_lab.launch.slurm.queue import QueuedJob
 from cppo_lab.launch.slurm.view import SlurmView
 from cppo_lab.runs.events import End
-from cppo_lab.store.client import AttemptRecord
+from cppo_lab.store.records import AttemptRecord
 
 RUN = "0123456789ab"
 TAG = f"here/{RUN}"

@@ -9,8 +9,9 @@ import pytest
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
-from cppo_lab.launch.reconcile import repair, run_states
+from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.snapshot import run_states
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.lock import held
 from cppo_lab.runs.queue import Queue

@@ -11,6 +11,7 @@ from cppo_lab.estimate import estimate
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.reader import open_reader
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import ESTIMATE, MEASURED, cost_of, costs, past_costs, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -114,7 +115,8 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path)
     for seed, seconds in enumerate([1.0, 2.0, 3.0, 4.0]):
         past_run(workspace, compose([*TINY, f"seed={seed}"]), [seconds] * 3)
     past_run(workspace, compose([*TINY, "seed=4"]), [50.0] * 2)
-    found = StepTimes(tracking_uri(), 3)("mini", "mini_base", "", {"batch.prompts": "8"})
+    with open_reader(tracking_uri()) as reader:
+        found = StepTimes(reader, 3)("mini", "mini_base", "", {"batch.prompts": "8"})
     assert found == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
 
 

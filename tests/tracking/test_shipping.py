@@ -18,7 +18,9 @@ from cppo_lab.runs.spool import FOLDER
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import history
 from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.client import attempts, open_client
+from cppo_lab.store.client import open_client
+from cppo_lab.store.listing import ClientReader
+from cppo_lab.store.records import attempts
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import recorder as recorder_module
 from cppo_lab.tracking.recorder import Recorder, close_dead
@@ -97,7 +99,9 @@ def test_tags_reason_and_name_after_it_went_on(folder: Path, tiny_spec: RunSpec)
     second.begin(0)
     second.finish(FINISHED)
     sent(folder)
-    [found] = attempts(open_client(tracking_uri()), "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
+    [found] = attempts(ClientReader(open_client(tracking_uri())), "cppo-mini", [tiny_spec.run_id])[
+        tiny_spec.run_id
+    ]
     assert (found.status, found.outcome, found.reason) == ("FINISHED", schema.DONE, "")
 
 
@@ -120,7 +124,7 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
         0,
         1,
     ]  # what it measured stands
-    newest, older = attempts(client, "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
+    newest, older = attempts(ClientReader(client), "cppo-mini", [tiny_spec.run_id])[tiny_spec.run_id]
     assert (newest.status, older.mlflow_id) == ("FINISHED", old_id)
 
 

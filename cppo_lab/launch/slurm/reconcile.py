@@ -5,8 +5,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from submitit.core.utils import JobPaths
-
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask, name_of
 from cppo_lab.launch.slurm.queue import (
     ACTIVE,
@@ -101,6 +99,8 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
 
 def _function(ledger: Ledger, task: LedgerTask) -> Path:
     """Where submitit's job looks for what it is to run."""
+    from submitit.core.utils import JobPaths  # commands that only look need no submitit
+
     return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
 
 

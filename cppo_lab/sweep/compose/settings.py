@@ -1,7 +1,8 @@
 """The settings of one run: Hydra composes each choice of groups once, plain values are then set in copies.
 
-Hydra takes 70 ms for a configuration. Runs of a sweep differ in few choices of groups and in many plain values, so
-the tree of each choice is kept as Hydra left it, with its references (`${trust_region.delta}`) unresolved. Anything
+Hydra takes 100 ms for a configuration. Runs of a sweep differ in few choices of groups and in many plain values, so
+the tree of each choice is kept as Hydra left it, with its references (`${trust_region.delta}`) unresolved, also for
+later commands (`compose.cache`). Anything
 but `group=option` and `key=plain value` of a key that is there goes through Hydra as a whole, which also words what
 is wrong. The result is that of Hydra alone (tests/sweep/test_settings.py).
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+from cppo_lab.sweep.compose.cache import composed_before
 from cppo_lab.sweep.compose.through_hydra import Override, composed, parsed
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
@@ -81,7 +83,7 @@ def base(choices: tuple[str, ...]) -> Base:
 
     Raises UserError for a choice that is not there.
     """
-    tree = composed(choices, resolved=False)
+    tree = composed_before(choices)
     leaves = dict(_leaves(tree))
     references: dict[str, str] = {}
     ordinary = True

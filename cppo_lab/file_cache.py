@@ -17,7 +17,7 @@ from cppo_lab.safe_open import open_lock
 _KEPT_SHARE = 0.8  # of the most bytes that pruning leaves, so that it is rare
 
 
-class KeptFiles:
+class FileCache:
     """The files under one `folder` of the cache. Any number of processes and threads may use it at once."""
 
     def __init__(self, folder: Path) -> None:
