@@ -22,7 +22,7 @@ from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.launch.reconcile import look_repaired
 from cppo_lab.launch.snapshot import run_states
 from cppo_lab.monitor.status import run_statuses
-from cppo_lab.store import reader
+from cppo_lab.store import read_only
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.cost import past_costs
@@ -57,7 +57,7 @@ sys.addaudithook(_audit)  # it cannot be taken away again
 @contextmanager
 def counted(folder: Path) -> Iterator[Count]:
     """Counts what happens inside: SQL by SQLAlchemy and by the reader that does without it."""
-    count, opened = Count(), reader._connection
+    count, opened = Count(), read_only._connection
 
     def executed(*_: Any) -> None:
         count.statements += 1
@@ -71,7 +71,7 @@ def counted(folder: Path) -> Iterator[Count]:
     _counting.append((count, f"{folder}/"))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reader, "_connection", traced)
+            patch.setattr(read_only, "_connection", traced)
             yield count
     finally:
         _counting.clear()

@@ -9,7 +9,7 @@ from cppo_lab.launch.run_state import Facts, RunFolder, RunState, state_of, with
 from cppo_lab.launch.slurm.view import SlurmView, view_or_warn
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.queue import queued
-from cppo_lab.store.reader import open_reader
+from cppo_lab.store.read_only import open_reader
 from cppo_lab.store.records import AttemptRecord, attempts, attempts_at
 
 FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once

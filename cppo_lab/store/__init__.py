@@ -6,7 +6,7 @@ What this room promises:
 - `create.py`: a new SQLite store is complete or absent, whenever the process is killed.
 - `client.py`: every write goes through its client. Writers of one SQLite file take turns, and a signal does not
   interrupt a transaction (`exclusive.py`).
-- `reader.py`: what commands that only read ask, without importing MLflow where the store is a SQLite file.
+- `reader.py`, `read_only.py`: for commands that only read; a SQLite file is read without importing MLflow.
   `records.py`: the attempts at a run.
 - `database.py`, `listing.py`: the runs of an experiment, from SQL where that is faster than MLflow's search.
 - `history.py`: the metric history of a run as one file, `history.npz`, with equal bytes for equal histories.

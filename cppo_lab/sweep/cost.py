@@ -14,7 +14,7 @@ from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.shape import amounts_of
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
-from cppo_lab.store.reader import open_reader
+from cppo_lab.store.read_only import open_reader
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.paths import runs_folder
 from cppo_lab.tracking import preflight

@@ -9,7 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import CONFIG, read_config
-from cppo_lab.store.reader import StoredRun, open_reader
+from cppo_lab.store.read_only import open_reader
+from cppo_lab.store.reader import StoredRun
 
 
 def stored_configs(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cppo_lab.reports.fingerprint import of_bytes
 from cppo_lab.reports.folder import MARKER
-from cppo_lab.reports.record import RECORD
+from cppo_lab.reports.saved import RECORD
 
 WITH_NAMES = frozenset({".html", ".csv"})
 

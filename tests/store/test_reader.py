@@ -14,7 +14,7 @@ from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import ClientReader
-from cppo_lab.store.reader import SqliteReader, open_reader
+from cppo_lab.store.read_only import SqliteReader, open_reader
 from tests.conftest import TINY
 
 MODEL, SECONDS = "cppo.model", "perf/step_seconds"
@@ -88,7 +88,7 @@ def test_the_values_of_a_metric_are_those_of_mlflow(uri: str, client: MlflowClie
 def test_many_runs_are_read_page_by_page(
     uri: str, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cppo_lab.store.reader.PAGE", 2)
+    monkeypatch.setattr("cppo_lab.store.read_only.PAGE", 2)
     with open_reader(uri) as reader:
         assert reader is not None
         assert list(reader.runs("mine", MODEL, params=True)) == list(

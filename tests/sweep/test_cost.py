@@ -11,7 +11,7 @@ from cppo_lab.estimate import estimate
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store.address import tracking_uri
-from cppo_lab.store.reader import open_reader
+from cppo_lab.store.read_only import open_reader
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import ESTIMATE, MEASURED, cost_of, costs, past_costs, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun

@@ -1,0 +1,114 @@
+"""Read the runs of a store for commands that write nothing.
+
+A SQLite file is read with the standard library, since MLflow and SQLAlchemy take five seconds to import. MLflow's
+client reads every other store, and a file that must be repaired first because a writer was killed.
+"""
+
+import contextlib
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from cppo_lab.store import address
+from cppo_lab.store.reader import Reader, StoredRun
+
+PAGE = 500  # runs whose tags and parameters are read at once
+_MEASURED = "INTERSECT SELECT run_uuid FROM latest_metrics WHERE key = ? AND value > 0"
+BUSY_SECONDS = 20.0  # how long to wait for a writer, as MLflow does
+
+
+@contextlib.contextmanager
+def open_reader(uri: str) -> Iterator[Reader | None]:
+    """A reader of the store at `uri`; None if it is a SQLite file that does not exist.
+
+    Raises UserError if the store cannot be reached, or is not MLflow's.
+    """
+    database = address.sqlite_file(uri)
+    if database is not None and not database.is_file():
+        yield None
+        return
+    address.require_mlflow_database(uri)
+    connection = _connection(uri) if database is not None else None
+    if connection is not None:
+        with contextlib.closing(connection):
+            yield SqliteReader(connection)
+        return
+    from cppo_lab.store.client import open_client
+    from cppo_lab.store.listing import ClientReader
+
+    yield ClientReader(open_client(uri))
+
+
+def _connection(uri: str) -> sqlite3.Connection | None:
+    """A connection that cannot write; None if the tables cannot be read through one."""
+    database = address.sqlite_file(uri)
+    assert database is not None
+    connection = None
+    try:
+        connection = sqlite3.connect(
+            f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS
+        )
+        for table in ("experiments", "runs", "tags", "params", "metrics", "latest_metrics"):
+            connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()  # noqa: S608  the names above
+    except sqlite3.Error:
+        if connection is not None:
+            connection.close()
+        return None
+    return connection
+
+
+class SqliteReader:
+    """Reads MLflow's tables. As `Reader`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def runs(
+        self,
+        experiment: str,
+        tag: str,
+        value: str = "",
+        *,
+        beginning: str = "",
+        params: bool = False,
+        measured: str = "",
+    ) -> Iterator[StoredRun]:
+        chosen, values = "SELECT run_uuid FROM tags WHERE key = ?", [tag]
+        if value:
+            chosen, values = f"{chosen} AND value = ?", [*values, value]
+        if beginning:
+            chosen, values = f"{chosen} AND substr(value, 1, length(?)) = ?", [*values, beginning, beginning]
+        if measured:
+            chosen, values = f"{chosen} {_MEASURED}", [*values, measured]
+        heads = self._connection.execute(
+            "SELECT run_uuid, status, runs.artifact_uri FROM runs JOIN experiments USING (experiment_id) "  # noqa: S608  `chosen` is made of the literals above
+            f"WHERE experiments.name = ? AND runs.lifecycle_stage = 'active' AND run_uuid IN ({chosen}) "
+            "ORDER BY start_time DESC, run_uuid",
+            [experiment, *values],
+        ).fetchall()
+        for start in range(0, len(heads), PAGE):
+            page = heads[start : start + PAGE]
+            ids = [mlflow_id for mlflow_id, _, _ in page]
+            tags = self._texts("tags", ids)
+            found = self._texts("params", ids) if params else {}
+            for mlflow_id, status, artifact_uri in page:
+                yield StoredRun(
+                    mlflow_id, status, artifact_uri or "", tags.get(mlflow_id, {}), found.get(mlflow_id, {})
+                )
+
+    def history(self, mlflow_id: str, metric: str) -> list[float]:
+        rows = self._connection.execute(
+            "SELECT value FROM metrics WHERE run_uuid = ? AND key = ? AND NOT is_nan "
+            "ORDER BY timestamp, step, value",
+            (mlflow_id, metric),
+        )
+        return [float(value) for (value,) in rows]
+
+    def _texts(self, table: str, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Tags or parameters by run."""
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        marks = ",".join("?" * len(ids))
+        query = f"SELECT run_uuid, key, value FROM {table} WHERE run_uuid IN ({marks})"  # noqa: S608  `table` is one of two literals
+        for mlflow_id, key, value in self._connection.execute(query, ids):
+            found[mlflow_id][key] = value
+        return found
