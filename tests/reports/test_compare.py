@@ -14,8 +14,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports.build import make_report
 from cppo_lab.reports.compare import compare
 from cppo_lab.reports.compare_text import compare_lines
-from cppo_lab.reports.saved import RECORD
-from cppo_lab.reports.saved import read_record
+from cppo_lab.reports.saved import RECORD, read_record
 from tests.reports.conftest import request_in
 
 
