@@ -11,9 +11,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.plugins import entry_points, load, resolve
+from cppo_lab.plugins import CORE_GROUP, entry_points, load, resolve
 
-GROUP = "cppo_lab.cores"  # of entry points
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {"mini": "cppo_lab.cores.mini.record:MINI", "verl": "cppo_lab.cores.verl.record:VERL"}
@@ -98,7 +97,7 @@ class CoreRecord:
 
 def core_names() -> tuple[str, ...]:
     """The cores of the product, then those of other installed packages by name. Imports none of them."""
-    return (*BUILT_IN, *sorted(entry_points(GROUP).keys() - BUILT_IN.keys()))
+    return (*BUILT_IN, *sorted(entry_points(CORE_GROUP).keys() - BUILT_IN.keys()))
 
 
 def other_cores() -> tuple[str, ...]:
@@ -112,7 +111,7 @@ def core_of(name: str) -> CoreRecord:
 
     Raises UserError if there is none, or what an entry point names is none.
     """
-    path = BUILT_IN.get(name) or entry_points(GROUP).get(name)
+    path = BUILT_IN.get(name) or entry_points(CORE_GROUP).get(name)
     if path is None:
         raise unknown("core", name, core_names())
     found = load(path, "core")

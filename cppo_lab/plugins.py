@@ -12,6 +12,8 @@ from typing import Any
 
 from cppo_lab.errors import UserError, one_line
 
+# Groups of entry points; those of rules: rules/__init__.py.
+CORE_GROUP, LAUNCHER_GROUP = "cppo_lab.cores", "cppo_lab.launchers"
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
 

@@ -161,6 +161,7 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
     from collections import Counter
 
     from cppo_lab import schema
+    from cppo_lab.launch.launchers import launcher_of
 
     sweep = shlex.join([options.sweep, *options.overrides])
     if done.left:
@@ -172,8 +173,9 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
             file=sys.stderr,
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
-    if found.launcher.name == "slurm" and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
-        print(f"Slurm has them: cppo watch {sweep}; cppo status {sweep}")
+    launcher = launcher_of(found.launcher.name)
+    if launcher.queue and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
+        print(f"{launcher.title} has them: cppo watch {sweep}; cppo status {sweep}")
         return 0
     if counts:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))

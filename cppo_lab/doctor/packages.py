@@ -8,12 +8,13 @@ from packaging.specifiers import SpecifierSet
 from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
 from cppo_lab.doctor.core_checks import CoreChecks, checks_of
 from cppo_lab.doctor.requirement import Requirement
+from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.spec import LayoutSpec, RunSpec
 
 
 def check_launcher(launcher: str) -> Iterator[Check]:
     """What starts runs in processes of their own."""
-    needed = f"launcher={launcher}" if launcher in ("local", "slurm") else ""
+    needed = f"launcher={launcher}" if launcher_of(launcher).submitit else ""
     yield Requirement("submitit", ">=1.5.2,<2", needed, install="cppo-lab[train]").check()
 
 

@@ -9,7 +9,7 @@ from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.launchers import load_launcher
+from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
 from cppo_lab.preflight import PreflightJob
 from cppo_lab.sweep.cost import Hours, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -77,13 +77,9 @@ def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
 def open_kinds(found: Sequence[RunKind], plan: Plan, runs: Path, again: bool = False) -> list[RunKind]:
     """Those that are to be measured: not on file, or broken off there, or all if `again`; none that is in the queue.
 
-    Raises UserError if Slurm does not answer.
+    Raises UserError if the launcher's queue does not answer.
     """
-    queued = set[str]()
-    if plan.launcher.name == "slurm":
-        from cppo_lab.launch.slurm.reconcile import in_queue
-
-        queued = set(in_queue(runs / FOLDER))
+    queued = set(jobs_in_queue(plan.launcher.name, runs / FOLDER))
     free = [kind for kind in found if job_of(kind, plan, runs).name not in queued]
     return [kind for kind in free if again or not kind.is_measured]
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cppo_lab.core_records import core_names, core_of
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.launch.launchers import launcher_kind
+from cppo_lab.launch.launchers import launcher_kind, launcher_of
 from cppo_lab.parse import parse, parse_run, run_kind
 from cppo_lab.spec import (
     LayoutSpec,
@@ -64,21 +64,13 @@ def compose(overrides: Sequence[str]) -> Composed:
     layout = _part(LayoutSpec, sections, "layout")
     paths = _part(PathsSpec, sections, "paths")
     resources = _part(ResourcesSpec, sections, "resources")
-    if launcher.name == "slurm":
-        _check_time(launcher, resources)
+    if (check := launcher_of(launcher.name).load("check")) is not None:
+        check(launcher, resources)
     run, run_id = _run(sections)
     check_constants(run)
     if (check_placement := core_of(run.core).load("check_placement")) is not None:
         check_placement(run, layout)
     return Composed(run, layout, paths, launcher, tracking, resources, run_id)
-
-
-def _check_time(launcher: LauncherSpec, resources: ResourcesSpec) -> None:
-    from cppo_lab.launch.slurm.parameters import minutes
-    from cppo_lab.launch.slurm.settings import SlurmSpec
-
-    assert isinstance(launcher, SlurmSpec)
-    minutes(resources.hours, launcher.grace_seconds)
 
 
 def resolve(overrides: Sequence[str]) -> dict[str, Any]:
