@@ -146,7 +146,7 @@ class LauncherTests:
         return compose([f"launcher={self.launcher.name}", *self.overrides]).launcher
 
     def _launch(
-        self, jobs: Sequence[SmallJob], workers: int | None = None, see: object = None
+        self, jobs: Sequence[SmallJob], workers: int | None = None, see: Report | None = None
     ) -> list[Event[SmallJob]]:
         """Launch, and wait until the queue is empty if there is one."""
         events: list[Event[SmallJob]] = []

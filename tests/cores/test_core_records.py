@@ -1,11 +1,11 @@
-"""The records of the cores; a core of another package, from its entry point to a report; the conformance tests."""
+"""The records of the cores, and what the conformance tests find in a core of another package."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,6 @@ from cppo_lab.sweep.compose.through_hydra import parsed
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
-from tests.conftest import TINY
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +40,6 @@ ACME = CoreRecord(
     config={"acme": {"noise": 0.05}},
 )
 """
-SWEEP = """
-title: Theirs
-question: Does it learn?
-models: {mini: [mini_small_base], acme: [mini_small_base]}
-axes: {seed: [0, 1]}
-variants:
-  dppo: {rule: dppo}
-"""
 SMALL = ("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=4")
 SMALL = ("model=mini_small_base", *SMALL, "validation.every=2", "validation.samples=1")
 PARTS = {"settings": "AcmeRun", "train": "train", "datasets": "datasets"}
@@ -61,18 +52,6 @@ from cppo_lab.testing import check_core
 if __name__ == "__main__":
     check_core(ACME, {SMALL!r}, {REFUSED!r})
 """
-
-
-class TestMini(CoreTests):
-    """The embedded core passes its own conformance tests."""
-
-    core = MINI
-    overrides = tuple(TINY)
-    refused: ClassVar = {
-        "model=qwen3_8b_base data=dapo_math": "core='mini' cannot train: add core=verl",
-        "rollout.max_response_length=4": "raise max_response_length",
-        "rule=verl_sapo": "needs core=verl",
-    }
 
 
 def package(folder: Path) -> Path:
@@ -98,10 +77,6 @@ def python(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int
         timeout=CEILING_SECONDS,
     )
     return done.returncode, done.stdout, done.stderr
-
-
-def cppo(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:
-    return python(folder, "-m", "cppo_lab.cli", *arguments, path=path)
 
 
 def test_a_core_of_another_package_conforms(tmp_path: Path) -> None:
@@ -150,7 +125,7 @@ class InThisProcess(CoreTests):
         ("skill, rows]", "skill + 1, rows]", "killed_it_continues_with_the_same_numbers", "continued run"),
         ("if self.rollout.staleness:", "if False:", "what_it_cannot_train_is_refused", "is not refused"),
         ("perf/step_seconds", "perf/seconds", "a_run_is_recorded_from_its_first_step_to_its_last", "METRICS"),
-        ("(schema.MEAN, *", "(*", "a_run_is_recorded_from_its_first_step_to_its_last", "val/mean"),
+        ("schema.MEAN, *", "*", "a_run_is_recorded_from_its_first_step_to_its_last", "val/mean"),
         ("range(done + 1", "range(done + 2", "a_run_is_recorded_from_its_first_step_to_its_last", "steps [1"),
         (
             "else done)",
@@ -202,37 +177,6 @@ def forget() -> None:
         one.cache_clear()
 
 
-def test_a_core_of_another_package_from_launch_to_report(tmp_path: Path) -> None:
-    theirs = package(tmp_path / "site")
-    (tmp_path / "theirs.yaml").write_text(SWEEP)
-    chosen = ("./theirs.yaml", "core=acme", *SMALL[1:])
-    code, out, err = cppo(tmp_path, "launch", *chosen, "acme.noise=0.1", "launcher=inline", path=theirs)
-    assert code == 0, out + err
-    assert "cppo-acme" in out
-    code, out, err = cppo(tmp_path, "status", path=theirs)
-    assert code == 0 and "2 done" in out, out + err
-    code, out, err = cppo(tmp_path, "plan", *chosen, path=theirs)
-    assert "2 runs: 2 missing" in out, out + err  # acme.noise decides the numbers, and so the id
-    code, out, err = cppo(tmp_path, "report", *chosen, "acme.noise=0.1", path=theirs)
-    assert code == 0, out + err
-    # Without their package no run of theirs can be planned, and what is on file is still shown.
-    code, out, err = cppo(tmp_path, "plan", *chosen)
-    assert code == 2 and "unknown core 'acme'" in err, out + err
-    code, out, err = cppo(tmp_path, "status")
-    assert code == 0 and "2 done" in out, out + err
-
-
-def test_a_sweep_file_alone_installs_no_core(tmp_path: Path) -> None:
-    """Not by a file of the name, nor by a record beside it."""
-    folder = package(tmp_path)
-    (folder / "acme-1.0.dist-info" / "entry_points.txt").unlink()
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "acme.yaml").write_text("# @package _global_\ncore: acme_records:ACME\n")
-    (tmp_path / "theirs.yaml").write_text(SWEEP)
-    code, _, err = cppo(tmp_path, "plan", "./theirs.yaml", "core=acme")
-    assert code == 2 and "unknown core" in err, err
-
-
 def test_records_and_files_agree() -> None:
     assert set(BUILT_IN) == {path.stem for path in (PARTS_FOLDER / "conf" / "core").glob("*.yaml")}
     for name in BUILT_IN:
@@ -254,7 +198,7 @@ def test_machines_and_gpus_are_the_layouts_where_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("tests.cores.test_core_records:SWEEP", "is a str, no cppo_lab.core_records.CoreRecord"),
+        ("tests.cores.test_core_records:RECORD", "is a str, no cppo_lab.core_records.CoreRecord"),
         ("cppo_lab.cores.mini.record:MINI", "is the record of 'mini'"),
         ("nowhere:ACME", "cannot be imported"),
     ],
