@@ -322,7 +322,7 @@ def has_checkpoint(folder: Path) -> bool:
 def tidy(folder: Path) -> None:
     """Remove the checkpoints of a run that has its result on file but was killed before it could do so itself."""
     if has_checkpoint(folder) and _finished(newest_record(folder)):
-        # Somebody trains it anew, or the disk is full: another launch removes them.
+        # Somebody trains it again, or the disk is full: another launch removes them.
         with contextlib.suppress(AlreadyRunning, OSError), held(folder):
             if _finished(newest_record(folder)):
                 _remove_checkpoints(folder)

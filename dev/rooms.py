@@ -1,4 +1,4 @@
-"""The picture of the rooms in docs/architecture.md, drawn from the imports: `python3 -m dev.rooms` writes it anew.
+"""The picture of the rooms in docs/architecture.md, drawn from the imports: `python3 -m dev.rooms` redraws it.
 
 An arrow goes from the room that imports to the room that is imported. One that follows from others is left out.
 """

@@ -158,7 +158,7 @@ def override(name: str, value: Value) -> str:
 
 def launch_commands(result: SearchResult) -> tuple[str, ...]:
     """Lines for a shell: the paper's main sweep with the settings of the best trial, or of each of the front, and as
-    many seeds that the search has not seen. Several are told apart by comments.
+    many seeds that the search has not seen. Comments distinguish several.
     """
     front = set(front_of(result))
     ranked = ranking(result)

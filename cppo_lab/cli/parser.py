@@ -1,4 +1,4 @@
-"""What `cppo` understands: its subcommands, their arguments, and the function that each stands for."""
+"""What `cppo` understands: its subcommands, their arguments, and the function of each."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the user asked for; overrides may stand before and after options."""
+    """What the user asked for; overrides may come before and after options."""
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option are left over.

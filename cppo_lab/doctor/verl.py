@@ -166,7 +166,7 @@ def _open_files(layout: LayoutSpec) -> Check:
 
 
 def _locked_memory() -> Check:
-    """What NCCL may register with the network's devices; containers have a few megabytes unless told otherwise."""
+    """What NCCL may register with the network's devices; containers have a few megabytes by default."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     name = "locked memory (ulimit -l)"
     if soft == resource.RLIM_INFINITY:

@@ -1,4 +1,4 @@
-"""How runs stand: from their folders, locks and lists, the record of Slurm jobs and one look at Slurm's queue.
+"""The state of runs: from their folders, locks and lists, the record of Slurm jobs and one look at Slurm's queue.
 
 The tracking store is asked only where a folder cannot say: it has no word of the run, or the run died while it was
 recording its end. Ten thousand runs are then ten thousand small files.
@@ -49,7 +49,7 @@ class Label:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as it stands.
+    """One run and its state.
 
     `score` is a fraction, `eta_seconds` the time to its last step at the pace of this attempt; `hours` and
     `gpu_hours` were used by all attempts together. `job` is the newest Slurm job, or host:pid of the process that
@@ -95,7 +95,7 @@ def known_runs(seen: LiveState) -> list[str]:
 
 
 def run_statuses(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
-    """How runs stand: those that `labels` name, in their order, or every known one, those that live last."""
+    """The state of runs: those that `labels` name, in their order, or every known one, those that live last."""
     seen = live_state(runs)
     run_ids = known_runs(seen) if labels is None else labels
     facts = {

@@ -118,5 +118,5 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
 
 
 def _by_size() -> list[str]:
-    """The shipped sweeps, those first that stand for the most runs."""
+    """The shipped sweeps, those with the most runs first."""
     return sorted(shipped_sweeps(), key=lambda name: (name not in ("study", "main"), name))

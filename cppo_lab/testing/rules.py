@@ -160,7 +160,7 @@ class RuleTests:
         torch.testing.assert_close(gradient, batch.advantages * batch.valid, **CLOSE)
 
     def test_padding_does_not_matter(self) -> None:
-        """More columns, and whatever stands there, change nothing."""
+        """More columns, and whatever they hold, change nothing."""
         for seed in SEEDS:
             batch = random_batch(seed)
             wide = padded(batch, seed % 5, seed)

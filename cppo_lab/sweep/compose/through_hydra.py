@@ -104,7 +104,7 @@ def _is_plain(value: object) -> bool:
 
 
 def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
-    """What Hydra composes, as plain values; `${...}` resolved or as they stand.
+    """What Hydra composes, as plain values; `${...}` resolved or unresolved.
 
     Raises UserError for an override that does not parse, an unknown group option or key.
     """

@@ -30,7 +30,7 @@ FOLLOW_SECONDS = 5.0  # between two questions to a cluster's controller, which h
 
 @dataclass(frozen=True)
 class TuneResult:
-    """How a search stands when its workers have ended."""
+    """The state of a search when its workers have ended."""
 
     text: str
     over: bool
