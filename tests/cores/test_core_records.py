@@ -125,7 +125,7 @@ class InThisProcess(CoreTests):
         ("skill, rows]", "skill + 1, rows]", "killed_it_continues_with_the_same_numbers", "continued run"),
         ("if self.rollout.staleness:", "if False:", "what_it_cannot_train_is_refused", "is not refused"),
         ("perf/step_seconds", "perf/seconds", "a_run_is_recorded_from_its_first_step_to_its_last", "METRICS"),
-        ("schema.MEAN, *", "*", "a_run_is_recorded_from_its_first_step_to_its_last", "val/mean"),
+        ("schema.MEAN, *", "'other', *", "a_run_is_recorded_from_its_first_step_to_its_last", "val/mean"),
         ("range(done + 1", "range(done + 2", "a_run_is_recorded_from_its_first_step_to_its_last", "steps [1"),
         (
             "else done)",
