@@ -47,7 +47,7 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
         cut = slice(start, start + width)
         seen = [(run, np.array(run.tokens[cut], dtype=float)) for run in runs]
         seen = [(run, tokens) for run, tokens in seen if tokens.sum() >= FEWEST]
-        if len(seen) < len(runs):  # every point stands for the same runs
+        if len(seen) < len(runs):  # every point is of the same runs
             continue
         steps.append(start + (min(width, longest - start) + 1) / 2)
         mean.append([_weighted(run.mean[cut], tokens) for run, tokens in seen])

@@ -136,7 +136,7 @@ def read_runs(
 
 
 def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
-    """The searches of `experiment`: name of the study -> MLflow runs that stand for it as a whole, newest first.
+    """The searches of `experiment`: name of the study -> MLflow runs that represent it as a whole, newest first.
 
     Raises UserError as `read_sweep` does for a store or an experiment.
     """

@@ -39,7 +39,7 @@ class SeedValues:
 
 @dataclass(frozen=True)
 class Separation:
-    """How the best trial stands out. `scatter`: standard deviation over seeds, pooled over `trials` trials; `error`:
+    """The lead of the best trial. `scatter`: standard deviation over seeds, pooled over `trials` trials; `error`:
     standard error of the difference of two trials' means. `close`: the other trials within FAR errors of the best.
     `second`: how far the runner-up lies below the best.
     """
@@ -119,7 +119,7 @@ def objective_value(objective: str, scores: Sequence[float]) -> float:
 
 
 def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> Separation | None:
-    """How the best trial of a search with one objective stands out; None where the scatter over seeds is not known,
+    """The lead of the best trial of a search with one objective; None where the scatter over seeds is not known,
     or there is nothing to compare.
     """
     ranked = ranking(result)

@@ -17,7 +17,7 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """`text` without what would end a line or steer a terminal: it stands there as an escape."""
+    """`text` without what would end a line or steer a terminal: such a character becomes an escape."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
@@ -28,7 +28,7 @@ def message(text: str) -> str:
     plain = printable(text)
     if len(plain) <= LONGEST:
         return plain
-    return f"{plain[: LONGEST // 2]} ... {plain[-LONGEST // 2 :]}"  # the remedy stands at the end
+    return f"{plain[: LONGEST // 2]} ... {plain[-LONGEST // 2 :]}"  # the remedy is at the end
 
 
 def one_line(text: str) -> str:

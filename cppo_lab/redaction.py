@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 # A password may have any character but these. A text may end before its `@`; what it ends in is a port if it is all
-# digits. Where a user's name stands alone, as in https://TOKEN@host, it may be a token.
+# digits. Where a user's name is alone, as in https://TOKEN@host, it may be a token.
 _WITH_PASSWORD = re.compile(r"""(://[^\s/:@"'<>]*:)(?:[^\s"'<>]*(@)|(?!\d+(?:/|\Z))[^\s"'<>]*\Z)""")
 _ALONE = re.compile(r"""(://)[^\s/:@"'<>]+(@)""")
 _QUERY = re.compile(

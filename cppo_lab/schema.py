@@ -125,7 +125,7 @@ TAG_FIGURE = "cppo.figure"  # the paper's tables and figures that it feeds: "Tab
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
-TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run of no training stands for
+TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has, with their fingerprints
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one
 TAG_COLOUR = "mlflow.runColor"  # MLflow's own: of a run's curves in its page
@@ -205,7 +205,6 @@ class Dataset:
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
-CORES = ("mini", "verl")
 
 
 def search_metric(objective: str) -> str:

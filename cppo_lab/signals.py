@@ -1,4 +1,4 @@
-"""Being told to end: the signals that say so become an exception, once."""
+"""Signals that end a process become an exception, once."""
 
 import contextlib
 import functools
@@ -83,19 +83,19 @@ def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def handle_signals(now: bool = True) -> None:
-    """Raise Interrupted in this process's main thread when it is told to end, the first time; `now`, if it was."""
+    """Raise Interrupted in this process's main thread at the first signal to end; `now`, if there was one."""
     _handle(_interrupt)
     if _held and now:
         _interrupt(_held[0], None)
 
 
 def hold_signals() -> None:
-    """Until `handle_signals`, remember that this process was told to end: what it does now must not be cut off."""
+    """Until `handle_signals`, remember a signal to end: what this process does now must not be cut off."""
     _handle(lambda number, _: _held.append(number))
 
 
 def ignore_signals(do: Callable[[], None] | None = None) -> None:
-    """From now on, `do` that when this process is told to end, or nothing: its last words must not be cut off.
+    """From now on, `do` that at a signal to end, or nothing: its last words must not be cut off.
 
     If it does something, the next `handle_signals` knows. Slurm sends two signals, often together; the local launcher
     repeats its own; a SIGTERM comes with a Ctrl-C.

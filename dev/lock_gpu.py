@@ -2,7 +2,7 @@
 
 `python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` for CPython 3.12 on Linux
 (x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl settles in its own
-`[tool.uv]`, which pip ignores, stands here in OVERRIDES. The locks say until when a release counts: whoever resolves
+`[tool.uv]`, which pip ignores, is here in OVERRIDES. The locks say until when a release counts: whoever resolves
 with that date gets the same packages, whatever has come since.
 """
 

@@ -1,4 +1,4 @@
-"""The picture of the rooms in docs/architecture.md, drawn from the imports: `python3 -m dev.rooms` writes it anew.
+"""The picture of the rooms in docs/architecture.md, drawn from the imports: `python3 -m dev.rooms` redraws it.
 
 An arrow goes from the room that imports to the room that is imported. One that follows from others is left out.
 """
@@ -15,7 +15,10 @@ PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
 BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 # May be imported everywhere, and import no room (tests/test_direction.py): arrows to them would hide the others.
 EVERYWHERE = frozenset(
-    {"errors", "file_cache", "hub", "plugins", "redaction", "rules", "safe_open", "schema", "signals"}
+    {
+        *("core_records", "errors", "file_cache", "hub", "plugins"),
+        *("redaction", "rules", "safe_open", "schema", "signals"),
+    }
 )
 WIDTH, LANE, HEIGHT, GAP_X, GAP_Y, MARGIN = 104, 4, 34, 18, 48, 20
 

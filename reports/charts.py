@@ -202,7 +202,7 @@ def _short(value: float) -> float:
 
 
 def charts_json(charts: Charts) -> str:
-    """The charts as JSON that can stand inside a <script> element: no name in it can end the element."""
+    """The charts as JSON that can be inside a <script> element: no name in it can end the element."""
     content: dict[str, Any] = {
         "panels": charts.panels,
         "methods": charts.methods,

@@ -20,7 +20,7 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _csv_entry(entry: Entry) -> str:
-    """The mean alone, or the word that stands for it; a provisional cell keeps its dagger, also here."""
+    """The mean alone, or the word in its place; a provisional cell keeps its dagger, also here."""
     text = entry.word if entry.value is None else f"{entry.value}"
     return text + ("†" if entry.provisional else "")
 

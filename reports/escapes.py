@@ -1,4 +1,4 @@
-"""Text of any kind -- names of variants and models are the user's -- as it must stand in LaTeX, Markdown and CSV."""
+"""Text of any kind -- names of variants and models are the user's -- as LaTeX, Markdown and CSV need it."""
 
 import re
 import unicodedata
@@ -76,7 +76,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def escape_latex(text: str) -> str:
-    """Plain ASCII that every LaTeX prints as `text` stands, on one line.
+    """Plain ASCII that every LaTeX prints as `text`, on one line.
 
     A sign that the standard fonts do not have is printed by its number, such as [U+4E2D].
     """
@@ -89,7 +89,7 @@ def escape_latex(text: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Text that Markdown prints as it stands, on one line, also inside a table."""
+    """Text that Markdown prints literally, on one line, also inside a table."""
     return "".join(_MARKDOWN.get(sign, sign) for sign in _one_line(text))
 
 

@@ -24,7 +24,7 @@ LIBRARIES = ("matplotlib", "numpy", "pandas", "jinja2")  # those that change the
 
 
 class Unknown(TypeError):
-    """A value whose content cannot be told by `fingerprint`."""
+    """A value whose content `fingerprint` cannot represent."""
 
 
 def fingerprint(value: object) -> str:

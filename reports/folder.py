@@ -35,7 +35,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Built:
-    """A report: its page, and whether it was made anew; else it was up to date."""
+    """A report: its page, and whether it was rebuilt; else it was up to date."""
 
     page: Path
     anew: bool

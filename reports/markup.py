@@ -102,7 +102,7 @@ def latex_document(title: str, columns: str, body: Sequence[str], notes: Sequenc
 
 
 def latex_wrapper(files: Iterable[str]) -> str:
-    """A LaTeX document of all tables among `files`: it compiles as it stands in the folder that has them."""
+    """A LaTeX document of all tables among `files`: it compiles unchanged in the folder that has them."""
     tables = sorted(name for name in files if name.startswith("table_") and name.endswith(".tex"))
     lines = [
         r"\documentclass{article}",

@@ -89,7 +89,7 @@ def search_page(
 
 
 def page_figure(figure: SearchFigure) -> SearchPageFigure:
-    """A figure as it stands on the page."""
+    """A figure as it is on the page."""
     return SearchPageFigure(figure.title, figure.caption, inline_panels(figure), figure.absent)
 
 

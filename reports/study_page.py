@@ -197,7 +197,7 @@ def study_headlines(study: StudyResults) -> tuple[Headline, ...]:
 
 
 def page_figure(picture: Picture) -> PageFigure:
-    """A figure as it stands on the page: without its title, which the caption has."""
+    """A figure as it is on the page: without its title, which the caption has."""
     if isinstance(picture.drawing, Absent):
         return PageFigure(picture.heading, picture.caption, "", picture.drawing.reason)
     draw = partial(picture.drawing, headed=False)

@@ -285,7 +285,7 @@ MATHS = (
     ),
     Fault(
         "M2PO is not refused in the verl core",
-        "cppo_lab/sweep/compose/checks.py",
+        "cppo_lab/cores/verl/placement.py",
         "if run.rule.needs(MINIBATCH):",
         "if False:",
         "tests/maths/test_rules_2026.py",

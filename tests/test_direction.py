@@ -1,9 +1,12 @@
 """Every room has its contract in pyproject.toml, by which import-linter (make lint) checks who imports it."""
 
+import ast
 import tomllib
 from pathlib import Path
 
 from cppo_lab import PARTS
+from cppo_lab.core_records import BUILT_IN
+from cppo_lab.launch.launchers import LAUNCHERS
 from dev.rooms import EVERYWHERE
 
 ROOT = Path(__file__).parent.parent
@@ -24,3 +27,34 @@ def test_every_room_has_a_contract() -> None:
     assert rooms == named, (
         "give it a contract in [tool.importlinter], and a place among those of what it imports"
     )
+
+
+def literal_names(path: Path, names: frozenset[str]) -> list[int]:
+    """The lines on which a file compares something with one of the names, or has it as a key of a table."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        parts: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            for side in (node.left, *node.comparators):
+                parts += side.elts if isinstance(side, ast.Tuple | ast.List | ast.Set) else [side]
+        elif isinstance(node, ast.Dict):
+            parts += node.keys
+        elif isinstance(node, ast.MatchValue):
+            parts.append(node.value)
+        found += [part.lineno for part in parts if isinstance(part, ast.Constant) and part.value in names]
+    return found
+
+
+def test_no_file_compares_the_name_of_a_core_or_launcher() -> None:
+    """What is particular to one is in its record. `EXTRAS` names the extra `verl` of pyproject.toml."""
+    names = frozenset({*BUILT_IN, *LAUNCHERS})
+    allowed = {"cppo_lab/core_records.py", "cppo_lab/cli/__init__.py"}
+    files = [path for folder in ("cppo_lab", "analysis", "reports") for path in (ROOT / folder).rglob("*.py")]
+    found = {
+        f"{path.relative_to(ROOT)}:{line}"
+        for path in files
+        if "build" not in path.parts and path.relative_to(ROOT).as_posix() not in allowed
+        for line in literal_names(path, names)
+    }
+    assert len(files) > 300
+    assert not found

@@ -17,6 +17,8 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
     "dev/test_gpu_lock.py": (FULL, "asks the package index"),
+    "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),
+    "launch/test_conformance.py": (FULL, "twenty processes"),
     "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
     "launch/test_launch.py": (
         FULL,

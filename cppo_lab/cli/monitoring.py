@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def status(options: argparse.Namespace) -> int:
-    """Say how the runs of a sweep, or all known runs, stand."""
+    """Print the state of the runs of a sweep, or of all known runs."""
     from cppo_lab.cli.terminal import width
     from cppo_lab.monitor import table
     from cppo_lab.sweep.states import parse_states

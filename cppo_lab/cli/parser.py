@@ -1,4 +1,4 @@
-"""What `cppo` understands: its subcommands, their arguments, and the function that each stands for."""
+"""What `cppo` understands: its subcommands, their arguments, and the function of each."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ from cppo_lab.cli import (
 )
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
+from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What the user asked for; overrides may stand before and after options."""
+    """What the user asked for; overrides may come before and after options."""
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option are left over.
@@ -237,7 +238,12 @@ def _add_data(commands: Commands) -> None:
 
 def _add_doctor(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check what this machine lacks for a run, and how to fix it")
-    doctor.add_argument("--core", default="mini", metavar="CORE", help="trainer core: mini (default) or verl")
+    doctor.add_argument(
+        "--core",
+        default=DEFAULT_CORE,
+        metavar="CORE",
+        help=f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
+    )
     doctor.add_argument(
         "overrides",
         nargs="*",

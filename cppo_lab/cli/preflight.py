@@ -9,6 +9,7 @@ from cppo_lab.cli.training import planned
 
 def preflight(options: argparse.Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
+    from cppo_lab.launch.launchers import launcher_of
     from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep import preflight as short
     from cppo_lab.sweep.paths import require_folder, runs_folder
@@ -25,7 +26,8 @@ def preflight(options: argparse.Namespace) -> int:
         print(f"{found.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
         short.measure(todo, found, runs)
     print("\n\n".join(short.report(kind) for kind in kinds))
-    if found.launcher.name == "slurm" and todo:
-        print("\nSlurm has the jobs: with --show this command says what they have found")
+    launcher = launcher_of(found.launcher.name)
+    if launcher.queue and todo:
+        print(f"\n{launcher.title} has the jobs: with --show this command says what they have found")
         return 0
     return 0 if all(kind.is_measured for kind in kinds) else 1

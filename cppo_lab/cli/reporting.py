@@ -32,7 +32,7 @@ def report(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.search.declare import Search
 
     out: Path = options.out or Path("reports/build") / Path(options.sweep).stem
-    # It stands on the page, and beside the figures.
+    # It is on the page, and beside the figures.
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
     said = asked(options)  # before anything is read: files may change while the report is made
     if not options.force and unchanged(said, out):

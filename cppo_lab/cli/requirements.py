@@ -31,12 +31,15 @@ def require_plan(found: "Plan", uri: str) -> None:
 
 
 def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
-    """See that what these kinds of runs need is here, if they are of the verl core.
+    """See that what these kinds of runs need is here, if their core uses a layout.
 
     Raises UserError naming everything that is missing.
     """
-    if kinds[0].run.core != "verl" or kinds[0].launcher.name == "slurm":
-        return  # Slurm's nodes are other machines than this one
+    from cppo_lab.core_records import core_of
+    from cppo_lab.launch.launchers import launcher_of
+
+    if not core_of(kinds[0].run.core).uses_layout or not launcher_of(kinds[0].launcher.name).one_machine:
+        return  # a cluster's nodes are other machines than this one
     from cppo_lab.doctor import MISSING, examine
     from cppo_lab.sweep.paths import runs_folder
 

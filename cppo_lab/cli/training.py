@@ -11,7 +11,6 @@ from cppo_lab.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Plan
@@ -68,14 +67,18 @@ def plan(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
+    from cppo_lab.core_records import core_of, cores_that
     from cppo_lab.sweep.describe import describe, to_yaml
     from cppo_lab.sweep.find import is_run_id
+    from cppo_lab.sweep.paths import runs_folder
 
     if is_run_id(options.sweep):
         return _show_run(options)
     found = _plan_of(options)
-    if options.verl and found.core != "verl":
-        raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add core=verl")
+    trainer_config = core_of(found.core).load("trainer_config") if options.verl else None
+    if options.verl and trainer_config is None:
+        others = " or ".join(f"core={name}" for name in cores_that("trainer_config"))
+        raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add {others}")
     if options.within:
         raise UserError(f"--in {options.within[0]}: only a run's id is looked for in other sweeps: remove it")
     chosen = [run for run in found.runs if run.run_id.startswith(options.run or "")]
@@ -86,8 +89,8 @@ def show(options: argparse.Namespace) -> int:
     documents = []
     for run in chosen:
         sections = describe(run, found.paths)
-        if options.verl:
-            sections["verl"] = _verl_settings(run, found)
+        if trainer_config is not None:
+            sections[found.core] = trainer_config(run.spec, run.layout, found.paths, runs_folder())
         documents.append(to_yaml(run, sections))
     print("---\n".join(documents), end="")
     return 0
@@ -121,16 +124,6 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
     from cppo_lab.sweep.paths import runs_folder
 
     return find_run(beginning, address.tracking_uri(), runs_folder(), options.within)
-
-
-def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
-    """verl's own complete configuration of a run, as plain values."""
-    from cppo_lab.cores.verl.config import plain_config
-    from cppo_lab.spec import VerlRun
-    from cppo_lab.sweep.paths import runs_folder
-
-    assert isinstance(run.spec, VerlRun)  # `show` has refused another core
-    return plain_config(run.spec, run.layout, found.paths, runs_folder())
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -167,6 +160,7 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
     from collections import Counter
 
     from cppo_lab import schema
+    from cppo_lab.launch.launchers import launcher_of
 
     sweep = shlex.join([options.sweep, *options.overrides])
     if done.left:
@@ -178,8 +172,9 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
             file=sys.stderr,
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
-    if found.launcher.name == "slurm" and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
-        print(f"Slurm has them: cppo watch {sweep}; cppo status {sweep}")
+    launcher = launcher_of(found.launcher.name)
+    if launcher.queue and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
+        print(f"{launcher.title} has them: cppo watch {sweep}; cppo status {sweep}")
         return 0
     if counts:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))

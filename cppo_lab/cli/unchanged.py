@@ -1,4 +1,4 @@
-"""Whether a report that is asked for again could be another one, told without planning it or opening the store.
+"""Whether a report that is asked for again could differ, without planning it or opening the store.
 
 After a report, its folder notes all that led to it: what was asked, our code and files, and the state of the database
 file. As long as these are the same, so is the report. Stores that are no SQLite file have no such state.

@@ -11,7 +11,7 @@ WINDOW = 4_000  # characters at the end of a response in which an answer is look
 PROSE = 1_000  # characters of the end that are handed on when no answer is marked
 MAX_ANSWER = 1_000  # characters; MATH's longest answer has 159, DAPO's are integers
 THINK_START, THINK_END = "<think>", "</think>"
-# "Answer: 5", "**Answer:** 5", "Answer**: 5", "answer：5"; the text may stand on a following line.
+# "Answer: 5", "**Answer:** 5", "Answer**: 5", "answer：5"; the text may be on a following line.
 _MARK = re.compile(r"(?i)answer\s*+\**+\s*+[:：]\s*+\**+\s*+(?=\S)")
 _BOX = "\\boxed{"
 _OPENINGS = {"$$": "$$", "\\[": "\\]"}  # displayed formulas, which may span lines

@@ -56,7 +56,7 @@ _UNITS_AND_FILLERS = (
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),  # only what stands between dollars
+        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),  # only what is between dollars
         (r"(\\text\{)(.*?)(\})", r"\2"),
         (r"(\\textbf\{)(.*?)(\})", r"\2"),
         (r"(\\overline\{)(.*?)(\})", r"\2"),

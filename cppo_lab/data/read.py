@@ -17,7 +17,7 @@ COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "id", "problem
 
 
 def rows_of(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (where it stands, row) for every row of the file.
+    """Yield (its place, row) for every row of the file.
 
     Raises:
         UserError: the file's suffix is unknown, or a row cannot be read.

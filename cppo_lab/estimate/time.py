@@ -53,7 +53,7 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
     An engine of g GPUs decodes for as many steps as the longest response has tokens, which some response of a batch
     nearly always reaches; or for more, when the cache of keys and values holds, or the engine takes, too few responses
     at a time. Each step reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads
-    the keys and values of the tokens before it, T / 2 on average: squares of the mean length stand for the mean of
+    the keys and values of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of
     squares.
     """
     gpus = layout.rollout_tensor_parallel

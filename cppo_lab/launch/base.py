@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from cppo_lab.redaction import mask_output, masked_errors
 from cppo_lab.spec import Count, ResourcesSpec, Spec
@@ -12,9 +12,14 @@ from cppo_lab.spec import Count, ResourcesSpec, Spec
 class LauncherSpec(Spec):
     """How runs are started: `workers` at a time (None: as the launcher sees fit), each with `threads` threads."""
 
-    name: Literal["inline", "local", "slurm"]
+    name: str
     workers: Count | None
     threads: Count
+
+    @property
+    def contained(self) -> bool:
+        """Whether runs are in a container that the launcher starts: this machine's packages do not count then."""
+        return False
 
 
 class Job(Protocol):
@@ -76,8 +81,8 @@ class Event(Generic[J]):
 class Launcher(Protocol):
     """Run every job, in any order, calling `report` as things happen.
 
-    inline and local return when all have ended, slurm when all are in the queue. A job that fails does not stop the
-    others.
+    It returns when all have ended, or when all are in the queue of its record. A job that fails does not stop the
+    others. What becomes of a run is in its folder: its job records it (`attempt.py`).
     """
 
     def __call__(self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None: ...

@@ -1,48 +1,145 @@
-"""The launchers: one record each. A new one costs its module, its record and its YAML (docs/architecture.md)."""
+"""The launchers: one record each, those of other packages among them (docs/architecture.md).
+
+A launcher of another package is an entry point of the group `cppo_lab.launchers` that names its `LauncherRecord`.
+There is no other way: a sweep file, which may be a stranger's, can choose an installed launcher and cannot name code.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import Any, Protocol, cast
 
-from cppo_lab.errors import unknown
+from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import Launcher, LauncherSpec
-from cppo_lab.plugins import load
+from cppo_lab.plugins import LAUNCHER_GROUP, entry_points, load
+
+
+class JobInQueue(Protocol):
+    """A job that waits or runs: what the queue calls it, and its state in the queue's words."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def state(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class LauncherRecord:
-    """What the product knows of a launcher. Its module is imported when it launches.
+    """What the product knows of a launcher. `package.module:name` is imported when it is needed.
 
-    function: `package.module:name` of a `Launcher`.
-    settings: `package.module:name` of its LauncherSpec.
+    title: its name in sentences. function: a `Launcher`. settings: its LauncherSpec.
+    config: the settings of a launcher of another package, as conf/launcher/<name>.yaml has them for one of ours;
+    `workers` and `threads` are there already.
+
+    check: a function (settings, ResourcesSpec) that raises UserError for resources that it cannot give.
+    doctor: a function (ResourcesSpec, folder of runs, settings) -> Checks of what it needs, in place of this machine's
+    GPUs; None: runs are on this machine.
+    queue: a function (folder) -> jobs by name: those waiting or running whose logs are below the folder, each with
+    `job` and `state`. The launcher returns when all jobs are in this queue. None: it returns when all have ended.
+
+    one_machine: a run has this machine alone. in_process: jobs run in this process, one after the other.
+    submitit: it needs the package. search_workers: those of a search, if the user names no number; None: one per core.
     """
 
     name: str
+    title: str
     function: str
     settings: str = f"{LauncherSpec.__module__}:{LauncherSpec.__name__}"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    check: str | None = None
+    doctor: str | None = None
+    queue: str | None = None
+    one_machine: bool = True
+    in_process: bool = False
+    submitit: bool = False
+    search_workers: int | None = None
+
+    def load(self, part: str) -> Any:
+        """What the field `part` names, or None.
+
+        Raises UserError if it cannot be imported.
+        """
+        path = getattr(self, part)
+        return None if path is None else load(path, f"{part} of launcher {self.name!r}")
 
 
 LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
     {
         one.name: one
         for one in (
-            LauncherRecord("inline", "cppo_lab.launch.inline:launch_inline"),
-            LauncherRecord("local", "cppo_lab.launch.local:launch_local"),
+            LauncherRecord(
+                "inline", "this process", function="cppo_lab.launch.inline:launch_inline", in_process=True
+            ),
+            LauncherRecord(
+                "local", "this machine", function="cppo_lab.launch.local:launch_local", submitit=True
+            ),
             LauncherRecord(
                 "slurm",
-                "cppo_lab.launch.slurm.submit:launch_slurm",
+                "Slurm",
+                function="cppo_lab.launch.slurm.submit:launch_slurm",
                 settings="cppo_lab.launch.slurm.settings:SlurmSpec",
+                check="cppo_lab.launch.slurm.parameters:check_time",
+                doctor="cppo_lab.doctor.slurm:check_slurm",
+                queue="cppo_lab.launch.slurm.reconcile:in_queue",
+                one_machine=False,
+                submitit=True,
+                search_workers=4,  # with more at a time a search learns less from each trial
             ),
         )
     }
 )
 
 
+def launcher_names() -> tuple[str, ...]:
+    """The launchers of the product, then those of other installed packages by name. Imports none of them."""
+    return (*LAUNCHERS, *other_launchers())
+
+
+def other_launchers() -> tuple[str, ...]:
+    """The launchers of other installed packages. A name of the product is the product's."""
+    return tuple(sorted(entry_points(LAUNCHER_GROUP).keys() - LAUNCHERS.keys()))
+
+
+def launcher_of(name: str) -> LauncherRecord:
+    """The record of the launcher called `name`.
+
+    Raises UserError if there is none, or what an entry point names is none.
+    """
+    if name in LAUNCHERS:
+        return LAUNCHERS[name]
+    path = entry_points(LAUNCHER_GROUP).get(name)
+    if path is None:
+        raise unknown("launcher", name, launcher_names())
+    return _foreign(name, path)
+
+
+@cache
+def _foreign(name: str, path: str) -> LauncherRecord:
+    found = load(path, "launcher")
+    if not isinstance(found, LauncherRecord):
+        raise UserError(
+            f"launcher {name!r}: {path} is a {type(found).__name__}, no cppo_lab.launch.launchers.LauncherRecord"
+        )
+    if found.name != name:
+        raise UserError(
+            f"launcher {name!r}: {path} is the record of {found.name!r}: one of the names is wrong"
+        )
+    return found
+
+
 def launcher_kind(name: object) -> type[LauncherSpec]:
-    """The settings that the launcher called `name` has; those of every launcher for a name that there is not."""
-    record = LAUNCHERS.get(name) if isinstance(name, str) else None
-    return LauncherSpec if record is None else cast(type[LauncherSpec], load(record.settings, "launcher"))
+    """The settings that the launcher called `name` has; those of every launcher for what is no name.
+
+    Raises UserError if there is none.
+    """
+    if not isinstance(name, str):
+        return LauncherSpec
+    if name not in launcher_names():
+        *others, last = map(repr, launcher_names())
+        raise UserError(f"launcher: name={name!r}: must be {', '.join(others)} or {last}")
+    return cast(type[LauncherSpec], launcher_of(name).load("settings"))
 
 
 def load_launcher(name: str) -> Launcher:
@@ -50,6 +147,14 @@ def load_launcher(name: str) -> Launcher:
 
     Raises UserError if there is none.
     """
-    if name not in LAUNCHERS:
-        raise unknown("launcher", name, LAUNCHERS)
-    return cast(Launcher, load(LAUNCHERS[name].function, "launcher"))
+    return cast(Launcher, launcher_of(name).load("function"))
+
+
+def jobs_in_queue(name: str, folder: Path) -> Mapping[str, JobInQueue]:
+    """The jobs below `folder` that are in the queue of the launcher called `name`, by name; none if it has no queue.
+
+    Raises UserError if the queue does not answer.
+    """
+    queue = launcher_of(name).load("queue")
+    found: Mapping[str, JobInQueue] = {} if queue is None else queue(folder)
+    return found

@@ -55,7 +55,7 @@ def default_workers(jobs: Sequence[Job]) -> int:
 def _submit(job: Job) -> Process[None]:
     executor = LocalExecutor(folder=job.folder / "attempts")
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
-    # submitit ends local jobs after two minutes unless told otherwise, and takes misspelt names in silence.
+    # submitit ends local jobs after two minutes by default, and takes misspelt names in silence.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
     return executor.submit(run_masked, job)
 

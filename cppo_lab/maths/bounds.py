@@ -18,7 +18,7 @@ with g_t = (T - t) / w_t, which falls with t for the linear weights (g_t - g_{t+
     sum_t (T - t) u_t = sum_t (g_t - g_{t+1}) E[S_t] <= delta_b sum_t (T - t) = delta_b T (T - 1) / 2
 
 and S_t <= delta_b W_t + eta adds g_1 eta = (T - 1) eta (Proposition 6). The last token needs no budget: no later
-token depends on it. The bounds speak of TV; for other divergences they do not hold as they stand.
+token depends on it. The bounds speak of TV; for other divergences they do not hold unchanged.
 
 PAPER: the statements attached to the propositions' numbers are reconstructed from the golden constants, not copied
 from the text; the tests check each of them by enumeration.

@@ -1,1 +1,1 @@
-"""How runs stand, what they print, and ending them, whoever launched them and with whatever launcher."""
+"""The state of runs, what they print, and ending them, whoever launched them and with whatever launcher."""

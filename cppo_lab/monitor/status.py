@@ -1,4 +1,4 @@
-"""How runs stand: from their folders, locks and lists, the record of Slurm jobs and one look at Slurm's queue.
+"""The state of runs: from their folders, locks and lists, the record of Slurm jobs and one look at Slurm's queue.
 
 The tracking store is asked only where a folder cannot say: it has no word of the run, or the run died while it was
 recording its end. Ten thousand runs are then ten thousand small files.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_names
 from cppo_lab.errors import one_line
 from cppo_lab.launch.run_state import (
     Facts,
@@ -49,7 +50,7 @@ class Label:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as it stands.
+    """One run and its state.
 
     `score` is a fraction, `eta_seconds` the time to its last step at the pace of this attempt; `hours` and
     `gpu_hours` were used by all attempts together. `job` is the newest Slurm job, or host:pid of the process that
@@ -95,7 +96,7 @@ def known_runs(seen: LiveState) -> list[str]:
 
 
 def run_statuses(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
-    """How runs stand: those that `labels` name, in their order, or every known one, those that live last."""
+    """The state of runs: those that `labels` name, in their order, or every known one, those that live last."""
     seen = live_state(runs)
     run_ids = known_runs(seen) if labels is None else labels
     facts = {
@@ -203,7 +204,7 @@ def _line(text: object) -> str:
 def _ask_store(unsure: Sequence[Facts], labels: Mapping[str, Label], uri: str) -> dict[str, RunState]:
     """The states of those runs of which the tracking store knows."""
     found: dict[str, RunState] = {}
-    for core in schema.CORES:
+    for core in core_names():
         those = {one.run_id: one for one in unsure if labels[one.run_id].core in (core, "")}
         past = past_attempts(list(those), core, uri) if those else {}
         found |= {

@@ -25,7 +25,7 @@ _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 def watch(look: Callable[[], list[RunStatus]], every: float, out: TextIO) -> list[RunStatus]:
     """Show what `look` finds every so many seconds until nothing runs and nothing waits; what it found last.
 
-    On a terminal the table is drawn anew; elsewhere each change of a state is one line.
+    On a terminal the table is redrawn; elsewhere each change of a state is one line.
     """
     before: dict[str, str] = {}
     screen = out.isatty()

@@ -96,7 +96,7 @@ def from_environment(name: str) -> str | None:
 def known(name: str) -> Variant | None:
     """What readers see for a name: of the product, or of a package that the user has installed or named in CPPO_RULES.
 
-    None for any other name, and where the package cannot be imported: the name itself then stands for it.
+    None for any other name, and where the package cannot be imported: the name itself is then shown.
     """
     if name in NAMED:
         return NAMED[name]

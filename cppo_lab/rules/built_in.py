@@ -276,7 +276,7 @@ BUILT_IN = (
 
 _FIXED_BUDGET = (Stroke("#FF7F0E"), Stroke(GREEN, DASH_DOT, "v"))
 _LOW_W_MIN = (Stroke("#5C6B73"), Stroke(BLACK, DOTS, "^"))
-# Names in sweeps and in the paper's curves that stand for a rule with other constants or another divergence.
+# Names in sweeps and in the paper's curves for a rule with other constants or another divergence.
 SETTINGS = (
     Variant(
         name="cppo_kl", title="CPPO, KL", stroke=Stroke("#2E8B57"), accessible=Stroke(PURPLE, SHORT, "D")

@@ -28,7 +28,7 @@ NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE})
 @dataclass(frozen=True)
 class Stroke:
     """How a variant's line is drawn. `dash`: lengths of strokes and gaps in widths of the line, empty for a full line;
-    `marker`: matplotlib's sign for the points that stand on it, empty for none.
+    `marker`: matplotlib's sign for its points, empty for none.
     """
 
     colour: str
@@ -52,7 +52,7 @@ class Row:
 
     bounds: what is bounded, such as `ratio` or `divergence`.
     per: what one decision covers, `token`, `response` or `minibatch`.
-    position, prefix: whether the limit of a token depends on where it stands, and on the tokens before it.
+    position, prefix: whether the limit of a token depends on its position, and on the tokens before it.
     beyond: what happens beyond the bound: `masked`, `clipped`, `capped`, `weighed less`, `pulled back`.
     """
 

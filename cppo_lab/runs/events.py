@@ -71,7 +71,7 @@ _KINDS: dict[str, type[Begin] | type[Artifact] | type[End]] = {
 
 
 def encoded(line: Line) -> bytes:
-    """A line as it stands in a file."""
+    """A line as it is in a file."""
     if isinstance(line, StepEvent):
         values: dict[str, Any] = {"step": line.step, "time_ms": line.time_ms, "metrics": dict(line.metrics)}
     else:

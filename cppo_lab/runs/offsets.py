@@ -92,7 +92,7 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
 
 
 def forget_shipped(folder: Path, uri: str) -> None:
-    """Have all of a run's folder sent anew: the store is not what it was when it got it."""
+    """Have all of a run's folder sent again: the store is not what it was when it got it."""
     save_shipped(folder, uri, Shipped())
 
 

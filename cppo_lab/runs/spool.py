@@ -157,7 +157,7 @@ class Record:
     """What is on file of one MLflow run: of all attempts that went on in it."""
 
     begin: Begin
-    rows: dict[int, StepEvent] = field(default_factory=dict)  # by step; the first word on a step stands
+    rows: dict[int, StepEvent] = field(default_factory=dict)  # by step; the first record of a step is kept
     end: End | None = None  # None: an attempt goes on, or died without a word
 
 

@@ -5,11 +5,10 @@ from cppo_lab.spec.hub import HubModel, MathData
 from cppo_lab.spec.layout import LayoutSpec, Megatron, PathsSpec
 from cppo_lab.spec.resources import ResourcesSpec
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
-from cppo_lab.spec.run import RUN_KINDS, TAGS, MiniRun, RunSpec, VerlRun
+from cppo_lab.spec.run import TAGS, MiniRun, RunSpec, VerlRun
 from cppo_lab.spec.synthetic import Architecture, MadeModel, TaskData, WarmStart
 
 __all__ = [
-    "RUN_KINDS",
     "TAGS",
     "Architecture",
     "Count",

@@ -224,4 +224,3 @@ def check_top_k(divergence: DivergenceSpec, vocabulary: int) -> None:
 
 
 TAGS: dict[str, type[Spec]] = {"<hub>": HubModel, "<made>": MadeModel, "<math>": MathData, "<task>": TaskData}
-RUN_KINDS: dict[str, type[MiniRun] | type[VerlRun]] = {"mini": MiniRun, "verl": VerlRun}

@@ -171,7 +171,7 @@ def locked(path: Path, kind: str = "lock") -> Iterator[None]:
 
 
 def _path(uri: str) -> str:
-    """What stands between `sqlite:///` and a query."""
+    """What is between `sqlite:///` and a query."""
     return uri.partition("?")[0].removeprefix("sqlite:///")
 
 

@@ -11,7 +11,7 @@ from cppo_lab.sweep.overrides import override
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A key that a sweep file sets: `where` in the file, and what for a configuration key it stands."""
+    """A key that a sweep file sets: `where` in the file, and its configuration key."""
 
     where: str
     key: str

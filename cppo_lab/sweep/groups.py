@@ -6,6 +6,7 @@ from typing import Any
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.errors import UserError
+from cppo_lab.plugins import CORE_GROUP, LAUNCHER_GROUP, entry_points
 
 CONF = PARTS_FOLDER / "conf"
 # Options of the group `rule`: their file, and its content.
@@ -26,8 +27,12 @@ def shipped() -> Mapping[str, Sequence[str]]:
 
 @cache  # every run of a plan asks
 def groups() -> Mapping[str, Sequence[str]]:
-    """Configuration groups and their options."""
-    return {**shipped(), "rule": sorted({*shipped()["rule"], *_ADDED})}
+    """Configuration groups and their options: those of conf/, of installed packages, and rules beside a sweep file."""
+    installed = {
+        group: sorted({*shipped()[group], *entry_points(names)})
+        for group, names in (("core", CORE_GROUP), ("launcher", LAUNCHER_GROUP))
+    }
+    return {**shipped(), **installed, "rule": sorted({*shipped()["rule"], *_ADDED})}
 
 
 def add_rules(rules: Mapping[str, Mapping[str, Any]], source: str) -> None:

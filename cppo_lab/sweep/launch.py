@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
+from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, LauncherSpec
-from cppo_lab.launch.launchers import load_launcher
+from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.reconcile import look_repaired
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.snapshot import Snapshot
@@ -173,9 +174,11 @@ def _made_by_other_code(look: Snapshot, version: str, replace: bool) -> dict[str
 
 
 def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:
-    """Only Slurm spreads a run over machines. Raises UserError for a run that wants it of another launcher."""
+    """Raises UserError for a run of several machines, unless the launcher spreads a run over them."""
+    if not launcher_of(launcher.name).one_machine:
+        return
     for run in runs:
-        if run.spec.core == "verl" and run.layout.nodes > 1 and launcher.name != "slurm":
+        if core_of(run.spec.core).nodes(run.layout) > 1:
             raise UserError(
                 f"layout={run.layout.name} of model {run.spec.model.name} takes {run.layout.nodes} nodes, and "
                 f"launcher={launcher.name} has one machine: choose launcher=slurm, or layout=one_node (`cppo plan` "

@@ -6,7 +6,7 @@ from functools import lru_cache
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.declared import Scalar
 
-# Words that Hydra's grammar reads as text, whatever stands beside them.
+# Words that Hydra's grammar reads as text, whatever is beside them.
 WORD = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_]*", re.IGNORECASE | re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""The runs of a plan under the parents of their sweeps in MLflow, whose descriptions say how the plan stands.
+"""The runs of a plan under the parents of their sweeps in MLflow, whose descriptions give the plan's state.
 
 All of it is for people who look: a store that is away while it is done costs a line, and no launch.
 """

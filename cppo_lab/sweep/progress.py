@@ -68,7 +68,7 @@ class Progress:
             self.say(self.overview())
 
     def overview(self) -> str:
-        """Where each running run stands, and when all will be done."""
+        """The progress of each running run, and when all will be done."""
         parts, share = [], float(self.ended)
         for attempt in self.running:
             status = read_status(attempt.folder)

@@ -29,7 +29,7 @@ PATH_REMEDY = (
 def read_rules(sweep: Path, source: str) -> None:
     """Take up the rules beside a sweep file; `source` is the sweep's name in messages.
 
-    Raises UserError for a file that is no rule file, or a name that stands for another rule already.
+    Raises UserError for a file that is no rule file, or a name that another rule has already.
     """
     folder = sweep.parent / FOLDER
     if not folder.is_dir():

@@ -11,7 +11,7 @@ _GAP = " &emsp;| "
 
 
 def escaped(text: str) -> str:
-    """`text` on one line, shown as it stands: no markup, HTML or address in it takes effect."""
+    """`text` on one line, shown literally: no markup, HTML or address in it takes effect."""
     one_line = " ".join(text.split())
     return _SPECIAL.sub(lambda found: f"&#{ord(found.group())};", one_line)
 

@@ -59,7 +59,7 @@ def figure_tag(feeds: Iterable[str]) -> dict[str, str]:
 
 
 def _place(feed: str) -> tuple[int, int, str]:
-    """Where a table or figure stands among the others."""
+    """The position of a table or figure among the others."""
     match = _NUMBERED.fullmatch(feed)
     return (match[1] == "Figure", int(match[2]), feed) if match else (2, 0, feed)
 

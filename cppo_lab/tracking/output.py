@@ -18,7 +18,7 @@ _SPACE = re.compile(rb"\s")
 
 
 class Printed(NamedTuple):
-    """A file that a process prints to, and where in it that process began: what stands before is of others."""
+    """A file that a process prints to, and where in it that process began: what comes before is from others."""
 
     path: str
     start: int

@@ -117,7 +117,7 @@ def serving(uri: str, host: str, port: int) -> Iterator["subprocess.Popen[bytes]
 
 def _in_address(host: str) -> str:
     """The host in a link: a server on all addresses is opened on this machine's own."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  told apart, and opened at LOOPBACK
+    if host in ("0.0.0.0", "::"):  # noqa: S104  recognised, and opened at LOOPBACK
         return LOOPBACK
     return f"[{host}]" if ":" in host else host
 

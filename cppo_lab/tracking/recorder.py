@@ -33,7 +33,7 @@ from cppo_lab.tracking.environment import environment_tags, packages
 from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
 from cppo_lab.tracking.output import Printed, captured_output, own_output
 
-STATUS_SECONDS = 2.0  # how often `status.json` is written anew while the run trains
+STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains
 
 
 class Recorder:
@@ -82,7 +82,7 @@ class Recorder:
         self._status(schema.RUNNING, max(self._steps, default=0))
 
     def begin(self, step: int | None) -> None:
-        """Training goes on behind `step`; None: it starts. What an earlier attempt has recorded then stands alone."""
+        """Training goes on behind `step`; None: it starts. An earlier attempt's record is then left as it is."""
         if step is not None or not self._steps:
             return
         reason = "training began anew: there was no checkpoint to continue from"
@@ -92,7 +92,7 @@ class Recorder:
         self._start(new_record())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record `metrics` of training step `step`. A step that an earlier attempt has recorded stands as it is.
+        """Record `metrics` of training step `step`. A step that an earlier attempt has recorded stays as it is.
 
         Raises ValueError for a metric name that the schema does not have.
         """

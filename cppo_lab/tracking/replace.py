@@ -1,4 +1,4 @@
-"""Training a finished run anew: its result stays until the new one is there.
+"""Training a finished run again: its result stays until the new one is there.
 
 The new attempt's MLflow run names the results that it is to replace (TAG_REPLACES) from its first moment. They are
 deleted, as MLflow deletes, only once it has finished; then the tag becomes TAG_REPLACED. A kill between any two of

@@ -1,7 +1,7 @@
 """Shipping in a process beside the one that trains.
 
 MLflow spends processor time on each point, most of all on a SQLite file, and a thread that spends it in the training
-process holds Python's interpreter meanwhile: training that computes in small operations all but stands still. Whatever
+process holds Python's interpreter meanwhile: training that computes in small operations all but stops. Whatever
 happens to this process costs nothing: what it has not sent is sent by the next attempt at it, here or there.
 """
 

@@ -95,7 +95,7 @@ class _Shipment:
     def forget_deleted(self) -> bool:
         """Whether a user has deleted the MLflow run of the record that was being sent.
 
-        The newest has gone on since, and is sent anew, as a whole; any other is left alone.
+        The newest has gone on since, and is sent again, as a whole; any other is left alone.
         """
         if not self.token or self._exists(self.record.mlflow_id):
             return False
@@ -175,7 +175,7 @@ class _Shipment:
     def _is_told(self, line: StepEvent) -> bool:
         """Whether the store has the step already, by a line that is damaged since.
 
-        The run could not see that the step was recorded, and has trained it again; the first word on a step stands.
+        The run could not see that the step was recorded, and has trained it again; the first record of a step is kept.
         """
         name = next((name for name in line.metrics if not name.startswith("system/")), "")
         if name and name not in self.times:
@@ -317,7 +317,7 @@ def _owner(path: Path) -> str:
 
 
 def _plain(record: str) -> str:
-    """A record's name as it may stand in a filter."""
+    """A record's name as a filter may contain it."""
     if not record.isalnum():
         raise MlflowException(f"a spool names the record {record!r}, which no program of ours has written")
     return record

@@ -1,4 +1,4 @@
-"""The description of a sweep's parent run, as Markdown: what is compared, how it stands, what came of it."""
+"""The description of a sweep's parent run, as Markdown: what is compared, its state, its result."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,9 +8,7 @@ from cppo_lab import schema
 from cppo_lab.tracking.markdown import code, escaped, link, table
 
 MOST = 8000  # characters that MLflow keeps of a run's tag
-_VERDICT = (
-    "\n### Verdict\n"  # the last section of a note; what follows it stays when the note is written anew
-)
+_VERDICT = "\n### Verdict\n"  # the last section of a note; what follows it stays when the note is rewritten
 MOST_VERDICT = 1900  # characters that are kept free for it
 _MOST_WORDS = 300  # of title and question
 _MOST_SEEDS = 10  # columns
@@ -136,7 +134,7 @@ def _differing(runs: Sequence[NotedRun]) -> list[str]:
 
 
 def _grid(runs: Sequence[NotedRun], experiment: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of variants by seeds: the last score of each run, or how it stands."""
+    """Head and rows of variants by seeds: the last score of each run, or its state."""
     seeds = list(dict.fromkeys(run.seed for run in runs))[:_MOST_SEEDS]
     places: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for run in runs:

@@ -23,8 +23,8 @@ def send(
 ) -> Sent:
     """Send what is left in the folders of runs; a run that trains at the moment may be among them.
 
-    `report` is told after each run how many of how many are through. Raises UserError if the store is away, or, once
-    all others are sent, for runs that it does not take.
+    `report` is called after each run with how many of how many are done. Raises UserError if the store is away, or,
+    once all others are sent, for runs that it does not take.
     """
     waiting = [folder for folder in folders if unsent(folder, uri)]
     if not waiting:

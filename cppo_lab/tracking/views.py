@@ -43,7 +43,7 @@ _SECTIONS = {
 
 def page(experiment: Experiment, key: str = OVERVIEW) -> str:
     """The address of an experiment's runs behind that of the server: in the saved view `key` if it has that one."""
-    # MLflow 3 opens on its pages for language-model traces unless told that these are training runs.
+    # MLflow 3 opens on its pages for language-model traces unless a tag says that these are training runs.
     query = {"workflowType": "machine_learning"}
     if TAG_PREFIX + key in experiment.tags:
         query |= {"compareRunsMode": "CHART", "viewStateShareKey": key}

@@ -1,4 +1,4 @@
-"""Which rule with which constants each method name of a vectors file stands for.
+"""The rule and constants of each method name in a vectors file.
 
 Constants come from the manifest where it gives them; some names carry their own:
 

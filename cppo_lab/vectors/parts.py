@@ -37,7 +37,7 @@ def is_input(vectors: Vectors, key: str) -> bool:
 
 
 def value(ours: Recomputation, key: str) -> Tensor | None:
-    """What this package computes for an array, 0 at padding; None for a key that stands for nothing it knows.
+    """What this package computes for an array, 0 at padding; None for an unknown key.
 
     Raises:
         LookupError: an array or a hyper-parameter that it needs is missing.

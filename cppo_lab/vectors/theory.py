@@ -39,13 +39,13 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def unknown_columns(vectors: Vectors) -> list[str]:
-    """Columns of `theory/constants` that stand for nothing we know."""
+    """Columns of `theory/constants` with unknown names."""
     columns = vectors.manifest.get("theory_columns", []) if "theory/constants" in vectors.arrays else []
     return [name for name in columns if name not in COLUMNS and name not in ARGUMENTS]
 
 
 def value(vectors: Vectors, key: str) -> Tensor | None:
-    """Our value of a `theory/...` array in float64; None for a key that stands for nothing we know.
+    """Our value of a `theory/...` array in float64; None for an unknown key.
 
     Raises:
         LookupError: an array or a column that it needs is missing.

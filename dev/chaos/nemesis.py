@@ -21,7 +21,7 @@ from dev.chaos.testbed import Testbed
 from dev.errors import DevError
 
 T = TypeVar("T")
-COMING_UP_SECONDS = 600.0  # that something may take to come back, with what it stands on away meanwhile
+COMING_UP_SECONDS = 600.0  # that something may take to come back, while what it depends on is away
 
 
 class Strikes:
@@ -177,7 +177,7 @@ class Strikes:
         self.place.cluster.start_controller()
 
     def _again(self, bring: Callable[[], object]) -> None:
-        """Tries until it works: what it stands on may be away itself."""
+        """Tries until it works: what it depends on may be away itself."""
         deadline = time.monotonic() + COMING_UP_SECONDS
         while True:
             try:

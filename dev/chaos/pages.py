@@ -1,7 +1,7 @@
 """Two reports byte by byte.
 
 Nothing is left out. What a store names by chance is given one name on both sides first: MLflow's random id of each
-run, and the address of the server. `report.json` has fingerprints of the files in which these stand: they become those
+run, and the address of the server. `report.json` has fingerprints of the files that have these: they become those
 of the files with the names put in.
 """
 

@@ -88,7 +88,7 @@ class Disk:
 
 
 class Testbed:
-    """All that the disturbed study stands on. A context: it is started on entry, and gone afterwards.
+    """All that the disturbed study depends on. A context: it is started on entry, and gone afterwards.
 
     Its folder belongs to the group of two users, of whom the first, `colleague`, launches too; root is the other one.
     Afterwards the folder has the runs in `runs-kept` and the cluster's logs in `slurm-log`. `no_disk`: why the folder

@@ -19,7 +19,7 @@ QUIET = {
 
 
 class MlflowServer:
-    """One server, always on the same port. `store` is the database that it stands on; artifacts go through it."""
+    """One server, always on the same port. `store` is its database; artifacts go through it."""
 
     def __init__(self, folder: Path, store: str, workers: int = 1) -> None:
         self.folder, self.log = folder, folder / "mlflow_server.log"

@@ -204,7 +204,7 @@ class Cluster:
     def fail_node(self, node: str, noticed: bool = True) -> None:
         """Kills a node's slurmd and all its jobs' processes at once, as a crash of the machine would.
 
-        With `noticed` slurmctld is told; without, it finds out after SlurmdTimeout.
+        With `noticed` slurmctld learns of it; without, it finds out after SlurmdTimeout.
         """
         self._check_node(node)
         self.end(f"slurmd-{node}", f"jobs-{node}", patience=0)

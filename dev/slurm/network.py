@@ -25,12 +25,12 @@ def enter_private(pid: int, command: Sequence[str]) -> list[str]:
 
 
 def name_and_address(private: bool) -> tuple[str, str]:
-    """The short host name and the loopback address that it stands for.
+    """The short host name and its loopback address.
 
     Slurm's daemons listen at the address of the host's name, whatever slurm.conf says.
 
     Raises:
-        ClusterError: The name stands for another address: then they could be reached from outside.
+        ClusterError: The name has another address: then they could be reached from outside.
     """
     if private:
         return "localhost", "127.0.0.1"

@@ -20,7 +20,7 @@ LINE_INCHES = 0.22
 
 
 def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
-    """What stands above a figure that travels alone: title, source, and what its `bands` (their kinds) are."""
+    """The text above a figure that travels alone: title, source, and what its `bands` (their kinds) are."""
     words = {
         INTERVAL: "the 95 % interval of the mean over seeds, at each step by itself",
         RANGE: "the range of two seeds",
@@ -71,7 +71,7 @@ def handle_length(keys: Sequence[Key]) -> float:
 
 
 def as_they_are(legend: Legend) -> None:
-    """Names are shown as they stand, dollar signs included."""
+    """Names are shown literally, dollar signs included."""
     for text in legend.get_texts():
         text.set_parse_math(False)
 

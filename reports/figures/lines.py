@@ -23,7 +23,7 @@ LABEL_POINTS = 10  # height of a line of labels
 # Runs of a variant that are drawn one by one; of more, there is nothing to be seen but their mean and its band.
 FEW = 50
 
-MOST_VARIANTS = 30  # in one figure: no more can be told apart, and a legend has no end
+MOST_VARIANTS = 30  # in one figure: no more can be distinguished, and a legend has no end
 
 Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps and scores in percent
 
@@ -44,7 +44,7 @@ class Line:
     """One variant: its runs, and the mean of the finished ones with its band at the steps they share; `band` is the
     kind of it (see `statistics.bands`).
 
-    Where no run is finished, the unfinished ones stand in. A run that collapsed ends early, and with it the mean:
+    Where no run is finished, the unfinished ones are used. A run that collapsed ends early, and with it the mean:
     what the others did afterwards would flatter an unstable method.
     """
 
@@ -90,7 +90,7 @@ def drawn_variants(board: Scoreboard) -> tuple[str, ...]:
 
 
 def room_note(board: Scoreboard) -> str:
-    """What `drawn_variants` has left out, to stand behind a figure's source; empty if nothing."""
+    """What `drawn_variants` has left out, to follow a figure's source; empty if nothing."""
     count = len(board.variants)
     return f"; the best {MOST_VARIANTS} of {count} variants" if count > MOST_VARIANTS else ""
 

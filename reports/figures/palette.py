@@ -1,4 +1,4 @@
-"""How variants are told apart: the paper's colours, or colours, dashes and markers that a colour-blind reader and a
+"""How variants are distinguished: the paper's colours, or colours, dashes and markers that a colour-blind reader and a
 black-and-white print keep apart.
 """
 
@@ -35,7 +35,7 @@ class Key:
 
     @property
     def handle(self) -> Line2D:
-        """What stands in the legend before the label."""
+        """The mark in the legend before the label."""
         settings = self.stroke.marked() | {"linewidth": 1.6 if self.stroke.dash else 2.2}
         settings.pop("markevery", None)
         return Line2D([], [], **settings)

@@ -1,4 +1,4 @@
-"""A figure of a search: panels that share a heading. In files they stand side by side under title and source; on a
+"""A figure of a search: panels that share a heading. In files they are side by side under title and source; on a
 page each is a drawing of its own, so that a narrow page can stack them.
 """
 
@@ -70,7 +70,7 @@ def draw_figure(figure: SearchFigure, fig: Figure) -> None:
 
 
 def inline_panels(figure: SearchFigure) -> tuple[InlineFigure, ...]:
-    """One drawing for each panel; its caption stands beside it as text."""
+    """One drawing for each panel; its caption is text beside it."""
     return tuple(
         InlineFigure(
             panel.caption,

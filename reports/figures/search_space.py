@@ -208,6 +208,6 @@ def _label_x(ax: Axes, scale: Scale) -> None:
 
 
 def _plain_ticks(ax: Axes) -> None:
-    """Names are shown as they stand, dollar signs included."""
+    """Names are shown literally, dollar signs included."""
     for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
         label.set_parse_math(False)

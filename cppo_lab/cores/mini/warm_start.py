@@ -52,7 +52,7 @@ def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder:
 
 
 def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
-    """The weights in a file; None if there are none of this model. A file of no use is named, and made anew."""
+    """The weights in a file; None if there are none of this model. A file of no use is named, and made again."""
     if not path.exists():
         return None
     try:

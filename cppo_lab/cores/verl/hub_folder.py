@@ -82,7 +82,7 @@ def require_complete(folder: Path) -> tuple[str, int]:
             folder,
             device_map="meta",
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told with the others
+            ignore_mismatched_sizes=True,  # they are reported with the others
             local_files_only=True,
         )
     wrong = {name: sorted(map(str, found[name])) for name in _FAULTS if found.get(name)}

@@ -93,8 +93,8 @@ def object_store_bytes(memory_gb: float) -> int:
 def left_in_order() -> Iterator[None]:
     """Leave Ray's cluster after the context.
 
-    Not if this process has been told to end: Slurm tells Ray's processes too, Ray looks for them for ten seconds, and
-    the run's last words come first. Ray then ends with the process.
+    Not after a signal to end: Slurm signals Ray's processes too, Ray looks for them for ten seconds, and the run's
+    last words come first. Ray then ends with the process.
     """
     told = False
     try:

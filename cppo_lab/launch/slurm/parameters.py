@@ -9,6 +9,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.base import J, Job
 from cppo_lab.launch.slurm.container import wrapping
 from cppo_lab.launch.slurm.settings import SlurmSpec
+from cppo_lab.spec import ResourcesSpec
 
 EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
 START_SECONDS = 15  # until a job hears the warning
@@ -54,6 +55,11 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             "constraint": taken.constraint,
         }
     return {key: value for key, value in values.items() if value is not None or key == "wckey"}
+
+
+def check_time(spec: SlurmSpec, resources: ResourcesSpec) -> None:
+    """Raises UserError for a time limit as `minutes` does."""
+    minutes(resources.hours, spec.grace_seconds)
 
 
 def minutes(hours: float, grace_seconds: int) -> int:

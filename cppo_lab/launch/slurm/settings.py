@@ -59,6 +59,11 @@ class SlurmSpec(LauncherSpec):
     sbatch: dict[Option, Line | int | bool]
     container: ContainerSpec = NO_CONTAINER
 
+    @property
+    def contained(self) -> bool:
+        """Whether runs are in a container."""
+        return self.container.runtime is not None
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name, value in self.sbatch.items():

@@ -124,7 +124,7 @@ def _require_plain(runs: Path) -> None:
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Hide that this process may be in a Slurm job itself: what Slurm told that one is not true of new ones."""
+    """Hide that this process may be in a Slurm job itself: its variables are not true of new ones."""
     hidden = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
     for name in hidden.keys() - {"SLURM_CONF", "SLURM_CLUSTERS"}:
         del os.environ[name]

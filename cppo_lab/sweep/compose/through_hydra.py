@@ -19,7 +19,9 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cppo_lab.core_records import core_of, other_cores
 from cppo_lab.errors import UserError, unknown
+from cppo_lab.launch.launchers import launcher_of, other_launchers
 from cppo_lab.sweep.groups import CONF, added_rules, groups
 
 MAX_LISTED = 100_000
@@ -102,7 +104,7 @@ def _is_plain(value: object) -> bool:
 
 
 def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
-    """What Hydra composes, as plain values; `${...}` resolved or as they stand.
+    """What Hydra composes, as plain values; `${...}` resolved or unresolved.
 
     Raises UserError for an override that does not parse, an unknown group option or key.
     """
@@ -110,6 +112,8 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
         _check(text)
     for name, content in added_rules().items():
         ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
+    for text in overrides:
+        _add_installed(parsed(text))
     # Hydra logs a warning for each file without a schema; validation is ours.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
@@ -125,6 +129,17 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
         raise UserError(f"overrides {' '.join(overrides)!r}: {first_line}: {KEYS}") from None
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def _add_installed(override: Override) -> None:
+    """Give Hydra the configuration of a core or launcher of another package that an override chooses."""
+    name, content = override.value, {}
+    if override.key == "core" and name in other_cores():
+        content = {"core": name, **core_of(name).config}
+    elif override.key == "launcher" and name in other_launchers():
+        content = {"launcher": {"name": name, "workers": None, "threads": 1, **launcher_of(name).config}}
+    if content:
+        ConfigStore.instance().store(name, content, group=override.key, package="_global_")
 
 
 def groups_set_by(rule: str) -> tuple[str, ...]:

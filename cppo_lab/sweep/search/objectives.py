@@ -45,7 +45,7 @@ OBJECTIVES: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def whole_scores(curve: Curve, t_stop: int, every: int) -> list[float]:
-    """The scores of a curve up to `t_stop`, with a validation each `every` steps; its last stands for missing ones.
+    """The scores of a curve up to `t_stop`, with a validation each `every` steps; its last fills in for missing ones.
 
     Raises ValueError for a curve without a point.
     """

@@ -1,4 +1,4 @@
-"""Where a search stands, as one file: what the report reads, kept beside the runs and in MLflow."""
+"""The state of a search as one file: what the report reads, kept beside the runs and in MLflow."""
 
 import fcntl
 import json
@@ -46,7 +46,7 @@ class SearchState:
                 study.study.set_user_attr(SEARCH_RUN, self.mlflow_id)
 
     def publish(self) -> None:
-        """Write the file anew, here and in MLflow. One worker at a time, each from what the study holds then."""
+        """Write the file again, here and in MLflow. One worker at a time, each from what the study holds then."""
         with open_lock(self.study.folder / "publish.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             trials = self.study.trials()

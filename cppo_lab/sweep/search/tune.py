@@ -11,10 +11,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.launchers import load_launcher
+from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.reconcile import repair
-from cppo_lab.launch.slurm.reconcile import in_queue
 from cppo_lab.store import address
 from cppo_lab.sweep.paths import require_folder
 from cppo_lab.sweep.search.progress import Watch, counted, table
@@ -26,13 +25,12 @@ from cppo_lab.sweep.search.worker import Worker
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.search_record import TrialRecord
 
-FOLLOW_SECONDS = 5.0  # between two questions to Slurm's controller, which has others to serve
-SLURM_WORKERS = 4  # unless told otherwise: with more at a time a search learns less from each trial
+FOLLOW_SECONDS = 5.0  # between two questions to a cluster's controller, which has others to serve
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """How a search stands when its workers have ended."""
+    """The state of a search when its workers have ended."""
 
     text: str
     over: bool
@@ -80,11 +78,13 @@ def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> No
 def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:
     """Run the workers, and say meanwhile what they do."""
     launcher = first.tuning.base.launcher
-    inline, slurm = launcher.name == "inline", launcher.name == "slurm"
-    most = launcher.workers or (SLURM_WORKERS if slurm else default_workers([first]))
-    count = 1 if inline else min(left, most)
+    record = launcher_of(launcher.name)
+    most = launcher.workers or record.search_workers or default_workers([first])
+    count = 1 if record.in_process else min(left, most)
     workers = [replace(first, number=number) for number in range(count)]
-    watch = None if inline else Watch(first.tuning, trials)  # a worker in this process speaks for itself
+    watch = (
+        None if record.in_process else Watch(first.tuning, trials)
+    )  # a worker in this process speaks for itself
 
     def see(event: Event[Worker]) -> None:
         if watch is not None:
@@ -92,32 +92,35 @@ def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> 
 
     load_launcher(launcher.name)(workers, launcher.model_copy(update={"workers": count}), see)
     if watch is not None:
-        if slurm:
-            _follow(workers, watch)
+        if record.queue:
+            _follow(workers, watch, record)
         watch.look()
 
 
-def _follow(workers: Sequence[Worker], watch: Watch) -> None:
-    """Say what workers in Slurm's queue do until the last has left it."""
+def _follow(workers: Sequence[Worker], watch: Watch, launcher: LauncherRecord) -> None:
+    """Say what workers in the launcher's queue do until the last has left it."""
     names, before = {worker.name for worker in workers}, ""
     try:
         while True:
             try:
-                jobs = in_queue(workers[0].folder.parent)
+                jobs = jobs_in_queue(launcher.name, workers[0].folder.parent)
             except UserError as error:  # a controller that restarts; the workers know nothing of it
                 now = str(error)
             else:
                 here = [job for name, job in jobs.items() if name in names]
                 if not here:
                     return
-                now = "Slurm: " + ", ".join(f"{job.job} {job.state.lower()}" for job in here)
+                now = f"{launcher.title}: " + ", ".join(f"{job.job} {job.state.lower()}" for job in here)
             if now != before:
                 print(now, file=sys.stderr, flush=True)
             before = now
             watch.glance()
             time.sleep(FOLLOW_SECONDS)
     except KeyboardInterrupt:
-        print("cppo: the workers stay with Slurm; the same command watches them again", file=sys.stderr)
+        print(
+            f"cppo: the workers stay with {launcher.title}; the same command watches them again",
+            file=sys.stderr,
+        )
         raise
 
 

@@ -220,7 +220,7 @@ class _Work:
     def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
         """Tell the study and MLflow of points that they do not have; whether there were any.
 
-        The steps of seed i follow on those of the seeds before it. The score before training stands there once.
+        The steps of seed i follow on those of the seeds before it. The score before training is there once.
         """
         every, t_stop = self.tuning.base.run.validation.every, self.tuning.t_stop
         curves = [[(point.step, point.score) for point in curve] for curve in earlier]

@@ -65,7 +65,7 @@ class TopKServer(vLLMHttpServer):
         return str(super()._get_worker_extension_cls())
 
     async def run_server(self, args: Any) -> None:
-        """Starts vLLM, then stands before its engine."""
+        """Starts vLLM, then serves in front of its engine."""
         weight_socket.tell_engine()
         await super().run_server(args)
         self.engine = TopKEngine(self.engine)

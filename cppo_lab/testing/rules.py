@@ -1,4 +1,4 @@
-"""Conformance tests of a rule, for packages that bring one, and for those of the product.
+"""Conformance tests of a rule.
 
 A rule's record and the constants with which it drops, clips or weakens some tokens of `random_batch` are all it takes:
 
@@ -25,6 +25,7 @@ from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.maths.output import RuleOutput
 from cppo_lab.rules import DIVERGENCE, MINIBATCH, PERMUTATION, RESPONSE, Rule
+from cppo_lab.testing import call_all
 
 SEEDS = range(12)
 ROUNDING = 1e-14  # vectorised exp and row sums may round by where a row lies in memory
@@ -83,10 +84,7 @@ def check_rule(rule: Rule, constants: Mapping[str, Any], **claims: bool) -> None
 
     Raises AssertionError.
     """
-    tests = type("Checked", (RuleTests,), {"rule": rule, "constants": constants, **claims})()
-    for name in dir(tests):
-        if name.startswith("test_"):
-            getattr(tests, name)()
+    call_all(type("Checked", (RuleTests,), {"rule": rule, "constants": constants, **claims})())
 
 
 class RuleTests:
@@ -162,7 +160,7 @@ class RuleTests:
         torch.testing.assert_close(gradient, batch.advantages * batch.valid, **CLOSE)
 
     def test_padding_does_not_matter(self) -> None:
-        """More columns, and whatever stands there, change nothing."""
+        """More columns, and whatever they hold, change nothing."""
         for seed in SEEDS:
             batch = random_batch(seed)
             wide = padded(batch, seed % 5, seed)

@@ -1,0 +1,54 @@
+"""Conformance tests of a rule, a core and a launcher, for packages that bring one, and for those of the product.
+
+Each is a class of tests that pytest collects from a subclass, and a `check_...` function that calls them all without
+pytest. The modules are imported when one of their names is used: those of cores and launchers do without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cppo_lab.testing.cores import CoreTests, check_core
+    from cppo_lab.testing.launchers import LauncherTests, check_launcher
+    from cppo_lab.testing.rules import (
+        RuleTests,
+        TokenBatch,
+        check_rule,
+        padded,
+        random_batch,
+        random_permutation,
+    )
+
+__all__ = [
+    "CoreTests",
+    "LauncherTests",
+    "RuleTests",
+    "TokenBatch",
+    "check_core",
+    "check_launcher",
+    "check_rule",
+    "padded",
+    "random_batch",
+    "random_permutation",
+]
+_MODULES = {
+    "CoreTests": "cores",
+    "check_core": "cores",
+    "LauncherTests": "launchers",
+    "check_launcher": "launchers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    path = f"{__name__}.{_MODULES.get(name, 'rules')}"
+    module = importlib.import_module(path)  # noqa: TID251  one of three literal names
+    return getattr(module, name)
+
+
+def call_all(tests: object) -> None:
+    """Call the test methods of an instance."""
+    for name in dir(tests):
+        if name.startswith("test_"):
+            getattr(tests, name)()

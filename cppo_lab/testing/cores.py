@@ -1,0 +1,255 @@
+"""Conformance tests of a core.
+
+A core's record, and overrides that make a run of a few seconds with two validations or more after step 0:
+
+    from acme_records import ACME
+    from cppo_lab.testing import CoreTests
+
+    class TestAcme(CoreTests):
+        core = ACME
+        overrides = ("model=mini_small_base", "batch.prompts=4", "validation.every=2", "training.t_stop=4")
+        refused = {"rollout.staleness=1": "rollout.staleness=1"}
+
+The core must be installed: the runs are composed from the command line's words. Each attempt trains in a process of its
+own, with no launcher and no store; one is killed by SIGKILL and continued.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cppo_lab import schema
+from cppo_lab.core_records import CoreRecord, core_of
+from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.errors import UserError
+from cppo_lab.parse import parse_run
+from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.compose import Composed, compose
+from cppo_lab.testing import call_all
+
+TIMED = "perf/"  # metrics that no two runs have in common
+EVENTS = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Life:
+    """What the sink of one process received: the step of `begin`, the rows in order, the artifacts."""
+
+    begun: tuple[int | None, ...]
+    rows: tuple[tuple[int, Mapping[str, float]], ...]
+    artifacts: Mapping[str, Any]
+    outcome: tuple[str, int] | None  # status and step; None: it was killed
+    first: str  # the kind of the first event
+
+
+def check_core(
+    core: CoreRecord, overrides: Sequence[str], refused: Mapping[str, str], seconds: float = 600
+) -> None:
+    """All tests of `CoreTests`, without pytest; the arguments are its attributes.
+
+    Raises AssertionError.
+    """
+    attributes = {"core": core, "overrides": overrides, "refused": refused, "seconds": seconds}
+    call_all(type("Checked", (CoreTests,), attributes)())
+
+
+class CoreTests:
+    """Tests of `core` with `overrides`.
+
+    refused: one or more overrides -> what the refusal of them says. seconds: the longest that an attempt takes.
+    """
+
+    core: CoreRecord
+    overrides: Sequence[str]
+    refused: Mapping[str, str]
+    seconds: float = 600
+
+    def test_the_record_is_the_one_that_is_found(self) -> None:
+        """By its name; and what it names can be imported where its packages are installed."""
+        assert core_of(self.core.name) == self.core
+        assert issubclass(self.core.load("settings"), RunSpec)
+        for part in ("train", "datasets", "doctor"):
+            assert self.core.load(part) is not None or part == "doctor", f"{part} is missing"
+        assert self.core.title and self.core.note, "a title and a note are shown to people"
+
+    def test_a_run_is_read_back_from_its_record(self) -> None:
+        """Its configuration survives JSON, with the same id; and the id follows the seed."""
+        run = self._composed().run
+        text = json.dumps(run.model_dump(mode="json"))
+        assert parse_run(json.loads(text), "the record").run_id == run.run_id
+        assert self._composed("seed=1").run.run_id != run.run_id
+
+    def test_what_it_cannot_train_is_refused(self) -> None:
+        """By a UserError when the run is composed, before anything is submitted."""
+        for words, said in self.refused.items():
+            try:
+                self._composed(*words.split())
+            except UserError as error:
+                assert said in str(error), f"{words}: {error}"
+            else:
+                raise AssertionError(f"{words} is not refused")
+
+    def test_datasets_are_listed_before_training(self) -> None:
+        """Also where no file is there."""
+        composed = self._composed()
+        with _folder() as shared:
+            for found in self.core.load("datasets")(composed.run, _resources(composed, shared, shared)):
+                assert found.context in (schema.TRAINING, schema.VALIDATION), found
+                assert 0 < len(found.digest) <= 36, found
+
+    def test_a_run_is_recorded_from_its_first_step_to_its_last(self) -> None:
+        """Names and values of every step; scores at step 0 and at each validation."""
+        life, run = self._whole, self._composed().run
+        assert life.begun == (None,) and life.first == "begin", (
+            "begin(None) comes once, before everything else"
+        )
+        steps = [step for step, _ in life.rows]
+        assert life.outcome is not None, "the process ended before train returned"
+        status, last = life.outcome
+        assert status in schema.FINISHED, status
+        assert steps == list(range(last + 1)), f"steps {steps} of a run that ended at {last}"
+        assert last == run.training.t_stop or status == schema.COLLAPSED
+        for step, metrics in life.rows:
+            unknown = [name for name in metrics if not schema.is_known_metric(name)]
+            assert not unknown, f"step {step}: {unknown} are not in schema.METRICS"
+            assert all(isinstance(value, float | int) for value in metrics.values()), f"step {step}"
+            assert step == 0 or 0 <= metrics["train/reward"] <= 1, f"step {step}"
+            assert step == 0 or metrics["perf/step_seconds"] > 0, f"step {step}"
+            if step % run.validation.every == 0:
+                _check_scores(run, step, metrics)
+
+    def test_killed_it_continues_with_the_same_numbers(self) -> None:
+        """By SIGKILL as it logs its last step, behind a checkpoint: every point is that of the unbroken run."""
+        whole = self._whole
+        last = whole.rows[-1][0]
+        with _folder() as folder:
+            killed = self._train(folder, kill_at=last)
+            assert killed.outcome is None and len(killed.rows) == last, (
+                "the attempt was not killed at its last step"
+            )
+            continued = self._train(folder)
+        (begun,) = continued.begun
+        assert begun is not None and 0 < begun <= last, (
+            f"it began at {begun}: nothing was kept of {last} steps"
+        )
+        kept = dict(killed.rows)
+        rows = {step: metrics for step, metrics in kept.items() if step <= begun} | dict(continued.rows)
+        assert continued.outcome == whole.outcome
+        assert sorted(rows) == [step for step, _ in whole.rows]
+        for step, metrics in whole.rows:
+            assert _timeless(rows[step]) == _timeless(metrics), f"step {step} of the continued run"
+            if step in kept:
+                assert _timeless(kept[step]) == _timeless(metrics), f"step {step} before the kill"
+        assert continued.artifacts == whole.artifacts
+
+    @cached_property
+    def _whole(self) -> Life:
+        """An unbroken run; trained once for all subclasses' tests of one core and the same overrides."""
+        key = (self.core.name, tuple(self.overrides))
+        if key not in _WHOLE:
+            with _folder() as folder:
+                _WHOLE[key] = self._train(folder)
+        return _WHOLE[key]
+
+    def _composed(self, *more: str) -> Composed:
+        return compose([f"core={self.core.name}", *self.overrides, *more])
+
+    def _train(self, folder: Path, kill_at: int | None = None) -> Life:
+        """One attempt in a process of its own; `kill_at`: the step whose log() kills it."""
+        composed = self._composed()
+        (folder / EVENTS).unlink(missing_ok=True)
+        (folder / "run").mkdir(exist_ok=True)
+        resources = _resources(composed, folder, folder / "run")
+        process = multiprocessing.get_context("spawn").Process(
+            target=_attempt, args=(self.core, composed.run, resources, folder / EVENTS, kill_at)
+        )
+        process.start()
+        process.join(self.seconds)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise AssertionError(f"an attempt takes more than {self.seconds:g} s")
+        if kill_at is None:
+            assert process.exitcode == 0, f"the attempt failed with exit code {process.exitcode}: see above"
+        return _read(folder / EVENTS)
+
+
+_WHOLE: dict[tuple[str, tuple[str, ...]], Life] = {}
+
+
+@dataclass
+class _FileSink:
+    """Writes what it receives to a file at once, so that a kill loses nothing."""
+
+    path: Path
+    kill_at: int | None
+    rows: dict[int, float] = field(default_factory=dict)
+
+    def begin(self, step: int | None) -> None:
+        self._add("begin", step)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._add("row", step, dict(metrics))
+
+    def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+        self._add("artifact", name, dict(values))
+
+    def _add(self, *event: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def _attempt(core: CoreRecord, run: RunSpec, resources: Resources, events: Path, kill_at: int | None) -> None:
+    sink: MetricSink = _FileSink(events, kill_at)
+    outcome = core.load("train")(run, sink, resources)
+    with events.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(["outcome", outcome.status, outcome.step]) + "\n")
+
+
+def _read(path: Path) -> Life:
+    events = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return Life(
+        begun=tuple(rest[0] for kind, *rest in events if kind == "begin"),
+        rows=tuple((rest[0], rest[1]) for kind, *rest in events if kind == "row"),
+        artifacts={rest[0]: rest[1] for kind, *rest in events if kind == "artifact"},
+        outcome=next(((rest[0], rest[1]) for kind, *rest in events if kind == "outcome"), None),
+        first=events[0][0] if events else "",
+    )
+
+
+def _resources(composed: Composed, shared: Path, folder: Path) -> Resources:
+    return Resources(shared, folder, device="cpu", layout=composed.layout, paths=composed.paths)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def _check_scores(run: RunSpec, step: int, metrics: Mapping[str, float]) -> None:
+    """Every benchmark has a score, a fraction; `mean` is their unweighted mean."""
+    samples = run.validation.samples
+    names = [schema.validation_metric(name, samples) for name in run.data.benchmarks]
+    scores = [metrics[name] for name in names]
+    assert all(0 <= score <= 1 for score in scores), f"step {step}: {scores}"
+    mean = metrics[schema.validation_metric(schema.MEAN, samples)]
+    assert math.isclose(mean, sum(scores) / len(scores), rel_tol=1e-9, abs_tol=1e-12), (
+        f"step {step}: {mean}, {scores}"
+    )
+
+
+def _timeless(metrics: Mapping[str, float]) -> dict[str, str]:
+    """All but times; as text, so that NaN is itself."""
+    return {name: repr(value) for name, value in metrics.items() if not name.startswith(TIMED)}

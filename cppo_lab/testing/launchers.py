@@ -1,0 +1,176 @@
+"""Conformance tests of a launcher.
+
+A launcher's record and the overrides with which it works where the tests run:
+
+    from acme_records import BATCH
+    from cppo_lab.testing import LauncherTests
+
+    class TestBatch(LauncherTests):
+        launcher = BATCH
+        overrides = ("launcher.threads=1",)
+
+The launcher must be installed. The jobs are small: they write a file, wait for each other, or fail.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from cppo_lab.launch.base import Event, LauncherSpec
+from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_kind, launcher_of
+from cppo_lab.runs.folder import cancel
+from cppo_lab.spec import ResourcesSpec
+from cppo_lab.sweep.compose import compose
+from cppo_lab.testing import call_all
+
+KINDS = frozenset({"submitted", "started", "progress", "ended", "cancelled"})
+JOB_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class SmallJob:
+    """Appends a line of what it was to `runs/<name>/ran`: its process, and when it began and ended."""
+
+    name: str
+    runs: Path
+    fails: bool = False
+    fresh_process: bool = False
+    nodes: int = 1
+    gpus: int = 0
+    resources: ResourcesSpec | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Its own folder."""
+        return self.runs / self.name
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """The folders that it writes."""
+        return (self.runs,)
+
+    def run(self) -> None:
+        """Wait a little, and write."""
+        began = time.time()
+        time.sleep(JOB_SECONDS)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "ran").open("a", encoding="utf-8") as file:
+            file.write(json.dumps([os.getpid(), began, time.time()]) + "\n")
+        if self.fails:
+            raise RuntimeError(f"{self.name} fails, as it is meant to")
+
+    def give_up(self, why: str) -> None:
+        """Write why."""
+        (self.folder / "given_up").write_text(why, encoding="utf-8")
+
+
+Report = Callable[[Event[SmallJob]], None]
+
+
+def check_launcher(launcher: LauncherRecord, overrides: Sequence[str] = (), seconds: float = 600) -> None:
+    """All tests of `LauncherTests`, without pytest; the arguments are its attributes.
+
+    Raises AssertionError.
+    """
+    attributes = {"launcher": launcher, "overrides": overrides, "seconds": seconds}
+    call_all(type("Checked", (LauncherTests,), attributes)())
+
+
+class LauncherTests:
+    """Tests of `launcher` with `overrides`. seconds: the longest that a job waits in its queue, if it has one."""
+
+    launcher: LauncherRecord
+    overrides: Sequence[str] = ()
+    seconds: float = 600
+
+    def test_the_record_is_the_one_that_is_found(self) -> None:
+        """By its name; its settings are composed from the command line's words."""
+        assert launcher_of(self.launcher.name) == self.launcher
+        assert isinstance(self._settings(), launcher_kind(self.launcher.name))
+
+    def test_every_job_runs_once_in_its_own_process(self) -> None:
+        """Unless the record says `in_process`; a job that fails does not stop the others."""
+        with _folder() as runs:
+            jobs = [SmallJob(name, runs, fails=name == "b") for name in ("a", "b", "c")]
+            self._launch(jobs)
+            ran = {job.name: _lines(job) for job in jobs}
+        assert {name: len(lines) for name, lines in ran.items()} == {"a": 1, "b": 1, "c": 1}
+        processes = {int(lines[0][0]) for lines in ran.values()}
+        assert (processes == {os.getpid()}) == self.launcher.in_process, "in_process says where jobs run"
+        assert self.launcher.in_process or len(processes) == len(jobs), "two jobs had one process"
+
+    def test_no_more_jobs_than_workers_run_at_a_time(self) -> None:
+        """With `workers=1` the next begins when one has ended."""
+        with _folder() as runs:
+            jobs = [SmallJob(name, runs) for name in ("a", "b", "c")]
+            self._launch(jobs, workers=1)
+            times = sorted((line[1], line[2]) for job in jobs for line in _lines(job))
+        assert len(times) == len(jobs)
+        for before, after in pairwise(times):
+            assert before[1] <= after[0], "two jobs ran together with workers=1"
+
+    def test_what_is_reported(self) -> None:
+        """Events of kinds that are known, of the jobs that were given, each with its end (or that it was submitted)."""
+        with _folder() as runs:
+            jobs = [SmallJob(name, runs) for name in ("a", "b")]
+            events = self._launch(jobs)
+        assert {event.kind for event in events} <= KINDS
+        last = "submitted" if self.launcher.queue else "ended"
+        assert sorted(event.job.name for event in events if event.kind == last) == ["a", "b"]
+        assert all(event.job in jobs for event in events)
+
+    def test_a_job_cancelled_while_it_waits_does_not_begin(self) -> None:
+        """Its folder says so, and so does an event."""
+        if self.launcher.queue:
+            return  # `cppo cancel` asks the queue itself
+        with _folder() as runs:
+            jobs = [SmallJob(name, runs) for name in ("a", "b")]
+            jobs[1].folder.mkdir()
+
+            def see(event: Event[SmallJob]) -> None:
+                if event.kind == "started" and event.job.name == "a":
+                    cancel(jobs[1].folder)
+
+            events = self._launch(jobs, workers=1, see=see)
+            assert len(_lines(jobs[0])) == 1
+            assert not _lines(jobs[1]), "a cancelled job ran"
+        assert [event.job.name for event in events if event.kind == "cancelled"] == ["b"]
+
+    def _settings(self) -> LauncherSpec:
+        return compose([f"launcher={self.launcher.name}", *self.overrides]).launcher
+
+    def _launch(
+        self, jobs: Sequence[SmallJob], workers: int | None = None, see: Report | None = None
+    ) -> list[Event[SmallJob]]:
+        """Launch, and wait until the queue is empty if there is one."""
+        events: list[Event[SmallJob]] = []
+
+        def report(event: Event[SmallJob]) -> None:
+            events.append(event)
+            if see is not None:
+                see(event)
+
+        settings = self._settings().model_copy(update={"workers": workers} if workers else {})
+        self.launcher.load("function")(jobs, settings, report)
+        deadline = time.monotonic() + self.seconds
+        while waiting := jobs_in_queue(self.launcher.name, jobs[0].runs):
+            assert time.monotonic() < deadline, f"{sorted(waiting)} wait for more than {self.seconds:g} s"
+            time.sleep(1)
+        return events
+
+
+def _lines(job: SmallJob) -> list[list[float]]:
+    path = job.folder / "ran"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)

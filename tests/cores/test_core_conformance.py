@@ -1,0 +1,63 @@
+"""The embedded core passes the conformance tests; a core of another package goes from its entry point to a report."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from cppo_lab.cores.mini.record import MINI
+from cppo_lab.testing import CoreTests
+from tests.conftest import TINY
+from tests.cores.test_core_records import SMALL, package, python
+
+SWEEP = """
+title: Theirs
+question: Does it learn?
+models: {mini: [mini_small_base], acme: [mini_small_base]}
+axes: {seed: [0, 1]}
+variants:
+  dppo: {rule: dppo}
+"""
+
+
+class TestMini(CoreTests):
+    """The embedded core passes its own conformance tests."""
+
+    core = MINI
+    overrides = tuple(TINY)
+    refused: ClassVar = {
+        "rollout.max_response_length=4": "raise max_response_length",
+        "rule=verl_sapo": "needs core=verl",
+    }
+
+
+def cppo(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:
+    return python(folder, "-m", "cppo_lab.cli", *arguments, path=path)
+
+
+def test_a_core_of_another_package_from_launch_to_report(tmp_path: Path) -> None:
+    theirs = package(tmp_path / "site")
+    (tmp_path / "theirs.yaml").write_text(SWEEP)
+    chosen = ("./theirs.yaml", "core=acme", *SMALL[1:])
+    code, out, err = cppo(tmp_path, "launch", *chosen, "acme.noise=0.1", "launcher=inline", path=theirs)
+    assert code == 0, out + err
+    code, out, err = cppo(tmp_path, "status", path=theirs)
+    assert code == 0 and "2 done" in out, out + err
+    code, out, err = cppo(tmp_path, "plan", *chosen, path=theirs)
+    assert "2 runs: 2 missing" in out, out + err  # acme.noise decides the numbers, and so the id
+    code, out, err = cppo(tmp_path, "report", *chosen, "acme.noise=0.1", path=theirs)
+    assert code == 0, out + err
+    # Without their package no run of theirs can be planned, and what is on file is still shown.
+    code, out, err = cppo(tmp_path, "plan", *chosen)
+    assert code == 2 and "unknown core 'acme'" in err, out + err
+    code, out, err = cppo(tmp_path, "status")
+    assert code == 0 and "2 done" in out, out + err
+
+
+def test_a_sweep_file_alone_installs_no_core(tmp_path: Path) -> None:
+    """Not by a file of the name, nor by a record beside it."""
+    folder = package(tmp_path)
+    (folder / "acme-1.0.dist-info" / "entry_points.txt").unlink()
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "acme.yaml").write_text("# @package _global_\ncore: acme_records:ACME\n")
+    (tmp_path / "theirs.yaml").write_text(SWEEP)
+    code, _, err = cppo(tmp_path, "plan", "./theirs.yaml", "core=acme")
+    assert code == 2 and "unknown core" in err, err

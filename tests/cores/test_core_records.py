@@ -1,0 +1,222 @@
+"""The records of the cores, and what the conformance tests find in a core of another package."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cppo_lab import PARTS_FOLDER, core_records
+from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of
+from cppo_lab.cores.base import Resources, load_companion, load_exporter
+from cppo_lab.cores.mini.record import MINI
+from cppo_lab.errors import UserError
+from cppo_lab.parse import run_kind
+from cppo_lab.plugins import CORE_GROUP
+from cppo_lab.spec import LayoutSpec, RunSpec
+from cppo_lab.sweep import groups
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.compose.through_hydra import parsed
+from cppo_lab.testing import CoreTests
+from cppo_lab.testing import cores as conformance
+from cppo_lab.testing.cores import Life
+from tests.waiting import CEILING_SECONDS
+
+ROOT = Path(__file__).parents[2]
+MODULE = (Path(__file__).parent / "acme_core.py").read_text(encoding="utf-8")
+RECORD = """
+from cppo_lab.core_records import CoreRecord
+
+ACME = CoreRecord(
+    name="acme",
+    title="Acme's trainer",
+    note="Runs of **Acme's trainer**.",
+    settings="acme_core:AcmeRun",
+    train="acme_core:train",
+    datasets="acme_core:datasets",
+    config={"acme": {"noise": 0.05}},
+)
+"""
+SMALL = ("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=4")
+SMALL = ("model=mini_small_base", *SMALL, "validation.every=2", "validation.samples=1")
+PARTS = {"settings": "AcmeRun", "train": "train", "datasets": "datasets"}
+ACME: CoreRecord | None = None  # set by a test
+REFUSED = {"rollout.staleness=1": "current policy"}
+CHECK = f"""
+from acme_records import ACME
+from cppo_lab.testing import check_core
+
+if __name__ == "__main__":
+    check_core(ACME, {SMALL!r}, {REFUSED!r})
+"""
+
+
+def package(folder: Path) -> Path:
+    """Acme's package as an installer leaves it, in a folder for PYTHONPATH."""
+    info = folder / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "acme_core.py").write_text(MODULE)
+    (folder / "acme_records.py").write_text(RECORD)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cppo_lab.cores]\nacme = acme_records:ACME\n")
+    return folder
+
+
+def python(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:
+    """Python in a process of its own, with their package on its path if `path` names it."""
+    known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=known | {"PYTHONPATH": os.pathsep.join([str(ROOT), *([str(path)] if path else [])])},
+        capture_output=True,
+        text=True,
+        timeout=CEILING_SECONDS,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_core_of_another_package_conforms(tmp_path: Path) -> None:
+    theirs = package(tmp_path / "site")
+    (tmp_path / "check.py").write_text(CHECK)
+    code, out, err = python(tmp_path, "check.py", path=theirs)
+    assert code == 0, out + err
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+class InThisProcess(CoreTests):
+    """The tests with attempts in this process: one of Acme's core takes a millisecond."""
+
+    def _train(self, folder: Path, kill_at: int | None = None) -> Life:
+        composed, begun, rows, first = self._composed(), [], [], []
+
+        class Sink:
+            def begin(self, step: int | None) -> None:
+                begun.append(step)
+                first.append("begin")
+
+            def log(self, step: int, metrics: Mapping[str, float]) -> None:
+                first.append("row")
+                if step == kill_at:
+                    raise Killed
+                rows.append((step, dict(metrics)))
+
+            def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+                pass
+
+        try:
+            outcome = self.core.load("train")(composed.run, Sink(), Resources(folder, folder))
+        except Killed:
+            return Life(tuple(begun), tuple(rows), {}, None, first[0])
+        return Life(tuple(begun), tuple(rows), {}, (outcome.status, outcome.step), first[0])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "test", "said"),
+    [
+        ("", "", "killed_it_continues_with_the_same_numbers", ""),
+        ("replace_file(path", "print(path", "killed_it_continues_with_the_same_numbers", "nothing was kept"),
+        ("skill, rows]", "skill + 1, rows]", "killed_it_continues_with_the_same_numbers", "continued run"),
+        ("if self.rollout.staleness:", "if False:", "what_it_cannot_train_is_refused", "is not refused"),
+        ("perf/step_seconds", "perf/seconds", "a_run_is_recorded_from_its_first_step_to_its_last", "METRICS"),
+        ("schema.MEAN, *", "'other', *", "a_run_is_recorded_from_its_first_step_to_its_last", "val/mean"),
+        ("range(done + 1", "range(done + 2", "a_run_is_recorded_from_its_first_step_to_its_last", "steps [1"),
+        (
+            "else done)",
+            "else done); sink.begin(0)",
+            "a_run_is_recorded_from_its_first_step_to_its_last",
+            "once",
+        ),
+    ],
+    ids=[
+        "as it is",
+        "keeps nothing",
+        "other numbers",
+        "refuses nothing",
+        "unknown",
+        "no mean",
+        "no 0",
+        "begins twice",
+    ],
+)
+def test_a_core_that_does_not_conform_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, test: str, said: str
+) -> None:
+    name = f"acme_core_{tmp_path.name}"
+    assert right in MODULE
+    (tmp_path / f"{name}.py").write_text(MODULE.replace(right, wrong) if right else MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = {part: f"{name}:{function}" for part, function in PARTS.items()}
+    acme = CoreRecord("acme", "Acme's", "Theirs.", **parts, config={"acme": {"noise": 0.05}})
+    monkeypatch.setattr(sys.modules[__name__], "ACME", acme)
+    monkeypatch.setattr(core_records, "entry_points", lambda group: {"acme": f"{__name__}:ACME"})
+    monkeypatch.setattr(groups, "entry_points", lambda group: {"acme": ""} if group == CORE_GROUP else {})
+    forget()
+    monkeypatch.setattr(conformance, "_WHOLE", {})
+    checked = type("Checked", (InThisProcess,), {"core": acme, "overrides": SMALL, "refused": REFUSED})()
+    try:
+        getattr(checked, f"test_{test}")()
+    except (AssertionError, KeyError) as error:
+        assert said and said in str(error)
+    else:
+        assert not said
+    finally:
+        monkeypatch.undo()
+        forget()
+
+
+def forget() -> None:
+    """What this process remembers of the installed cores."""
+    for one in (core_of, run_kind, groups.groups, parsed):
+        one.cache_clear()
+
+
+def test_records_and_files_agree() -> None:
+    assert set(BUILT_IN) == {path.stem for path in (PARTS_FOLDER / "conf" / "core").glob("*.yaml")}
+    for name in BUILT_IN:
+        core = core_of(name)
+        assert core.name == name and issubclass(core.load("settings"), RunSpec)
+        for part in ("datasets", "check_placement", "estimate", "doctor"):
+            assert getattr(core, part) is None or core.load(part) is not None
+
+
+def test_machines_and_gpus_are_the_layouts_where_it_is_used() -> None:
+    layout: LayoutSpec = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"]).layout
+    cpu: LayoutSpec = compose([]).layout
+    mini, verl = core_of("mini"), core_of("verl")
+    assert [(core.nodes(layout), core.gpus(layout)) for core in (mini, verl)] == [(1, 0), (2, 8)]
+    assert [(core.nodes(cpu), core.gpus(cpu)) for core in (mini, verl)] == [(1, 0), (1, 0)]
+    assert (verl.nodes(None), verl.gpus(None)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("tests.cores.test_core_records:RECORD", "is a str, no cppo_lab.core_records.CoreRecord"),
+        ("cppo_lab.cores.mini.record:MINI", "is the record of 'mini'"),
+        ("nowhere:ACME", "cannot be imported"),
+    ],
+)
+def test_an_entry_point_that_names_no_core(monkeypatch: pytest.MonkeyPatch, path: str, said: str) -> None:
+    monkeypatch.setattr(core_records, "entry_points", lambda group: {"other": path, "mini": path})
+    core_of.cache_clear()
+    assert core_names() == (*BUILT_IN, "other")
+    with pytest.raises(UserError, match=said):
+        core_of("other")
+    assert core_of("mini") is MINI  # a name of the product is the product's
+    core_of.cache_clear()
+
+
+def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = CoreRecord("bare", "a bare core", "Nothing.", "a:b", "a:b", "a:b")
+    monkeypatch.setattr("cppo_lab.cores.base.core_of", lambda name: bare)
+    with pytest.raises(UserError, match=r"unknown core that exports its models 'bare'.*mini, verl"):
+        load_exporter("bare")
+    with pytest.raises(UserError, match=r"unknown core that uses several machines 'bare'.*verl"):
+        load_companion("bare")

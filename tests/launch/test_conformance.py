@@ -1,0 +1,148 @@
+"""The launchers pass the conformance tests; a launcher of another package, from its entry point to a finished run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cppo_lab.launch.base import Event, LauncherSpec
+from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
+from cppo_lab.testing import LauncherTests
+from cppo_lab.testing.launchers import SmallJob
+from tests.waiting import CEILING_SECONDS
+
+ROOT = Path(__file__).parents[2]
+MODULE = """
+import multiprocessing
+
+from cppo_lab.launch.base import Event, LauncherSpec, run_masked
+from cppo_lab.launch.launchers import LauncherRecord
+from cppo_lab.runs.folder import is_cancelled
+
+
+class RowSpec(LauncherSpec):
+    pause: float
+
+
+def launch_row(jobs, spec, report):
+    for job in jobs:
+        if is_cancelled(job.folder):
+            report(Event("cancelled", job))
+            continue
+        process = multiprocessing.get_context("spawn").Process(target=run_masked, args=(job,))
+        process.start()
+        report(Event("started", job))
+        process.join()
+        report(Event("ended", job))
+
+
+ROW = LauncherRecord("row", "a row", function="acme_row:launch_row", settings="acme_row:RowSpec", config={"pause": 0.0})
+"""
+CHECK = """
+from acme_row import ROW
+from cppo_lab.testing import check_launcher
+
+if __name__ == "__main__":
+    check_launcher(ROW, ["launcher.pause=0.5"])
+"""
+SMALL = ("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=2")
+SMALL = (*SMALL, "validation.every=1", "validation.samples=1", "model.warm_start.steps=2")
+
+
+class TestInline(LauncherTests):
+    """One after the other in this process."""
+
+    launcher = LAUNCHERS["inline"]
+
+
+class TestLocal(LauncherTests):
+    """In processes of their own."""
+
+    launcher = LAUNCHERS["local"]
+
+
+class TestSlurm(LauncherTests):
+    """Only what needs no Slurm: tests/launch/slurm has the jobs."""
+
+    launcher = LAUNCHERS["slurm"]
+    test_every_job_runs_once_in_its_own_process = None  # type: ignore[assignment]
+    test_no_more_jobs_than_workers_run_at_a_time = None  # type: ignore[assignment]
+    test_what_is_reported = None  # type: ignore[assignment]
+
+
+def package(folder: Path, module: str = MODULE) -> Path:
+    """Acme's package as an installer leaves it, in a folder for PYTHONPATH."""
+    info = folder / "acme-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / "acme_row.py").write_text(module)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[cppo_lab.launchers]\nrow = acme_row:ROW\n")
+    return folder
+
+
+def python(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    """Python in a process of its own, with their package on its path."""
+    known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=known | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder / "site")])},
+        capture_output=True,
+        text=True,
+        timeout=CEILING_SECONDS,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_launcher_of_another_package_conforms(tmp_path: Path) -> None:
+    package(tmp_path / "site")
+    (tmp_path / "check.py").write_text(CHECK)
+    code, out, err = python(tmp_path, "check.py")
+    assert code == 0, out + err
+
+
+def test_a_launcher_of_another_package_trains_a_sweep(tmp_path: Path) -> None:
+    package(tmp_path / "site")
+    arguments = ["quickstart", "variant=cppo", "seed=0", *SMALL]
+    code, out, err = python(tmp_path, "-m", "cppo_lab.cli", "launch", *arguments, "launcher=row")
+    assert code == 0 and "done" in out, out + err
+    code, out, err = python(tmp_path, "-m", "cppo_lab.cli", "plan", *arguments)
+    assert "1 run: 1 done" in out, out + err  # the launcher is no part of a run's id
+    code, out, err = python(tmp_path, "-m", "cppo_lab.cli", "plan", *arguments, "launcher=raw")
+    assert code == 2 and "did you mean 'row'? valid: inline, local, row, slurm" in err
+
+
+def twice(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A launcher that runs each job here, two times, and reports nothing."""
+    for job in [*jobs, *jobs]:
+        if not job.fails:
+            job.run()
+
+
+def late(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A launcher that begins jobs that were cancelled, and says that all is well."""
+    assert callable(report)
+    for job in jobs:
+        report(Event("started", job))
+        job.run()
+        report(Event("ended", job))
+
+
+@pytest.mark.parametrize(
+    ("function", "test"),
+    [
+        (twice, "test_every_job_runs_once_in_its_own_process"),
+        (twice, "test_no_more_jobs_than_workers_run_at_a_time"),
+        (twice, "test_what_is_reported"),
+        (late, "test_a_job_cancelled_while_it_waits_does_not_begin"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_a_launcher_that_does_not_conform_is_found_out(function: object, test: str) -> None:
+    name = getattr(function, "__name__", "")
+    record = LauncherRecord("inline", "here", f"{__name__}:{name}", in_process=True)
+    tests = type("Wrong", (LauncherTests,), {"launcher": record})()
+    with pytest.raises(AssertionError):
+        getattr(tests, test)()
