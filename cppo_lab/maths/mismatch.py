@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cppo_lab import schema
@@ -51,39 +50,57 @@ class MismatchSums(NamedTuple):
     counts: Tensor
 
 
+class LogRatios(NamedTuple):
+    """Of the response tokens of a batch, one after the other: `x` [N] float64, and `third` [N], 0 to 2."""
+
+    x: Tensor
+    third: Tensor
+
+
 @torch.no_grad()
-def mismatch_sums(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> MismatchSums:
-    """The sums of a batch.
+def log_ratios(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> LogRatios:
+    """The response tokens of a batch.
 
     Args:
-        logp, rollout_logp: [B, T] log pi(y_t) and log mu(y_t). A NaN makes the sums NaN.
+        logp, rollout_logp: [B, T] log pi(y_t) and log mu(y_t).
         valid: [B, T] response tokens. T of a response is how many it has; what the others hold is ignored.
     """
     same_shape(valid.shape, logp=logp, rollout_logp=rollout_logp)
     mask = valid.bool()
-    place = mask.cumsum(1, dtype=torch.int32) - 1
-    length = mask.sum(1, keepdim=True, dtype=torch.int32).clamp(min=1)
-    third = (3 * place).div(length, rounding_mode="floor")[mask].long()
-    x = logp[mask].double() - rollout_logp[mask].double()
+    count = mask.cumsum(1, dtype=torch.int32)
+    length = mask.sum(1, keepdim=True, dtype=torch.int32).clamp_(min=1)
+    third = (3 * (count - 1)).div_(length, rounding_mode="floor")
+    row, column = mask.nonzero(as_tuple=True)
+    x = logp.detach()[row, column].double() - rollout_logp[row, column].double()
+    return LogRatios(x, third[row, column].long())
+
+
+@torch.no_grad()
+def mismatch_sums(*batches: LogRatios) -> MismatchSums:
+    """The sums of one batch or of several. A NaN makes the sums NaN."""
+    x, third = (torch.cat(each) for each in zip(*batches, strict=True))
     size, bounded = x.abs(), x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+    excess = bounded.expm1()
+    ratio = excess + 1
     terms = (
         torch.ones_like(x),
         x,
-        (bounded.expm1() - x).clamp(min=0),  # rounding may leave it a last digit below
-        bounded.exp(),
-        (2 * bounded).exp(),
-        bounded.abs().exp(),
+        (excess - x).clamp_(min=0),  # rounding may leave it a last digit below
+        ratio,
+        ratio * ratio,
+        torch.maximum(ratio, 1 / ratio),
     )
-    member = F.one_hot(third, THIRDS).double()
-    largest = x.new_zeros(THIRDS).scatter_reduce(0, third, size, "amax")
+    member = third == torch.arange(THIRDS, device=x.device)[:, None]
+    largest = torch.where(member, size, 0.0).amax(1) if len(x) else x.new_zeros(THIRDS)
     counts = torch.bincount(third * BINS + _bin(size), minlength=THIRDS * BINS)
-    return MismatchSums(member.T @ torch.stack(terms, 1), largest, counts.view(THIRDS, BINS).double())
+    sums = member.double() @ torch.stack(terms, 1)
+    return MismatchSums(sums, largest, counts.view(THIRDS, BINS).double())
 
 
 def _bin(size: Tensor) -> Tensor:
     """The bin of each abs(x); NaN is in the last one."""
-    place = (size.log2() - _LOWEST) * _PER_OCTAVE
-    return place.nan_to_num(nan=BINS).floor().add(1).clamp(0, BINS - 1).long()
+    place = (size.log2() - (_LOWEST - 1 / _PER_OCTAVE)) * _PER_OCTAVE
+    return place.nan_to_num_(nan=BINS).clamp_(0, BINS - 1).long()
 
 
 def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
@@ -111,6 +128,17 @@ def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> di
             for name, value in values.items()
         }
     return found
+
+
+def of_step(updates: Sequence[LogRatios]) -> dict[str, float]:
+    """The metrics of a training step with these updates: over all of them, and of the state before the first."""
+    if not updates:
+        return {}
+    first, rest = mismatch_sums(updates[0]), updates[1:]
+    parts = (
+        [first, mismatch_sums(*rest)] if rest else [first]
+    )  # a few large batches cost less than many small ones
+    return metrics(parts) | metrics([first], before_update=True)
 
 
 def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:

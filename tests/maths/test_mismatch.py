@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.maths.mismatch import MismatchSums, merge, metrics, mismatch_sums
+from cppo_lab.maths.mismatch import MismatchSums, log_ratios, merge, metrics, mismatch_sums, of_step
 
 Rows = list[list[tuple[float, float]]]  # of each response: (log pi, log mu) of its tokens
 EXACT = ("k1", "k3", "chi_square", "effective_sample_size", "abs_log_ratio_max", "token_mult_prob_error")
@@ -34,8 +34,12 @@ def tensors(rows: Rows, width: int, filler: float = math.nan) -> tuple[Tensor, T
     return logp, rollout, valid
 
 
+def sums_of(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> MismatchSums:
+    return mismatch_sums(log_ratios(logp, rollout_logp, valid))
+
+
 def of(rows: Rows, width: int = 0) -> dict[str, float]:
-    return metrics([mismatch_sums(*tensors(rows, width or max(map(len, rows), default=0)))])
+    return metrics([sums_of(*tensors(rows, width or max(map(len, rows), default=0)))])
 
 
 def third_of(place: int, length: int) -> str:
@@ -103,7 +107,7 @@ def test_the_thirds_of_short_responses() -> None:
         4: {"early": 0.1 + 0.2, "middle": 0.4, "late": 0.8},
     }
     for length, parts in wanted.items():
-        sums = mismatch_sums(*tensors([[(size, 0.0) for size in sizes[:length]]], 6)).sums
+        sums = sums_of(*tensors([[(size, 0.0) for size in sizes[:length]]], 6)).sums
         assert sums[:, 1].tolist() == pytest.approx([parts.get(third, 0.0) for third in schema.THIRDS])
 
 
@@ -141,7 +145,7 @@ def test_k3_is_never_negative(dtype: torch.dtype) -> None:
     x = torch.logspace(-12, 0.5, 400, dtype=dtype)
     for sign in (1, -1):
         for row in (sign * x)[:, None]:
-            sums = mismatch_sums(row[None], torch.zeros(1, 1, dtype=dtype), torch.ones(1, 1)).sums
+            sums = sums_of(row[None], torch.zeros(1, 1, dtype=dtype), torch.ones(1, 1)).sums
             assert float(sums[0, 2]) >= 0
 
 
@@ -155,7 +159,7 @@ def test_the_order_of_responses_and_the_width_change_nothing() -> None:
 @pytest.mark.parametrize("filler", [math.nan, math.inf, -math.inf, 1e30])
 def test_padding_never_enters(filler: float) -> None:
     rows = made([5, 0, 8])
-    assert metrics([mismatch_sums(*tensors(rows, 11, filler))]) == of(rows)
+    assert metrics([sums_of(*tensors(rows, 11, filler))]) == of(rows)
 
 
 def test_masked_tokens_inside_a_response_do_not_count() -> None:
@@ -165,7 +169,7 @@ def test_masked_tokens_inside_a_response_do_not_count() -> None:
     shown = made([9])[0]
     rest = [token for token, kept in zip(shown, keep[0].tolist(), strict=True) if kept]
     logp[~keep] = math.nan
-    assert metrics([mismatch_sums(logp, rollout, valid & keep)]) == pytest.approx(of([rest]))
+    assert metrics([sums_of(logp, rollout, valid & keep)]) == pytest.approx(of([rest]))
 
 
 @pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [3], [2, 5], [6]])
@@ -173,30 +177,41 @@ def test_parts_add_up_to_the_whole(cuts: list[int]) -> None:
     """Micro-batches, ranks and minibatches, some of them without a token."""
     rows = made([9, 1, 4, 33, 2, 0, 12])
     edges = [0, *cuts, len(rows)]
-    parts = [mismatch_sums(*tensors(rows[a:b], 40)) for a, b in pairwise(edges)]
-    found = metrics([*parts, mismatch_sums(*tensors([[], []], 3))])
+    parts = [sums_of(*tensors(rows[a:b], 40)) for a, b in pairwise(edges)]
+    found = metrics([*parts, sums_of(*tensors([[], []], 3))])
     assert found == pytest.approx(of(rows), rel=1e-12)
+
+
+@pytest.mark.parametrize("cuts", [[], [4], [1, 2, 3, 5]])
+def test_a_step_is_all_its_updates_and_the_state_before_the_first(cuts: list[int]) -> None:
+    rows = made([9, 1, 4, 33, 2, 0, 12])
+    edges = [0, *cuts, len(rows)]
+    found = of_step([log_ratios(*tensors(rows[a:b], 40)) for a, b in pairwise(edges)])
+    first = expected(rows[: edges[1]])
+    wanted = expected(rows) | {n.replace("mismatch/", "mismatch/before_update/"): v for n, v in first.items()}
+    assert without_percentile(found) == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+    assert of_step([]) == {}
 
 
 def test_a_common_factor_of_sums_and_counts_changes_nothing() -> None:
     """verl divides them by ranks and minibatches."""
     for ranks in (2, 3, 7, 64):
-        whole = mismatch_sums(*tensors(made([100, 7, 93]), 100))
+        whole = sums_of(*tensors(made([100, 7, 93]), 100))
         part = MismatchSums(whole.sums / ranks, whole.largest, whole.counts / ranks)
         assert metrics([part]) == pytest.approx(metrics([whole]), rel=1e-12)
-    exact = mismatch_sums(*tensors([[(0.0, 0.0)] * 99 + [(-1.0, 0.0)]], 100))  # the 99th of 100
+    exact = sums_of(*tensors([[(0.0, 0.0)] * 99 + [(-1.0, 0.0)]], 100))  # the 99th of 100
     third = MismatchSums(exact.sums / 3, exact.largest, exact.counts / 3)
     assert metrics([third])["mismatch/abs_log_ratio_p99"] == 0.0
 
 
 def test_nothing_to_measure() -> None:
-    empty = mismatch_sums(*tensors([], 0))
+    empty = sums_of(*tensors([], 0))
     assert metrics([]) == metrics([empty]) == metrics([merge([empty, empty])]) == {}
 
 
 def test_the_state_before_the_update_has_names_of_its_own() -> None:
     rows = made([5])
-    found = metrics([mismatch_sums(*tensors(rows, 5))], before_update=True)
+    found = metrics([sums_of(*tensors(rows, 5))], before_update=True)
     names = {name.replace("mismatch/", "mismatch/before_update/") for name in of(rows)}
     assert found.keys() == names and all(map(schema.is_known_metric, names))
 
@@ -216,13 +231,13 @@ def test_a_value_that_is_not_finite_shows() -> None:
 
 def test_shapes_are_not_broadcast() -> None:
     with pytest.raises(ValueError, match="rollout_logp has shape"):
-        mismatch_sums(torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2, 3))
+        sums_of(torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2, 3))
 
 
 def test_low_precision_is_compared_in_full() -> None:
     logp = torch.tensor([[-1.0, -2.0]], dtype=torch.bfloat16)
     rollout = torch.tensor([[-1.001, -2.002]])
-    found = metrics([mismatch_sums(logp, rollout, torch.ones(1, 2))])
+    found = metrics([sums_of(logp, rollout, torch.ones(1, 2))])
     assert found["mismatch/k1"] == pytest.approx(-0.0015, rel=1e-4)
 
 

@@ -13,7 +13,7 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.metrics import relative_logprob_error
-from cppo_lab.maths.mismatch import MismatchSums, mismatch_sums
+from cppo_lab.maths.mismatch import LogRatios, log_ratios
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import MiniRun
 
@@ -37,10 +37,10 @@ class ObjectiveResult:
         valid, tokens = self.rollout.valid(), self.rollout.responses
         return Watched(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
 
-    def mismatch_sums(self) -> MismatchSums:
+    def log_ratios(self) -> LogRatios:
         """What the metrics between sampler and trainer are made of."""
         assert self.rollout.logp is not None
-        return mismatch_sums(self.logp, self.rollout.logp, self.rollout.valid())
+        return log_ratios(self.logp, self.rollout.logp, self.rollout.valid())
 
 
 class Objective:

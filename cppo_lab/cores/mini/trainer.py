@@ -213,7 +213,7 @@ class Trainer:
             losses.append(float(result.loss.detach()))
             error = [a + b for a, b in zip(error, result.mismatch, strict=True)]
             if self.mismatch:
-                gaps.append(result.mismatch_sums())
+                gaps.append(result.log_ratios())
         self.diagnostics.end_step()
         if not losses:
             return {}  # every group had equal rewards: nothing to learn from this batch
@@ -222,8 +222,7 @@ class Trainer:
             "train/loss": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/relative_logprob_error": error[0] / error[1] if error[1] else 0.0,
-            **mismatch.metrics(gaps),
-            **mismatch.metrics(gaps[:1], before_update=True),
+            **mismatch.of_step(gaps),
         }
 
     def _descend(self, loss: Tensor) -> float:

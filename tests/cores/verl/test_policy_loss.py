@@ -22,7 +22,7 @@ from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.mismatch import metrics, mismatch_sums
+from cppo_lab.maths.mismatch import MismatchSums, log_ratios, metrics, mismatch_sums
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.rules import MINIBATCH, RULES
 from tests.cores.verl.recorded import actor, by_minibatch, micro_batch, packed_output, plain_actor, reduced
@@ -296,6 +296,10 @@ class TestVerlsLosses:
         assert summary["train/loss"] == pytest.approx(float(expected))
 
 
+def sums_of(batch: TokenBatch) -> MismatchSums:
+    return mismatch_sums(log_ratios(batch.logp, batch.rollout_logp, batch.valid))
+
+
 class TestMismatch:
     """The metrics between sampler and trainer through verl's reductions."""
 
@@ -331,7 +335,7 @@ class TestMismatch:
         batch = self.wide()
         four = [slice(i, i + 4) for i in (0, 4, 8)]
         two = [slice(i, i + 2) for i in range(0, 12, 2)]
-        whole = metrics([mismatch_sums(batch.logp, batch.rollout_logp, batch.valid)])
+        whole = metrics([sums_of(batch)])
         ways = [
             [[four]],
             [[two]],
@@ -352,9 +356,7 @@ class TestMismatch:
         cuts = [[[slice(0, 4)], [slice(4, 8)]], [[slice(8, 10)], [slice(10, 12)]]]
         found = self.values(self.parts(batch, cuts))
         first = TokenBatch(*(each[:8] for each in batch))
-        expected = metrics([mismatch_sums(batch.logp, batch.rollout_logp, batch.valid)]) | metrics(
-            [mismatch_sums(first.logp, first.rollout_logp, first.valid)], before_update=True
-        )
+        expected = metrics([sums_of(batch)]) | metrics([sums_of(first)], before_update=True)
         assert found == pytest.approx(expected, rel=1e-6)
 
     def test_a_minibatch_of_padding_alone_is_not_the_first(self) -> None:
@@ -383,5 +385,5 @@ class TestMismatch:
         _, reported, _ = call(actor(loss_mode="vanilla"), batch, measured=False)
         found = by_minibatch([[[reported]]])
         summarise_mismatch(found)
-        whole = metrics([mismatch_sums(batch.logp, batch.rollout_logp, batch.valid)])
+        whole = metrics([sums_of(batch)])
         assert {n: self.values(found)[n] for n in whole} == pytest.approx(whole, rel=1e-6)
