@@ -6,14 +6,14 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, draw_panel, trace_of
+from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, trace_of
 from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
 from cppo_lab.reports.figures.lines import drawn_variants
+from cppo_lab.reports.figures.mismatch import draw_mismatch
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import OURS, display_name, in_order, origin
 from cppo_lab.reports.tables import core_of
@@ -196,19 +196,10 @@ def _figures(board: Scoreboard, row: int, model: str, palette: str) -> tuple[str
         if panel.traces:
             name = f"mismatch{row}-{'before' if before else 'updates'}"
             svg = inline_svg(
-                partial(_draw, panel, before), name, DIAGNOSTIC_INCHES, f"{panel.label}, {model}"
+                partial(draw_mismatch, panel, SUSPICIOUS if before else None),
+                name,
+                DIAGNOSTIC_INCHES,
+                f"{panel.label}, {model}",
             )
             figures.append(InlineFigure(panel.label, svg))
     return model, tuple(figures)
-
-
-def _draw(panel: DiagnosticPanel, judged: bool, fig: Figure) -> None:
-    """The curves; if they are `judged` and come near the threshold, that too."""
-    ax = fig.subplots()
-    draw_panel(panel, ax, "")
-    if judged and max(max(trace.high) for trace in panel.traces) > 1 + (SUSPICIOUS - 1) / 2:
-        ax.axhline(SUSPICIOUS, color="#8a1c1c", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        ax.annotate(
-            f"{SUSPICIOUS}", (1, SUSPICIOUS), xycoords=("axes fraction", "data"), color="#8a1c1c",
-            ha="right", va="bottom", fontsize="small",
-        )  # fmt: skip
