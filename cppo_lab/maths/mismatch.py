@@ -120,7 +120,7 @@ def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> di
     by_third = MismatchSums(*(each.cpu() for each in merge(parts)))
     whole = MismatchSums(by_third.sums.sum(0), by_third.largest.amax(0), by_third.counts.sum(0))
     rows = [MismatchSums(*row) for row in zip(*by_third, strict=True)]
-    found = {}
+    found: dict[str, float] = {}
     for third, row in zip(("", *schema.THIRDS), (whole, *rows), strict=True):
         values = _values(*row)
         found |= {

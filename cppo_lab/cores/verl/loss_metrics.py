@@ -100,7 +100,7 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
     updates = [_mismatch_sums(column) for column in values.unbind(1)]
     updates = [sums for sums in updates if sums.sums[:, 0].any()]  # a minibatch of padding alone is no update
     for found in (mismatch.metrics(updates), mismatch.metrics(updates[:1], before_update=True)):
-        metrics |= {name: [value] for name, value in found.items()}
+        metrics.update({name: [value] for name, value in found.items()})
 
 
 def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
