@@ -7,6 +7,7 @@ cppo_topk_over_vanilla      CPPO with the Top-20 TV measured in the logits proce
 dppo_binary_over_vanilla    DPPO on the Binary TV, through the same processor without Top-K.
 grpo_over_vanilla           vanilla's rule through our path.
 vanilla_entropy_over_vanilla  vanilla with verl's own entropy, which our losses report without being asked.
+cppo_topk_over_without_mismatch  the same CPPO over one without the metrics `mismatch/*` (`tracking.mismatch=false`).
 topk_gigabytes_per_step     the Top-20 of one training step on the wire, all responses at their longest, by arithmetic
                             (prompts x responses x length x 20 x bytes): int32 and float16 as we send them (6 bytes),
                             and int64 and float32 (12 bytes).
@@ -41,7 +42,7 @@ from cppo_lab.tracking.reference import read_rows  # noqa: E402
 
 K = 20
 VOCABULARY = 32768
-TARGETS = {"cppo_topk_over_vanilla": 1.10}  # at most
+TARGETS = {"cppo_topk_over_vanilla": 1.10, "cppo_topk_over_without_mismatch": 1.02}  # at most
 CPPO = {"delta": 0.15, "delta_b": 0.015, "w_min": 0.8, "delta_b_mode": "adaptive"}
 GRPO = {"clip_low": 0.2, "clip_high": 0.28}
 
@@ -97,11 +98,15 @@ def variants() -> dict[str, tuple[Callable[..., Any], dict[str, bool]]]:
     from tests.cores.verl.recorded import actor, plain_actor
 
     theirs = partial(ppo_loss, config=plain_actor(PolicyLossConfig(loss_mode="vanilla")))
-    topk = actor("cppo", CPPO, estimator="topk", k=K, convention="union")
+    topk, without = (
+        actor("cppo", CPPO, estimator="topk", k=K, convention="union", mismatch=wanted)
+        for wanted in (True, False)
+    )
     own = {"distillation_use_topk": True, "distillation_only": True}
     return {
         "vanilla": (theirs, {}),
         "cppo_topk": (partial(trust_region_loss, config=topk), own),
+        "cppo_topk_without_mismatch": (partial(trust_region_loss, config=without), own),
         "dppo_binary": (partial(trust_region_loss, config=actor("dppo", {"delta": 0.15})), own),
         "grpo": (partial(trust_region_loss, config=actor("grpo", GRPO)), own),
         "vanilla_entropy": (theirs, {"calculate_entropy": True}),
@@ -112,6 +117,7 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
     """Each variant's processor time of an update over vanilla's in the same round, median over the rounds."""
     from verl.utils import tensordict_utils as tu
 
+    from cppo_lab.cores.verl.loss_metrics import summarise_mismatch
     from tests.cores.verl.cpu_engine import join, make_worker
 
     columns, ways = recorded(responses, prompt, length), variants()
@@ -134,19 +140,20 @@ def update_ratios(responses: int, prompt: int, length: int, rounds: int) -> dict
                 )  # fmt: skip
                 worker.set_loss_fn(loss)
                 started = time.process_time()
-                worker.train_mini_batch(data)
+                summarise_mismatch(tu.get(worker.train_mini_batch(data), "metrics"))
                 if repeat:  # the first round warms up
                     seconds[way].append(time.process_time() - started)
         torch.distributed.destroy_process_group()
     for way, values in seconds.items():
         print(f"{way}: {statistics.median(values):.2f} s", file=sys.stderr)
     first, *others = ways
-    return {
-        f"{way}_over_{first}": round(
-            statistics.median(a / b for a, b in zip(seconds[way], seconds[first], strict=True)), 3
-        )
-        for way in others
-    }
+
+    def ratio(ours: str, theirs: str) -> float:
+        pairs = zip(seconds[ours], seconds[theirs], strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 3)
+
+    figures = {f"{way}_over_{first}": ratio(way, first) for way in others}
+    return figures | {"cppo_topk_over_without_mismatch": ratio("cppo_topk", "cppo_topk_without_mismatch")}
 
 
 def topk_gigabytes() -> dict[str, float]:

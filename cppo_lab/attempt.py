@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -42,6 +42,7 @@ class Attempt:
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
     replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
     allocation: Allocation | None = None  # the machines that it has; None: this one alone
+    mismatch: bool = True  # whether it logs the metrics `mismatch/*`
     # Who cancels the run later than this (seconds since the epoch) means this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
@@ -135,7 +136,7 @@ def execute(attempt: Attempt) -> None:
             _remove_checkpoints(folder)  # killed before it could do so itself
             return
         continues, tags = _continues(attempt, record), _tags(attempt)
-        resources = resources_of(attempt)
+        resources = replace(resources_of(attempt), mismatch=attempt.mismatch)
         hold_signals()  # a record that has begun must have an end
         try:
             recorder = Recorder(

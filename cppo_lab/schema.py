@@ -22,6 +22,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("train/reward", "fraction", "mean verifier reward of the rollout batch"),
     MetricInfo("train/reward_smoothed", "fraction", "the paper's own smoothed reward curve (reference only)"),
     MetricInfo("train/response_length", "tokens", "mean response length of the rollout batch"),
+    MetricInfo("train/truncated_share", "fraction", "responses of the maximum length"),
     MetricInfo("train/relative_logprob_error", "ratio", "sum |lp_train - lp_rollout| / sum |lp_rollout|"),
     MetricInfo("train/mean_abs_probability_gap", "probability", "mean |pi - mu| of the sampled tokens"),
     MetricInfo(
@@ -38,6 +39,15 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
     MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t"),
     MetricInfo("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
+    # Between sampler and trainer (maths/mismatch.py), over the step's updates; also under the names that
+    # `mismatch_metric` gives.
+    MetricInfo("mismatch/k1", "nats", "KL(mu, pi), mean of -log rho"),
+    MetricInfo("mismatch/k3", "nats", "KL(mu, pi), mean of rho - 1 - log rho"),
+    MetricInfo("mismatch/chi_square", "1", "mean of rho^2, less 1"),
+    MetricInfo("mismatch/effective_sample_size", "fraction", "(sum rho)^2 / (n sum rho^2)"),
+    MetricInfo("mismatch/abs_log_ratio_p99", "nats", "99th percentile of |log rho|, within 9.1 %"),
+    MetricInfo("mismatch/abs_log_ratio_max", "nats", "largest |log rho|"),
+    MetricInfo("mismatch/token_mult_prob_error", "ratio", "mean of exp |log rho|"),
     MetricInfo("perf/step_seconds", "s", "wall time of the training step, validation excluded"),
     MetricInfo("perf/rollout_seconds", "s", "of it: sampling and grading"),
     MetricInfo("perf/update_seconds", "s", "of it: minibatch updates"),
@@ -73,6 +83,12 @@ _GPU = re.compile(
     r"system/gpu_\d+_(?:memory_usage_megabytes|memory_usage_percentage|memory_peak_megabytes"
     r"|utilization_percentage|power_usage_watts|power_usage_percentage)"
 )
+MISMATCH = "mismatch/"
+BEFORE_UPDATE = (
+    "before_update/"  # at the weights before the step's first update: the gap between the two engines
+)
+THIRDS = ("early", "middle", "late")  # of a response
+_MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)})/)?(?P<name>\w+)")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
@@ -93,8 +109,17 @@ def answer_rule_metric(benchmark: str, samples: int) -> str:
     return f"val/{benchmark}/answer_rule_at_{samples}"
 
 
+def mismatch_metric(name: str, third: str = "", *, before_update: bool = False) -> str:
+    """`mismatch/[before_update/][early/|middle/|late/]<name>`: of the step's updates or the state before them, and of
+    all tokens or those in one third of their response.
+    """
+    return f"{MISMATCH}{BEFORE_UPDATE if before_update else ''}{third and third + '/'}{name}"
+
+
 def is_known_metric(name: str) -> bool:
     """Whether a core may log `name`."""
+    if match := _MISMATCH.fullmatch(name):
+        return MISMATCH + match["name"] in METRIC_BY_NAME
     return (
         name in METRIC_BY_NAME
         or parse_validation_metric(name) is not None

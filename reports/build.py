@@ -23,6 +23,7 @@ from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
 from cppo_lab.reports.inputs import report_inputs
+from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.page import page_info, render_page
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
@@ -113,7 +114,9 @@ def make_report(request: ReportRequest, force: bool = False) -> Built:
 
 def _is_shown(metric: str) -> bool:
     """Whether the report has a use for a metric: thousands of runs have millions of points of others."""
-    return metric in diagnostics.LABELS or schema.parse_validation_metric(metric) is not None
+    return (
+        metric in diagnostics.LABELS or metric in SHOWN or schema.parse_validation_metric(metric) is not None
+    )
 
 
 def current_inputs(request: ReportRequest) -> str:
@@ -133,7 +136,8 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})", request.palette)
     verdicts = verdict_view({request.name: board}, core_of(board))
     sure = statistics_tables(board, request.title)
-    texts = _table_files(board, (main, full), verdicts, sure)
+    gap = mismatch_view(board, request.title, request.palette)
+    texts = _table_files(board, (main, full), verdicts, sure, gap)
     command = request.command or f"cppo report {request.name}"
     _draw_ahead(command, shown, traces)
     view = None
@@ -154,7 +158,7 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     texts["tables.tex"] = markup.latex_wrapper(texts)
     about = (request.name, request.title, request.question, command)
     tables, offered = (main, full, tuple(sure.values())), listed_files([*texts, *pictures])
-    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, offered)
+    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, offered, gap)
     texts[PAGE] = render_page(page)
     files = {name: text.encode() for name, text in texts.items()} | pictures
     drawn = {name: draw for name, (draw, _) in drawings.items()}
@@ -167,6 +171,7 @@ def _table_files(
     tables: tuple[MainTable, FullTable],
     verdicts: VerdictView,
     sure: Mapping[str, TextTable],
+    gap: MismatchView | None,
 ) -> dict[str, str]:
     """Every table in Markdown, LaTeX and CSV, and the list of runs."""
     main, full = tables
@@ -181,6 +186,7 @@ def _table_files(
         "runs.csv": csv_tables.runs_csv(board),
     }
     further = {f"statistics_{kind}": one for kind, one in sure.items()}
+    further |= {f"mismatch_{kind}": one for kind, one in gap.tables.items()} if gap else {}
     for name, table in {"verdicts": verdict_table(verdicts), **further}.items():
         texts |= {} if table is None else text_files(name, table)
     return texts

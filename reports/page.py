@@ -17,6 +17,7 @@ from cppo_lab.reports.figures.inline import InlineFigure, inline_curves, inline_
 from cppo_lab.reports.figures.lines import FEW
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.markup import plain, steps_text
+from cppo_lab.reports.mismatch import MismatchView
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable
@@ -53,6 +54,7 @@ class PageInfo:
     legend: tuple[tuple[str, str], ...]
     curves: tuple[InlineFigure, ...]
     diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
+    mismatch: MismatchView | None
     audit: AuditView | None
     runs: tuple[RunGroup, ...]
     served: bool
@@ -69,6 +71,7 @@ def page_info(
     about: tuple[str, str, str, str],
     uri: str,
     files: Sequence[str],
+    mismatch: MismatchView | None = None,
 ) -> PageInfo:
     """Puts the page together; `about` is (name, title, question, command), `uri` that of the store."""
     name, title, question, command = about
@@ -97,6 +100,7 @@ def page_info(
         legend=curves_shown.legend,
         curves=inline_curves(curves_shown),
         diagnostics=inline_diagnostics(diagnostics_shown) if diagnostics_shown else (),
+        mismatch=mismatch,
         audit=audit,
         runs=run_groups(board, _LIST, uri),
         served=uri.startswith("http"),

@@ -69,6 +69,7 @@ class Resources:
     paths: PathsSpec | None = None
     memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: as much as there is
     allocation: Allocation | None = None  # None: this machine alone
+    mismatch: bool = True  # whether the metrics `mismatch/*` are computed
 
 
 class Core(Protocol):

@@ -136,6 +136,7 @@ def _attempts(
             threads=plan.launcher.threads,
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             replaces=replaces.get(run.run_id, ()),
+            mismatch=plan.tracking.mismatch,
         )
         for run in todo
     ]

@@ -37,6 +37,8 @@ _GROUPS = {
     "val": "validation: `val/<benchmark>/avg_at_<k>`, fractions; `mean` is the unweighted mean over the benchmarks",
     "train": "the rollout batch and the update",
     "rule": "what the trust region did",
+    "mismatch": "sampler against trainer, over the updates of the step; also as `before_update/` (the two engines at "
+    "the same weights), and of the `early/`, `middle/`, `late/` third of a response",
     "perf": "time and throughput",
     "search": "trials of a search for constants",
 }

@@ -13,6 +13,7 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.metrics import relative_logprob_error
+from cppo_lab.maths.mismatch import LogRatios, log_ratios
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import MiniRun
 
@@ -35,6 +36,11 @@ class ObjectiveResult:
         advantages = self.advantages[:, None].expand_as(self.logp)
         valid, tokens = self.rollout.valid(), self.rollout.responses
         return Watched(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
+
+    def log_ratios(self) -> LogRatios:
+        """What the metrics between sampler and trainer are made of."""
+        assert self.rollout.logp is not None
+        return log_ratios(self.logp, self.rollout.logp, self.rollout.valid())
 
 
 class Objective:

@@ -23,6 +23,7 @@ from cppo_lab.cores.mini.sampler import Rollout, sample
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
+from cppo_lab.maths import mismatch
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.metrics import merge, summarise
 from cppo_lab.spec import MiniRun
@@ -44,7 +45,7 @@ class Trainer:
     """Model, optimiser and random generators of one run. `steps` counts the training steps taken."""
 
     def __init__(self, spec: MiniRun, resources: Resources) -> None:
-        self.spec, self.steps = spec, 0
+        self.spec, self.steps, self.mismatch = spec, 0, resources.mismatch
         self.device = _device(resources.device)
         self.task = make_task(spec.data)
         self.tokenizer = self.task.tokenizer
@@ -145,6 +146,9 @@ class Trainer:
         return metrics | {
             "train/reward": batch.reward,
             "train/response_length": float(batch.rollout.lengths.float().mean()),
+            "train/truncated_share": float(
+                (batch.rollout.lengths == self.spec.rollout.max_response_length).float().mean()
+            ),
             "train/zero_variance_group_share": batch.zero_variance_share,
             "train/entropy": float((entropy * batch.rollout.valid()).sum() / tokens),
             "perf/step_seconds": ended - started,
@@ -192,7 +196,7 @@ class Trainer:
         `watched` steps enter the diagnostics.
         """
         rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
-        stats, losses, norms, error = [], [], [], [0.0, 0.0]
+        stats, losses, norms, error, gaps = [], [], [], [0.0, 0.0], []
         for start in range(0, len(batch.keep), rows_per_update):
             rows = torch.arange(start, start + rows_per_update, device=self.device)
             # PAPER: what a dropped group leaves behind is not stated. Here it leaves the denominators too, as if it
@@ -208,6 +212,8 @@ class Trainer:
             stats.append(result.stats)
             losses.append(float(result.loss.detach()))
             error = [a + b for a, b in zip(error, result.mismatch, strict=True)]
+            if self.mismatch:
+                gaps.append(result.log_ratios())
         self.diagnostics.end_step()
         if not losses:
             return {}  # every group had equal rewards: nothing to learn from this batch
@@ -216,6 +222,7 @@ class Trainer:
             "train/loss": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/relative_logprob_error": error[0] / error[1] if error[1] else 0.0,
+            **mismatch.of_step(gaps),
         }
 
     def _descend(self, loss: Tensor) -> float:

@@ -108,6 +108,11 @@ def _set(config: DictConfig, key: str, value: Any) -> None:
         OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
 
 
+def set_mismatch(config: DictConfig, wanted: bool) -> None:
+    """Whether the loss reports the sums of `mismatch/*`: no part of a run's identity."""
+    _set(config, "actor_rollout_ref.actor.policy_loss.mismatch", wanted)
+
+
 def _check_exists(defaults: DictConfig, key: str, where: str) -> None:
     """Raise UserError for a key that verl does not have, naming those beside the first wrong part of it.
 

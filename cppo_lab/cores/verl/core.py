@@ -73,7 +73,7 @@ def _train_on(
     with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.checks import check_config
-        from cppo_lab.cores.verl.config import verl_config
+        from cppo_lab.cores.verl.config import set_mismatch, verl_config
         from cppo_lab.cores.verl.files import planned_files, require_files
 
         resume = None if step is None else steps.checkpoint_folder(folder, step)
@@ -81,6 +81,7 @@ def _train_on(
         require_files(spec, files, resources.shared)
         config = verl_config(spec, layout, files)
         config.ray_kwargs.ray_init = ray_init
+        set_mismatch(config, resources.mismatch)
         check_config(spec, layout, config)
         with _following(folder, sink):
             _run(config)

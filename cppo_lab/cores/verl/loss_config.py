@@ -21,7 +21,8 @@ class TrustRegionLossConfig(PolicyLossConfig):
 
     `loss_mode` is "trust_region" (then `rule` with its `constants`), or one of verl's own losses, to which we only add
     diagnostics. The divergence: `estimator` "topk" (with `k`, `convention`), "exact" (the same with k = V), "binary"
-    or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length.
+    or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length. `mismatch`: whether the sums of the
+    metrics `mismatch/*` are reported.
 
     Raises UserError for what does not fit together.
     """
@@ -35,6 +36,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
     k: int | None = None
     convention: str | None = None
     horizon: int | None = None
+    mismatch: bool = True
 
     def __post_init__(self) -> None:
         if self.estimator not in MEASURES:

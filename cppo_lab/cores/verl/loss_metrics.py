@@ -9,18 +9,22 @@ with a token is left, and of `loss` their sum over all minibatches.
 Importing this module imports no verl.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, MutableMapping
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from cppo_lab import schema
+from cppo_lab.maths import mismatch
 from cppo_lab.maths.metrics import relative_logprob_error, summarise
 
 if TYPE_CHECKING:
     from verl.utils.metric import Metric
 
 PREFIX = "rule_sums/"
+GAP = f"{PREFIX}gap/"  # + third / part of MismatchSums / place in it
 
 
 @torch.no_grad()
@@ -60,6 +64,52 @@ def report(
     }
 
 
+def report_mismatch(sums: mismatch.MismatchSums) -> "dict[str, Metric]":
+    """The micro-batch's sums as verl metrics: one number each, since verl reduces nothing else."""
+    from verl.utils.metric import AggregationType, Metric
+
+    numbers = torch.cat([part.flatten() for part in sums]).tolist()  # one transfer from the device
+    return {
+        name: Metric(AggregationType.MAX if "/largest/" in name else AggregationType.SUM, number)
+        for name, number in zip(_names(), numbers, strict=True)
+    }
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """The names of what MismatchSums holds, in its order."""
+    widths = {"sums": len(mismatch.FIELDS), "largest": 1, "counts": mismatch.BINS}
+    return tuple(
+        f"{GAP}{third}/{part}/{place}"
+        for part, width in widths.items()
+        for third in schema.THIRDS
+        for place in range(width)
+    )
+
+
+def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
+    """Put the metrics `mismatch/*` of a training step in the place of their sums, if there are any.
+
+    Args:
+        metrics: name -> a number for each minibatch of the step in its order, over all ranks and micro-batches, as
+            verl's `train_mini_batch` returns them. verl has divided the sums of each minibatch by the number of ranks.
+    """
+    if _names()[0] not in metrics:
+        return
+    values = torch.tensor([metrics.pop(name) for name in _names()], dtype=torch.float64)
+    updates = [_mismatch_sums(column) for column in values.unbind(1)]
+    updates = [sums for sums in updates if sums.sums[:, 0].any()]  # a minibatch of padding alone is no update
+    for found in (mismatch.metrics(updates), mismatch.metrics(updates[:1], before_update=True)):
+        metrics.update({name: [value] for name, value in found.items()})
+
+
+def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
+    """The numbers under `_names` as they were."""
+    thirds = mismatch.THIRDS
+    sums, largest, counts = numbers.split([thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS])
+    return mismatch.MismatchSums(sums.view(thirds, -1), largest, counts.view(thirds, -1))
+
+
 def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
     """Metrics in the names of the schema from verl's reduced actor metrics of one training step.
 
@@ -78,6 +128,7 @@ def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
         return {}
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = {f"rule/{name}": value for name, value in summarise(tensors).items()}
+    metrics |= {name: float(reduced[key]) for name, key in names.items() if name.startswith(schema.MISMATCH)}
     metrics["train/loss"] = sums["loss"] / sums["updates"]
     if "grad_norm" in names:
         # A minibatch of padding alone has the norm 0, and is no update.

@@ -23,11 +23,12 @@ from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.loss_config import NAME, TrustRegionLossConfig
-from cppo_lab.cores.verl.loss_metrics import diagnostic_sums, report
+from cppo_lab.cores.verl.loss_metrics import diagnostic_sums, report, report_mismatch
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths import aggregation, divergence
 from cppo_lab.maths.checks import compute_dtype
 from cppo_lab.maths.metrics import summarise
+from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
 from cppo_lab.maths.output import RuleOutput, common_stats, tokens
 from cppo_lab.rules import PERMUTATION
 
@@ -95,6 +96,9 @@ def trust_region_loss(
         batch = tokens(responses.logp.detach(), *responses[1:4], d)
         # verl's own loss masks in its own way, and reports that itself.
         stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
+    if loss_config.mismatch:
+        gap = log_ratios(responses.logp, responses.rollout_logp, responses.valid)
+        metrics = metrics | report_mismatch(mismatch_sums(gap))
     entropy = _on_responses(model_output, data, from_engine.ENTROPY)
     stats = stats | diagnostic_sums(responses.logp.detach(), *responses[1:2], responses.valid, entropy)
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=whole.tokens, dp_size=whole.dp_size)

@@ -108,10 +108,11 @@ class LabTrainer(PPOTrainerSync):
         keys, tags = [keys[i] for i in order], [tags[i] for i in order]
         rewards, groups = rewards[order], groups[order]
         _, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
-        responses = [tag["response_len"] for tag in tags]
+        responses, longest = [tag["response_len"] for tag in tags], self.spec.rollout.max_response_length
         self._collected = {
             "train/reward": float(rewards.mean()),
             "train/response_length": sum(responses) / len(responses),
+            "train/truncated_share": sum(n >= longest for n in responses) / len(responses),
             "train/zero_variance_group_share": 1 - float(keep.float().mean()),
             "perf/topk_megabytes": sum(responses) * self._bytes_per_token() / 1e6,
         }

@@ -10,6 +10,7 @@ from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.verl.loss_metrics import summarise_mismatch
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.spec import RuleSpec
@@ -60,6 +61,8 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         # With FSDP the same pass gives the log-probabilities, and verl leaves its own out.
         tu.assign_non_tensor_data(data, "distillation_only", self.actor_config.strategy != "megatron")
         output = super().update_actor(data)
+        if output is not None:
+            summarise_mismatch(tu.get(output, "metrics"))
         if self.diagnostics is not None:
             self.diagnostics.end_step()
         return output

@@ -30,9 +30,10 @@ S = TypeVar("S", bound=Spec)
 
 
 class TrackingSpec(Spec):
-    """Where runs are tracked when MLFLOW_TRACKING_URI is not set."""
+    """Where runs are tracked when MLFLOW_TRACKING_URI is not set; whether they log the metrics `mismatch/*`."""
 
     uri: str
+    mismatch: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,7 @@ class _Work:
             },
             threads=worker.threads,
             visible_devices=worker.visible_devices,
+            mismatch=composed.tracking.mismatch,
         )
 
         def finished() -> list[Point] | None:

@@ -64,10 +64,10 @@ def micro_batch(
     return data, lengths
 
 
-def reduced(parts: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, float]:
-    """What verl's trainer makes of metrics of [minibatch][rank][micro-batch], by verl's own functions."""
-    from verl.utils.metric import Metric, reduce_metrics
-    from verl.utils.py_functional import append_to_dict, rename_dict
+def by_minibatch(parts: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, Any]:
+    """A list for each metric of [minibatch][rank][micro-batch], as `train_mini_batch` returns it."""
+    from verl.utils.metric import Metric
+    from verl.utils.py_functional import append_to_dict
 
     steps: dict[str, Any] = {}
     for minibatch in parts:
@@ -79,4 +79,12 @@ def reduced(parts: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, fl
             ranks.append(collected)
         # As TrainingWorker.train_mini_batch, after the gathering over ranks.
         append_to_dict(steps, {key: Metric.aggregate_dp([rank[key] for rank in ranks]) for key in ranks[0]})
-    return reduce_metrics(rename_dict(steps, "actor/"))
+    return steps
+
+
+def reduced(parts: Sequence[Sequence[Sequence[dict[str, Any]]]]) -> dict[str, float]:
+    """What verl's trainer makes of metrics of [minibatch][rank][micro-batch], by verl's own functions."""
+    from verl.utils.metric import reduce_metrics
+    from verl.utils.py_functional import rename_dict
+
+    return reduce_metrics(rename_dict(by_minibatch(parts), "actor/"))

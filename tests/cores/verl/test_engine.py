@@ -18,10 +18,11 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
+from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.trainer import Batch, Trainer
 from cppo_lab.cores.verl.export_hf import as_qwen3
-from cppo_lab.cores.verl.loss_metrics import rule_metrics
+from cppo_lab.cores.verl.loss_metrics import rule_metrics, summarise_mismatch
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -162,8 +163,9 @@ def through_verl(case: Case, rank: int, folder: Path, batches: list[dict[str, Te
     worker.set_loss_fn(partial(trust_region_loss, config=config))
     metrics = []
     for batch in batches:
-        output = worker.train_mini_batch(verl_batch(spec, batch, rank, case.ranks))
-        metrics.append(rule_metrics(reduce_metrics(rename_dict(tu.get(output, "metrics"), "actor/"))))
+        reported = tu.get(worker.train_mini_batch(verl_batch(spec, batch, rank, case.ranks)), "metrics")
+        summarise_mismatch(reported)  # as our worker does
+        metrics.append(rule_metrics(reduce_metrics(rename_dict(reported, "actor/"))))
     return {"metrics": metrics, "after": weights(worker)}
 
 
@@ -213,7 +215,10 @@ def test_twenty_updates_agree_with_the_embedded_core(runs: Any, name: str) -> No
     for ours, theirs in zip(mini.metrics, verl["metrics"], strict=True):
         assert set(theirs) - set(ours) == {"train/entropy", "train/mean_abs_probability_gap"}
         for key, value in ours.items():
-            assert theirs[key] == pytest.approx(value, rel=1e-4, abs=1e-4), key
+            # A token at the edge of a bin moves the percentile by one, which is 19 % wide.
+            near = {"rel": 0.2, "abs": 1e-4} if key.endswith("_p99") else {"rel": 1e-4, "abs": 1e-4}
+            assert theirs[key] == pytest.approx(value, **near), key
+        assert any(key.startswith(schema.MISMATCH) for key in theirs)
     masked = [metrics["rule/masked_fraction"] for metrics in mini.metrics]
     assert max(masked) > 0.05  # the trust region is at work
     moved = max(float((mini.after[key] - mini.before[key]).abs().max()) for key in mini.after)
@@ -230,6 +235,9 @@ def test_two_ranks_equal_one(runs: Any, cases: tuple[str, str]) -> None:
     _, found = runs
     one, two = (found[name] for name in cases)
     for first, second in zip(one["metrics"], two["metrics"], strict=True):
-        assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
+        assert second.keys() == first.keys()
+        for key, value in first.items():
+            near = {"rel": 0.2, "abs": 1e-6} if key.endswith("_p99") else {"rel": 1e-4, "abs": 1e-6}
+            assert second[key] == pytest.approx(value, **near), key
     for key, value in one["after"].items():
         torch.testing.assert_close(two["after"][key], value, rtol=0, atol=2e-5)

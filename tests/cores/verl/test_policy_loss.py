@@ -13,17 +13,19 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType
 from verl.workers.utils.losses import ppo_loss
 
+from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
-from cppo_lab.cores.verl.loss_metrics import rule_metrics
+from cppo_lab.cores.verl.loss_metrics import rule_metrics, summarise_mismatch
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.mismatch import MismatchSums, log_ratios, metrics, mismatch_sums
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.rules import MINIBATCH, RULES
-from tests.cores.verl.recorded import actor, micro_batch, packed_output, plain_actor, reduced
+from tests.cores.verl.recorded import actor, by_minibatch, micro_batch, packed_output, plain_actor, reduced
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, random_batch
 
 pytestmark = pytest.mark.verl
@@ -98,7 +100,7 @@ def call(
 ) -> Any:
     """Second phase on one micro-batch that is the whole minibatch; (loss, metrics, gradient in logp)."""
     logp = batch.logp.clone().requires_grad_()
-    prompts = [3, 2, 4, 2]
+    prompts = [3, 2, 4, 2, *[2] * 8][: len(logp)]
     data, lengths = micro_batch(
         {"old_log_probs": batch.rollout_logp, "advantages": batch.advantages},
         batch.valid, prompts, dp_size=1, batch_num_tokens=int(batch.valid.sum()), global_batch_size=4,
@@ -292,3 +294,96 @@ class TestVerlsLosses:
         assert summary["rule/ratio_mean"] == pytest.approx(float(ratio.mean()))
         assert "rule/masked_fraction" not in summary
         assert summary["train/loss"] == pytest.approx(float(expected))
+
+
+def sums_of(batch: TokenBatch) -> MismatchSums:
+    return mismatch_sums(log_ratios(batch.logp, batch.rollout_logp, batch.valid))
+
+
+class TestMismatch:
+    """The metrics between sampler and trainer through verl's reductions."""
+
+    def parts(self, batch: TokenBatch, cuts: list[list[list[slice]]], **keys: Any) -> dict[str, list[float]]:
+        """The metrics of a step whose minibatches are cut into [minibatch][rank][micro-batch]."""
+        config = actor("dppo", {"delta": 0.1}, **keys)
+        minibatches = [
+            [
+                [
+                    call(config, TokenBatch(*(each[rows] for each in batch)), measured=False)[1]
+                    for rows in rank
+                ]
+                for rank in minibatch
+            ]
+            for minibatch in cuts
+        ]
+        found = by_minibatch(minibatches)
+        summarise_mismatch(found)
+        return found
+
+    def values(self, found: dict[str, list[float]]) -> dict[str, float]:
+        own = {name: each for name, each in found.items() if name.startswith("mismatch/")}
+        assert all(len(each) == 1 for each in own.values())
+        return {name: value for name, [value] in own.items()}
+
+    def wide(self) -> TokenBatch:
+        """Twelve responses, some of them empty."""
+        batch = random_batch(3, rows=12, width=9)
+        lengths = torch.tensor([9, 1, 2, 0, 3, 4, 9, 0, 5, 6, 7, 8])
+        return batch._replace(valid=torch.arange(9) < lengths[:, None])
+
+    def test_one_minibatch_however_it_is_cut(self) -> None:
+        batch = self.wide()
+        four = [slice(i, i + 4) for i in (0, 4, 8)]
+        two = [slice(i, i + 2) for i in range(0, 12, 2)]
+        whole = metrics([sums_of(batch)])
+        ways = [
+            [[four]],
+            [[two]],
+            [[two[:3], two[3:]]],
+            [[[each] for each in four]],
+            [[[each] for each in two]],
+        ]
+        for cuts in ways:
+            found = self.values(self.parts(batch, cuts))
+            assert {n: v for n, v in found.items() if "before_update" not in n} == pytest.approx(
+                whole, rel=1e-6
+            )
+            names = {name: name.replace("mismatch/", "mismatch/before_update/") for name in whole}
+            assert {n: found[names[n]] for n in whole} == pytest.approx(whole, rel=1e-6)
+
+    def test_minibatches_weigh_by_their_tokens_and_the_first_is_the_state_before(self) -> None:
+        batch = self.wide()
+        cuts = [[[slice(0, 4)], [slice(4, 8)]], [[slice(8, 10)], [slice(10, 12)]]]
+        found = self.values(self.parts(batch, cuts))
+        first = TokenBatch(*(each[:8] for each in batch))
+        expected = metrics([sums_of(batch)]) | metrics([sums_of(first)], before_update=True)
+        assert found == pytest.approx(expected, rel=1e-6)
+
+    def test_a_minibatch_of_padding_alone_is_not_the_first(self) -> None:
+        batch = self.wide()
+        empty = slice(3, 4)
+        plain = self.values(self.parts(batch, [[[slice(0, 2)]], [[slice(4, 6)]]]))
+        padded = self.values(self.parts(batch, [[[empty]], [[slice(0, 2)]], [[slice(4, 6)]]]))
+        assert padded == pytest.approx(plain)
+
+    def test_no_sum_is_left_and_rule_metrics_has_them(self) -> None:
+        found = self.parts(self.wide(), [[[slice(0, 12)]]])
+        assert not any("/gap/" in name for name in found)
+        from verl.utils.metric import reduce_metrics
+        from verl.utils.py_functional import rename_dict
+
+        row = rule_metrics(reduce_metrics(rename_dict(dict(found), "actor/")))
+        assert {n: v for n, v in row.items() if n.startswith("mismatch/")} == self.values(found)
+        assert all(schema.is_known_metric(name) for name in row)
+
+    def test_switched_off(self) -> None:
+        found = self.parts(self.wide(), [[[slice(0, 12)]]], mismatch=False)
+        assert not self.values(found) and not any("/gap/" in name for name in found)
+
+    def test_verls_own_losses_have_them(self) -> None:
+        batch = responses()
+        _, reported, _ = call(actor(loss_mode="vanilla"), batch, measured=False)
+        found = by_minibatch([[[reported]]])
+        summarise_mismatch(found)
+        whole = metrics([sums_of(batch)])
+        assert {n: self.values(found)[n] for n in whole} == pytest.approx(whole, rel=1e-6)

@@ -1,0 +1,172 @@
+"""How far the sampler's log-probabilities are from the trainer's, over single tokens and by thirds of a response.
+
+With x = log rho = log pi(y_t) - log mu(y_t) of a response token and n tokens, all sampled from mu:
+
+    k1                     1/n sum -x                        of KL(mu, pi), without bias
+    k3                     1/n sum (exp x - 1 - x)           of KL(mu, pi), without bias and never negative
+    chi_square             1/n sum exp(2x) - 1               of chi^2(pi, mu)
+    effective_sample_size  (sum exp x)^2 / (n sum exp(2x))   a share of the tokens
+    abs_log_ratio_p99      99th percentile of abs(x)         from a histogram: see `_percentile`
+    abs_log_ratio_max      largest abs(x)
+    token_mult_prob_error  1/n sum exp abs(x)
+
+k1 and k3: John Schulman, "Approximating KL Divergence" (2020). chi_square and the effective sample size: those of
+verl 0.9.1 (`rollout_corr/chi2_token`, `rollout_corr/rollout_is_eff_sample_size` without truncation; its `kl` and
+`k3_kl` are k1 and k3), with its bound on x in the exponentials. token_mult_prob_error: NeMo-RL
+(docs/guides/grpo.md).
+
+Token t of a response with T tokens, t from 1, is in third floor(3 (t - 1) / T): early, middle, late. A response of
+one token is early, one of two tokens has no late third.
+
+Sums and counts, not means, leave this module's first half: minibatches, micro-batches and ranks add up (`merge`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cppo_lab import schema
+from cppo_lab.maths.checks import same_shape
+
+LARGEST_EXPONENT = 20.0  # verl's SAFETY_BOUND: exp(2 x) of a broken policy stays a number
+FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
+THIRDS = len(schema.THIRDS)
+# The histogram of abs(x): below 2^-16, four equal parts of each octave up to 16, and above.
+_LOWEST, _HIGHEST, _PER_OCTAVE = -16, 4, 4
+BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE + 2
+_ROUNDING = 1e-9  # verl's reductions divide the counts
+
+
+class MismatchSums(NamedTuple):
+    """What batches add up, float64: `sums` [3, 6] in the order of FIELDS, `largest` abs(x) [3], `counts` [3, BINS].
+
+    The first dimension is the third of the response.
+    """
+
+    sums: Tensor
+    largest: Tensor
+    counts: Tensor
+
+
+class LogRatios(NamedTuple):
+    """Of the response tokens of a batch, one after the other: `x` [N] float64, and `third` [N], 0 to 2."""
+
+    x: Tensor
+    third: Tensor
+
+
+@torch.no_grad()
+def log_ratios(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> LogRatios:
+    """The response tokens of a batch.
+
+    Args:
+        logp, rollout_logp: [B, T] log pi(y_t) and log mu(y_t).
+        valid: [B, T] response tokens. T of a response is how many it has; what the others hold is ignored.
+    """
+    same_shape(valid.shape, logp=logp, rollout_logp=rollout_logp)
+    mask = valid.bool()
+    count = mask.cumsum(1, dtype=torch.int32)
+    length = mask.sum(1, keepdim=True, dtype=torch.int32).clamp_(min=1)
+    third = (3 * (count - 1)).div_(length, rounding_mode="floor")
+    row, column = mask.nonzero(as_tuple=True)
+    x = logp.detach()[row, column].double() - rollout_logp[row, column].double()
+    return LogRatios(x, third[row, column].long())
+
+
+@torch.no_grad()
+def mismatch_sums(*batches: LogRatios) -> MismatchSums:
+    """The sums of one batch or of several. A NaN makes the sums NaN."""
+    x, third = (torch.cat(each) for each in zip(*batches, strict=True))
+    size, bounded = x.abs(), x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
+    excess = bounded.expm1()
+    ratio = excess + 1
+    terms = (
+        torch.ones_like(x),
+        x,
+        (excess - x).clamp_(min=0),  # rounding may leave it a last digit below
+        ratio,
+        ratio * ratio,
+        torch.maximum(ratio, 1 / ratio),
+    )
+    member = third == torch.arange(THIRDS, device=x.device)[:, None]
+    largest = torch.where(member, size, 0.0).amax(1) if len(x) else x.new_zeros(THIRDS)
+    counts = torch.bincount(third * BINS + _bin(size), minlength=THIRDS * BINS)
+    sums = member.double() @ torch.stack(terms, 1)
+    return MismatchSums(sums, largest, counts.view(THIRDS, BINS).double())
+
+
+def _bin(size: Tensor) -> Tensor:
+    """The bin of each abs(x); NaN is in the last one."""
+    place = (size.log2() - (_LOWEST - 1 / _PER_OCTAVE)) * _PER_OCTAVE
+    return place.nan_to_num_(nan=BINS).clamp_(0, BINS - 1).long()
+
+
+def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
+    """Several batches as their union."""
+    sums, largest, counts = (torch.stack(each) for each in zip(*parts, strict=True))
+    return MismatchSums(sums.sum(0), largest.amax(0), counts.sum(0))
+
+
+def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> dict[str, float]:
+    """The metrics of the union of `parts` under their names of the schema: of all tokens, then of each third.
+
+    A third without a token, and a batch without one, has none. `before_update`: of the state before a training step's
+    first update.
+    """
+    if not parts:
+        return {}
+    by_third = MismatchSums(*(each.cpu() for each in merge(parts)))
+    whole = MismatchSums(by_third.sums.sum(0), by_third.largest.amax(0), by_third.counts.sum(0))
+    rows = [MismatchSums(*row) for row in zip(*by_third, strict=True)]
+    found: dict[str, float] = {}
+    for third, row in zip(("", *schema.THIRDS), (whole, *rows), strict=True):
+        values = _values(*row)
+        found |= {
+            schema.mismatch_metric(name, third, before_update=before_update): value
+            for name, value in values.items()
+        }
+    return found
+
+
+def of_step(updates: Sequence[LogRatios]) -> dict[str, float]:
+    """The metrics of a training step with these updates: over all of them, and of the state before the first."""
+    if not updates:
+        return {}
+    first, rest = mismatch_sums(updates[0]), updates[1:]
+    parts = (
+        [first, mismatch_sums(*rest)] if rest else [first]
+    )  # a few large batches cost less than many small ones
+    return metrics(parts) | metrics([first], before_update=True)
+
+
+def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
+    """The metrics of the tokens with `sums` [6], `largest` (a scalar) and `counts` [BINS]."""
+    n, log_ratio, k3, ratio, square, error = sums.tolist()
+    if not n:
+        return {}
+    return {
+        "k1": -log_ratio / n,
+        "k3": k3 / n,
+        "chi_square": square / n - 1,
+        "effective_sample_size": ratio**2 / (n * square),
+        "abs_log_ratio_p99": _percentile(counts, float(largest)),
+        "abs_log_ratio_max": float(largest),
+        "token_mult_prob_error": error / n,
+    }
+
+
+def _percentile(counts: Tensor, largest: float, share: float = 0.99) -> float:
+    """The smallest abs(x) that at least `share` of the tokens do not exceed, as the geometric middle of its bin.
+
+    Off by 2^(1/8) - 1 = 9.1 % at most; below 2^-16 = 1.5e-5 it is 0, and above 16 the largest of all.
+    """
+    below = counts.cumsum(0)
+    wanted = share * float(below[-1]) * (1 - _ROUNDING)
+    place = int((below < wanted).sum())
+    if place == 0:
+        return 0.0
+    if place == BINS - 1:
+        return largest
+    return min(2 ** (_LOWEST + (place - 0.5) / _PER_OCTAVE), largest)

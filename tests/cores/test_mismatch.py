@@ -1,0 +1,104 @@
+"""The embedded core logs the metrics between sampler and trainer: which, of which state, and not where they are off."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+
+ERROR = "token_mult_prob_error"
+
+
+def trainer_of(folder: Path, *overrides: str, mismatch: bool = True) -> Trainer:
+    return Trainer(
+        compose([*TINY, *overrides]).run, Resources(folder, folder, device="cpu", mismatch=mismatch)
+    )
+
+
+def of_mismatch(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith(schema.MISMATCH)}
+
+
+def error(trainer: Trainer, rollout: Rollout) -> float:
+    """token_mult_prob_error of these responses at the trainer's weights, by a loop over tokens."""
+    with torch.no_grad():
+        logits = rollout.logits(trainer.model, trainer.tokenizer.pad).double()
+    logp = logits.log_softmax(-1)
+    values = [
+        math.exp(abs(float(logp[b, t, rollout.responses[b, t]]) - float(rollout.logp[b, t])))
+        for b, length in enumerate(rollout.lengths.tolist())
+        for t in range(length)
+    ]
+    return math.fsum(values) / len(values)
+
+
+def test_the_state_before_the_update_is_that_of_the_first_minibatch(tmp_path: Path) -> None:
+    """mu is a lower precision of pi: the gap of the engines is there before anything has been trained."""
+    trainer = trainer_of(tmp_path, "rollout.precision=bfloat16")
+    batch = trainer.collect()
+    batch = replace(batch, keep=torch.ones_like(batch.keep))
+    rows = trainer.spec.batch.minibatch_prompts * trainer.spec.batch.responses
+    assert rows < len(batch.keep)
+    before = error(trainer, batch.rollout.select(torch.arange(rows)))
+    found = trainer.update(batch)
+    assert before > 1.0001
+    assert found[schema.mismatch_metric(ERROR, before_update=True)] == pytest.approx(before, rel=1e-5)
+    assert found[schema.mismatch_metric(ERROR)] != found[schema.mismatch_metric(ERROR, before_update=True)]
+
+
+def test_one_precision_and_the_same_weights_leave_rounding(tmp_path: Path) -> None:
+    found = of_mismatch(trainer_of(tmp_path).step())
+    assert found[schema.mismatch_metric(ERROR, before_update=True)] == pytest.approx(1, abs=1e-5)
+    assert found[schema.mismatch_metric("effective_sample_size", before_update=True)] == pytest.approx(1)
+    assert found[schema.mismatch_metric(ERROR)] > 1  # later minibatches are off-policy
+    names = {name.rpartition("/")[2] for name in found}
+    assert names == {
+        n.name.removeprefix(schema.MISMATCH) for n in schema.METRICS if n.name.startswith(schema.MISMATCH)
+    }
+    thirds = ("", *schema.THIRDS)
+    assert found.keys() == {
+        schema.mismatch_metric(name, third, before_update=before)
+        for name in names
+        for third in thirds
+        for before in (False, True)
+    }
+
+
+def test_switched_off_they_are_left_out_and_change_nothing(tmp_path: Path) -> None:
+    on, off = trainer_of(tmp_path), trainer_of(tmp_path, mismatch=False)
+    for _ in range(2):
+        with_them, without = on.step(), off.step()
+        assert of_mismatch(with_them) and not of_mismatch(without)
+        assert "train/truncated_share" in without
+        for name, value in without.items():
+            assert name.startswith("perf/") or with_them[name] == value
+
+
+def test_truncated_responses_are_those_of_the_maximum_length(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    collected = []
+    collect = trainer.collect
+
+    def keep():  # type: ignore[no-untyped-def]
+        collected.append(collect())
+        return collected[-1]
+
+    trainer.collect = keep  # type: ignore[method-assign]
+    found = trainer.step()
+    lengths = collected[0].rollout.lengths.tolist()
+    longest = trainer.spec.rollout.max_response_length
+    assert found["train/truncated_share"] == pytest.approx(sum(n == longest for n in lengths) / len(lengths))
+
+
+def test_the_setting_is_no_part_of_a_run() -> None:
+    on, off = compose(TINY), compose([*TINY, "tracking.mismatch=false"])
+    assert on.tracking.mismatch and not off.tracking.mismatch
+    assert on.run_id == off.run_id
