@@ -90,7 +90,7 @@ def section(page: Path) -> str:
     return text.split('<section id="mismatch">')[1].split("</section>")[0]
 
 
-@pytest.mark.parametrize("core", schema.CORES)
+@pytest.mark.parametrize("core", ["mini", "verl"])
 def test_median_and_worst_of_every_method(store: str, tmp_path: Path, core: str) -> None:
     page = build_report(write(store, tmp_path, plain, core))
     shown = section(page)
