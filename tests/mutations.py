@@ -139,8 +139,8 @@ MATHS = (
     Fault(
         "adaptive delta_b is capped at 5 times its floor",
         "cppo_lab/maths/budget.py",
-        "cap: float = 2.0",
-        "cap: float = 5.0",
+        "CAP = 2.0",
+        "CAP = 5.0",
         "tests/maths/test_maths_golden_parts.py",
     ),
     Fault(

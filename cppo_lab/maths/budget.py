@@ -24,7 +24,10 @@ from cppo_lab.maths.checks import (
 )
 
 MODES = ("fixed", "adaptive")
-QUANTILE, SCALE, CAP = 0.9, 1.0, 2.0  # the paper's
+# The paper's; `spec.rule.PAPER` has them too, for those who do without torch.
+QUANTILE = 0.9
+SCALE = 1.0
+CAP = 2.0
 
 
 @torch.no_grad()
