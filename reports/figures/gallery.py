@@ -30,7 +30,8 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             2,
             "Gap between the policies by token position",
             "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
-            "w put on the divergence, for a response as long as the longest." + _seeds(study),
+            "w put on the divergence, for a response as long as the longest. The paper's figure is another measurement: "
+            "the drift after 200 updates of GRPO, largest of each bin." + _seeds(study),
             partial(gaps.gaps_info, study, palette=palette),
             gaps.draw,
         ),
@@ -114,8 +115,9 @@ def _schematic(study: StudyResults, palette: str) -> Picture:
     model = _role(study, ROLES - 1)
     absent = model.reason if isinstance(model, Absent) else ""
     caption = (
-        "Left: four rules on one made-up response, computed by the rules themselves; a bar is what the rule holds "
-        "against its limit (ratio, divergence, or weighted divergence). Right: "
+        "Left: four rules on one made-up response, computed by the rules themselves (the paper's schematic has PPO, "
+        "DPPO and CPPO); a bar is what the rule holds against its limit (ratio, divergence, or weighted divergence). "
+        "Right: "
     )
     caption += (
         f"not drawn, {absent}." if absent else f"{model}, with the best score of every method.{_seeds(study)}"
