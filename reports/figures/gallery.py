@@ -10,6 +10,7 @@ from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.bands import FEWEST
 from cppo_lab.analysis.study import MAIN, ROLES, StudyResults, runs_of
 from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
+from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
 
@@ -30,8 +31,8 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             2,
             "Gap between the policies by token position",
             "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
-            "w put on the divergence, for a response as long as the longest. The paper's figure is another measurement: "
-            "the drift after 200 updates of GRPO, largest of each bin." + _seeds(study),
+            "w put on the divergence, for a response as long as the longest. The paper's figure has another drift: "
+            "that after 200 updates of GRPO, the largest of each bin." + _seeds(study),
             partial(gaps.gaps_info, study, palette=palette),
             gaps.draw,
         ),
@@ -68,7 +69,14 @@ def _picture(
     if isinstance(info, Absent):
         return Picture(f"figure_{number}", label, title, "", info)
     return Picture(
-        f"figure_{number}", label, title, caption, partial(draw, info), info.source, tuple(info.run_ids)
+        f"figure_{number}",
+        label,
+        title,
+        caption,
+        partial(draw, info),
+        info.source,
+        tuple(info.run_ids),
+        figure_csv(info),
     )
 
 

@@ -26,7 +26,7 @@ from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
 
 MADE = MadeStudy()
-FIGURES = {f"figure_{number}.{kind}" for number in range(1, 12) for kind in ("png", "svg", "pdf")}
+FIGURES = {f"figure_{number}.{kind}" for number in range(1, 12) for kind in ("png", "svg", "pdf", "csv")}
 
 
 @pytest.fixture(scope="session")
