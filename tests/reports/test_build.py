@@ -90,7 +90,9 @@ def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportR
     assert [name for name, count in counted.items() if count > 1] == []
     drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
-    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
+    files = {path.name for path in demo_request.out.glob("figure_*.csv")}
+    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted} | files
+    assert files <= {first for first, _ in loaded}
     assert html.count("<script") == 2  # the curves as data, and the page's own
     assert re.search(r"<(link|iframe|img|object)\b", html) is None
 
