@@ -37,7 +37,7 @@ def objective_and_stats(
     log_ratio = batch.log_ratio.detach()
     # The cap as a limit of the log-ratio: the exponential of what is beyond it is never taken.
     limited = log_ratio.clamp(-clamp, min(clamp, math.log(cap)))
-    ratio = torch.where(keep > 0, limited, 0.0).exp().clamp(max=cap)
+    ratio = torch.where(keep > 0, limited, 0.0).exp()
     if batch.overflows and not bool(ratio.isfinite().all()):
         raise ValueError(
             f"the probability ratio of a kept token overflows: lower log_ratio_clamp={log_ratio_clamp!r} or set "
