@@ -16,6 +16,7 @@ CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablation
 Source: CPPO, arXiv 2606.10968; DPPO, arXiv 2602.04879.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -113,13 +114,12 @@ def cppo(
     rate = effective_delta_b(
         d, batch.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )
-    away, limits = batch.moves_away, {"ratio_cap": ratio_cap, "log_ratio_clamp": log_ratio_clamp}
+    away = batch.moves_away
+    finish = functools.partial(masked, batch, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
     if math.isinf(delta_b):  # no prefix test, and nothing of it in the statistics
-        return masked(batch, token_fails=(weights * d > delta) & away, **limits)
+        return finish(token_fails=(weights * d > delta) & away)
     tests = threshold_tests(d, weights, batch.valid, delta, rate)
-    output = masked(
-        batch, token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away, **limits
-    )
+    output = finish(token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
     output.stats.update(budget_stats(batch, rate, delta_b))
     return output
 
