@@ -19,9 +19,10 @@ from cppo_lab import schema
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
 # tie.
 TIE = 1e-5
-# PAPER: the paper prints `collapse` without a definition. For its curves: the last mean score inside the window is
-# below this share of the run's own best. In the paper's curves that is CISPO on Qwen3-30B-A3B-Base (ends at
-# 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
+# PAPER: the paper prints `collapse` without a definition. For its curves, and for them alone (a run of ours ends
+# itself, by the rule of cores/collapse.py, whose share of 0.4 needs several validations in a row): the last mean score
+# inside the window is below this share of the run's own best. That is CISPO on Qwen3-30B-A3B-Base (ends at 0) and no
+# other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
 COLLAPSE_SHARE = 0.1
 
 

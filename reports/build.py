@@ -18,6 +18,7 @@ from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.discrepancies import oddities
 from cppo_lab.reports.drawings import draw_ahead, without_cache
 from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.inline import inline_curves, inline_diagnostics
 from cppo_lab.reports.figures.palette import PAPER
@@ -210,7 +211,8 @@ def _pictures(
     command: str, name: str, draw: partial[None], info: curves.CurvesInfo | diagnostics.DiagnosticsInfo
 ) -> dict[str, bytes]:
     title = f"{info.title} ({info.source})"
-    return {f"{name}.{kind}": data for kind, data in render(draw, title, info.run_ids, command).items()}
+    files = {f"{name}.{kind}": data for kind, data in render(draw, title, info.run_ids, command).items()}
+    return files | {f"{name}.csv": figure_csv(info).encode()}
 
 
 def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:

@@ -159,7 +159,8 @@ def _draw(picture: Picture, command: str) -> dict[str, bytes]:
         return {}
     title = f"{picture.heading} ({picture.source})"
     files = render(picture.drawing, title, picture.run_ids, command)
-    return {f"{picture.name}.{kind}": data for kind, data in files.items()}
+    drawn = {f"{picture.name}.{kind}": data for kind, data in files.items()}
+    return drawn | {f"{picture.name}.csv": picture.data.encode()}
 
 
 def _tables(study: StudyResults) -> StudyTables:

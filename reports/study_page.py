@@ -24,12 +24,15 @@ from cppo_lab.reports.verdict_view import VerdictView
 
 @dataclass(frozen=True)
 class PageFigure:
-    """One numbered figure: `svg` is markup of our own, empty where there is a `reason` not to draw it."""
+    """One numbered figure: `svg` is markup of our own, empty where there is a `reason` not to draw it. `data`: the file
+    with its numbers.
+    """
 
     heading: str
     caption: str
     svg: str
     reason: str
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -202,4 +205,5 @@ def page_figure(picture: Picture) -> PageFigure:
         return PageFigure(picture.heading, picture.caption, "", picture.drawing.reason)
     draw = partial(picture.drawing, headed=False)
     svg = inline_svg(draw, picture.name, (8.0, 4.0), picture.heading)
-    return PageFigure(picture.heading, f"{picture.caption} Source: {picture.source}.", svg, "")
+    caption = f"{picture.caption} Source: {picture.source}."
+    return PageFigure(picture.heading, caption, svg, "", f"{picture.name}.csv")

@@ -83,8 +83,8 @@ MATHS = (
     Fault(
         "a tie drops the response (TRM-Max)",
         "cppo_lab/maths/sequence_masks.py",
-        '_largest(batch.required_divergence("trm_max")) <= delta_max)',
-        '_largest(batch.required_divergence("trm_max")) < delta_max)',
+        '_largest(batch.required_divergence("trm_max")) <= delta_max,',
+        '_largest(batch.required_divergence("trm_max")) < delta_max,',
         "tests/maths/test_maths_golden_rules.py",
     ),
     Fault(
@@ -139,8 +139,8 @@ MATHS = (
     Fault(
         "adaptive delta_b is capped at 5 times its floor",
         "cppo_lab/maths/budget.py",
-        "cap: float = 2.0",
-        "cap: float = 5.0",
+        "CAP = 2.0",
+        "CAP = 5.0",
         "tests/maths/test_maths_golden_parts.py",
     ),
     Fault(
@@ -149,6 +149,48 @@ MATHS = (
         "QUANTILE = 0.9",
         "QUANTILE = 0.95",
         "tests/maths/test_maths_golden_parts.py",
+    ),
+    Fault(
+        "the adaptive delta_b forgets its scale",
+        "cppo_lab/maths/budget.py",
+        "measured = scale * masked_quantile(",
+        "measured = masked_quantile(",
+        "tests/maths/test_recipe.py",
+    ),
+    Fault(
+        "the cap on rho is left out",
+        "cppo_lab/maths/truncation.py",
+        "min(clamp, math.log(cap))",
+        "clamp",
+        "tests/maths/test_recipe.py",
+    ),
+    Fault(
+        "the log-ratio is clamped above only",
+        "cppo_lab/maths/truncation.py",
+        "log_ratio.clamp(-clamp, ",
+        "log_ratio.clamp(-math.inf, ",
+        "tests/maths/test_recipe.py",
+    ),
+    Fault(
+        "a capped ratio carries a gradient",
+        "cppo_lab/maths/truncation.py",
+        "log_ratio = batch.log_ratio.detach()",
+        "log_ratio = batch.log_ratio",
+        "tests/maths/test_recipe.py",
+    ),
+    Fault(
+        "CPPO does not hand the cap of delta_b on",
+        "cppo_lab/maths/masks.py",
+        "delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale",
+        "delta_b_mode, CAP, delta_b_quantile, delta_b_scale",
+        "tests/maths/test_recipe.py",
+    ),
+    Fault(
+        "the padded width does not reach the position weights",
+        "cppo_lab/spec/rule.py",
+        'else found | {"span": width}',
+        "else found",
+        "tests/maths/test_recipe.py",
     ),
     Fault(
         "the percentile takes the lower order statistic (no interpolation)",

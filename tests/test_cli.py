@@ -77,7 +77,7 @@ def test_plan_launch_report(
     assert main(["report", "quickstart", "--out", "page"]) == 0
     names = {path.name for path in (workspace / "page").iterdir()}
     tables = {f"table_{table}.{kind}" for table in ("main", "full") for kind in ("md", "tex", "csv")}
-    curves = {f"figure_curves.{kind}" for kind in ("png", "svg", "pdf")}
+    curves = {f"figure_curves.{kind}" for kind in ("png", "svg", "pdf", "csv")}
     assert names >= {"index.html", *tables, *curves}
     with (workspace / "page" / "table_main.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["grpo", "dppo", "cppo"]

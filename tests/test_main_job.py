@@ -100,7 +100,12 @@ def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
     assert "core=mini: a miniature model on a synthetic task, not comparable" in page
     assert 'class="missing"' not in page and "Incomplete" not in page
     assert page.count("<svg") > 1
-    assert {path.suffix for path in job.page.parent.glob("figure_curves.*")} == {".png", ".svg", ".pdf"}
+    assert {path.suffix for path in job.page.parent.glob("figure_curves.*")} == {
+        ".png",
+        ".svg",
+        ".pdf",
+        ".csv",
+    }
 
 
 def test_it_is_known_to_the_commands_that_look(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,18 +86,21 @@ def test_the_setup(model: str) -> None:
     assert (run.rollout.temperature, run.rollout.top_p, run.rollout.staleness) == (1.0, 1.0, 0)
     assert run.rollout.precision == "bfloat16"
     validation = run.validation
-    assert (validation.every, validation.samples, validation.temperature, validation.top_p) == (
-        10,
-        16,
-        0.7,
-        0.95,
-    )
+    assert (validation.samples, validation.temperature, validation.top_p) == (16, 0.7, 0.95)
     assert run.data.benchmarks == ("aime24", "aime25", "aime26")
     assert run.optim.learning_rate == 1e-6
     assert (run.advantage.normalize_std, run.advantage.drop_zero_variance) == (True, True)
     assert (run.divergence.estimator, run.divergence.measure, run.divergence.k) == ("topk", "tv", 20)
     assert isinstance(run.model, HubModel)
     assert run.model.repository == f"Qwen/{model}"
+
+
+@pytest.mark.parametrize("model", TABLE_3)
+def test_validation_is_on_the_grid_of_the_papers_curves(model: str) -> None:
+    with (ROOT / "reports/paper/validation_curves.csv").open() as file:
+        points = {int(row["step"]) for row in csv.DictReader(file) if row["model"] == model}
+    every, last = composed(model).run.validation.every, T_STOP[model]
+    assert points - {0} == set(range(every, last + 1, every))
 
 
 @pytest.mark.parametrize("model", TABLE_3)

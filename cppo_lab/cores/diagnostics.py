@@ -16,6 +16,7 @@ from cppo_lab.maths.budget import effective_delta_b
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.spec import RuleSpec
+from cppo_lab.spec.rule import OF_ADAPTIVE
 
 TOP_SHARE = 0.1  # the paper's "top 10 %"
 
@@ -30,6 +31,12 @@ class Watched:
     advantages: Tensor
     valid: Tensor  # bool
     tokens: Tensor  # ids
+
+
+def _of_adaptive(rule: RuleSpec) -> dict[str, float]:
+    """The constants of an adaptive delta_b that the rule sets, as `effective_delta_b` calls them."""
+    values = {name.removeprefix("delta_b_"): getattr(rule, name) for name in OF_ADAPTIVE}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class Diagnostics:
@@ -73,8 +80,11 @@ class Diagnostics:
         rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None
         moves_away = (seen.advantages * (seen.logp - seen.rollout_logp) > 0) & valid
-        weights = position_weights(valid, rule.w_min or 1.0)
-        rate = effective_delta_b(divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed")
+        span = len(self.gap) if rule.position_span == "padded" else None
+        weights = position_weights(valid, rule.w_min or 1.0, span)
+        rate = effective_delta_b(
+            divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed", **_of_adaptive(rule)
+        )
         tests = threshold_tests(divergence, weights, valid, rule.delta, rate)
         by_token = moves_away & tests.token_fails
         by_prefix = moves_away & tests.prefix_fails & ~by_token

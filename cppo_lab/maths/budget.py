@@ -1,10 +1,11 @@
 """The prefix-budget rate delta_b of each response.
 
 fixed:     delta_b as given.
-adaptive:  delta_b_eff = clamp(P90(D over the response's tokens), delta_b, cap * delta_b)
+adaptive:  delta_b_eff = clamp(scale * quantile(D over the response's tokens), delta_b, cap * delta_b)
 
-P90 is the 90th percentile of the unweighted divergence with linear interpolation between order statistics
-(position 0.9 (n - 1), as numpy's default). An empty response gets delta_b.
+The quantile is that of the unweighted divergence with linear interpolation between order statistics (position
+q (n - 1), as numpy's default). An empty response gets delta_b. The paper has q = 0.9, scale 1 and cap 2; the authors'
+released configuration has a cap of 5 (docs/paper_settings.md).
 """
 
 import math
@@ -12,15 +13,32 @@ import math
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import compute_dtype, one_of, positive, row_counts, same_shape, token_mask
+from cppo_lab.maths.checks import (
+    compute_dtype,
+    non_negative,
+    one_of,
+    positive,
+    row_counts,
+    same_shape,
+    token_mask,
+)
 
 MODES = ("fixed", "adaptive")
+# The paper's; `spec.rule.PAPER` has them too, for those who do without torch.
 QUANTILE = 0.9
+SCALE = 1.0
+CAP = 2.0
 
 
 @torch.no_grad()
 def effective_delta_b(
-    divergence: Tensor, valid: Tensor, delta_b: float, mode: str = "fixed", cap: float = 2.0
+    divergence: Tensor,
+    valid: Tensor,
+    delta_b: float,
+    mode: str = "fixed",
+    cap: float = CAP,
+    quantile: float = QUANTILE,
+    scale: float = SCALE,
 ) -> Tensor:
     """Budget rate [B] per response, in the dtype of `divergence` (at least float32); no gradient.
 
@@ -29,10 +47,12 @@ def effective_delta_b(
         valid: [B, T] bool or 0/1.
         delta_b: the rate ("fixed") or its floor ("adaptive"); math.inf means no budget.
         mode: "fixed" or "adaptive".
-        cap: ceiling of the adaptive rate, as a multiple of `delta_b`.
+        cap: ceiling of the adaptive rate, as a multiple of `delta_b`; math.inf means none.
+        quantile: of the response's divergences, in [0, 1] ("adaptive").
+        scale: factor of that quantile ("adaptive").
 
     Raises:
-        ValueError: delta_b <= 0, unknown mode, cap < 1, or shapes that differ.
+        ValueError: delta_b <= 0, unknown mode, cap < 1, quantile outside [0, 1], scale < 0, or shapes that differ.
     """
     mask = token_mask(valid)
     same_shape(mask.shape, divergence=divergence)
@@ -40,12 +60,15 @@ def effective_delta_b(
     one_of("delta_b mode", mode, MODES)
     if not cap >= 1:
         raise ValueError(f"cap={cap!r} must be at least 1: the ceiling cap * delta_b lies above delta_b")
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"quantile={quantile!r} must lie in [0, 1]: 0.9 is the 90th percentile")
+    non_negative("scale", scale)
     divergence = compute_dtype(divergence)
     floor = divergence.new_full((mask.shape[0],), delta_b)
     if mode == "fixed" or mask.shape[1] == 0:
         return floor
-    quantile = masked_quantile(divergence, mask, QUANTILE)
-    return torch.where(row_counts(mask) > 0, quantile.clamp(delta_b, cap * delta_b), floor)
+    measured = scale * masked_quantile(divergence, mask, quantile)
+    return torch.where(row_counts(mask) > 0, measured.clamp(delta_b, cap * delta_b), floor)
 
 
 def masked_quantile(values: Tensor, valid: Tensor, q: float) -> Tensor:

@@ -16,15 +16,17 @@ CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablation
 Source: CPPO, arXiv 2606.10968; DPPO, arXiv 2602.04879.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.budget import effective_delta_b
+from cppo_lab.maths.budget import CAP, QUANTILE, SCALE, effective_delta_b
 from cppo_lab.maths.checks import positive, row_counts
-from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
+from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, tokens
+from cppo_lab.maths.truncation import objective_and_stats
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
 
 
@@ -54,16 +56,18 @@ def dppo(
     divergence: Tensor | None = None,
     *,
     delta: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
-    """DPPO: keep iff A(rho - 1) <= 0 or D_t <= delta.
+    """DPPO: keep iff A(rho - 1) <= 0 or D_t <= delta. `ratio_cap` and `log_ratio_clamp`: see `truncation`.
 
     Raises:
-        ValueError: no divergence, delta <= 0, or arguments as in `output.tokens`.
+        ValueError: no divergence, delta <= 0, or arguments as in `output.tokens` and `truncation`.
     """
     positive("delta", delta)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     fails = (batch.required_divergence("dppo") > delta) & batch.moves_away
-    return masked(batch, token_fails=fails)
+    return masked(batch, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
 
 
 def cppo(
@@ -77,8 +81,13 @@ def cppo(
     delta_b: float,
     w_min: float,
     delta_b_mode: str,
+    delta_b_cap: float = CAP,
+    delta_b_quantile: float = QUANTILE,
+    delta_b_scale: float = SCALE,
     span: int | None = None,
     permutation: Tensor | None = None,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """CPPO: keep iff A(rho - 1) <= 0 or w_t D_t <= c_t, with position weights and prefix budget.
 
@@ -88,8 +97,10 @@ def cppo(
         delta_b: prefix-budget rate ("fixed") or its floor ("adaptive"); math.inf switches the budget off.
         w_min: last position weight, in (0, 1]; 1 switches the weighting off.
         delta_b_mode: "fixed" or "adaptive".
+        delta_b_cap, delta_b_quantile, delta_b_scale: of the adaptive rate, see `budget`.
         span: fixed T of the weight equation; None takes each response's own length.
         permutation: [B, T] reorders each response's weights, see `weights.shuffled_weights`; None keeps them.
+        ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see `truncation`; the masks know neither.
 
     Raises:
         ValueError: a constant out of range, no divergence, or arguments as in `output.tokens`.
@@ -100,24 +111,37 @@ def cppo(
         weights = shuffled_weights(weights, batch.valid, permutation)
     positive("delta", delta)
     d = batch.required_divergence("cppo")
-    rate = effective_delta_b(d, batch.valid, delta_b, delta_b_mode)
+    rate = effective_delta_b(
+        d, batch.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+    )
     away = batch.moves_away
+    finish = functools.partial(masked, batch, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
     if math.isinf(delta_b):  # no prefix test, and nothing of it in the statistics
-        return masked(batch, token_fails=(weights * d > delta) & away)
+        return finish(token_fails=(weights * d > delta) & away)
     tests = threshold_tests(d, weights, batch.valid, delta, rate)
-    output = masked(batch, token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
+    output = finish(token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
     output.stats.update(budget_stats(batch, rate, delta_b))
     return output
 
 
-def masked(batch: Tokens, *, token_fails: Tensor, prefix_fails: Tensor | None = None) -> RuleOutput:
-    """Drop the tokens that fail (both [B, T] bool, of tokens that move away); objective keep * rho * A."""
+def masked(
+    batch: Tokens,
+    *,
+    token_fails: Tensor,
+    prefix_fails: Tensor | None = None,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> RuleOutput:
+    """Drop the tokens that fail (both [B, T] bool, of tokens that move away); objective keep * rho * A, or its
+    truncated form.
+    """
     dropped = token_fails if prefix_fails is None else token_fails | prefix_fails
     keep = (batch.valid & ~dropped).to(batch.logp.dtype)
     stats = common_stats(batch, keep) | {"masked_by_token": row_counts(token_fails).sum().to(keep.dtype)}
     if prefix_fails is not None:
         stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(keep.dtype)
-    return RuleOutput(importance_objective(batch, keep), keep, stats)
+    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
+    return RuleOutput(objective, keep, stats | truncated)
 
 
 def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:

@@ -4,8 +4,9 @@
     trm_avg:      response kept iff mean_t D_t <= delta_avg
     trm_max_avg:  both
 
-D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A; a rejected response
-has objective 0 and stays in the denominators of `aggregate`. A tie keeps the response.
+D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A, or its truncated form
+(`ratio_cap`, `log_ratio_clamp`: see `truncation`); a rejected response has objective 0 and stays in the denominators
+of `aggregate`. A tie keeps the response.
 
 Source: TRM, arXiv 2512.23075.
 """
@@ -13,7 +14,8 @@ Source: TRM, arXiv 2512.23075.
 from torch import Tensor
 
 from cppo_lab.maths.checks import positive, row_counts
-from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
+from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, tokens
+from cppo_lab.maths.truncation import objective_and_stats
 
 
 def trm_max(
@@ -24,6 +26,8 @@ def trm_max(
     divergence: Tensor | None = None,
     *,
     delta_max: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """Keep a response iff its largest divergence is at most delta_max.
 
@@ -32,7 +36,9 @@ def trm_max(
     """
     positive("delta_max", delta_max)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    return _responses(batch, _largest(batch.required_divergence("trm_max")) <= delta_max)
+    return _responses(
+        batch, _largest(batch.required_divergence("trm_max")) <= delta_max, ratio_cap, log_ratio_clamp
+    )
 
 
 def trm_avg(
@@ -43,6 +49,8 @@ def trm_avg(
     divergence: Tensor | None = None,
     *,
     delta_avg: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """Keep a response iff its mean divergence is at most delta_avg.
 
@@ -51,7 +59,12 @@ def trm_avg(
     """
     positive("delta_avg", delta_avg)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    return _responses(batch, _mean(batch.required_divergence("trm_avg"), batch.valid) <= delta_avg)
+    return _responses(
+        batch,
+        _mean(batch.required_divergence("trm_avg"), batch.valid) <= delta_avg,
+        ratio_cap,
+        log_ratio_clamp,
+    )
 
 
 def trm_max_avg(
@@ -63,6 +76,8 @@ def trm_max_avg(
     *,
     delta_max: float,
     delta_avg: float,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """Keep a response iff both its largest and its mean divergence are within their limits.
 
@@ -73,7 +88,9 @@ def trm_max_avg(
     positive("delta_avg", delta_avg)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     d = batch.required_divergence("trm_max_avg")
-    return _responses(batch, (_largest(d) <= delta_max) & (_mean(d, batch.valid) <= delta_avg))
+    return _responses(
+        batch, (_largest(d) <= delta_max) & (_mean(d, batch.valid) <= delta_avg), ratio_cap, log_ratio_clamp
+    )
 
 
 def _largest(divergence: Tensor) -> Tensor:
@@ -86,8 +103,11 @@ def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
     return divergence.sum(1) / row_counts(valid).clamp_min(1)
 
 
-def _responses(batch: Tokens, kept: Tensor) -> RuleOutput:
+def _responses(
+    batch: Tokens, kept: Tensor, ratio_cap: float | None, log_ratio_clamp: float | None
+) -> RuleOutput:
     """`kept` is [B] bool."""
     # A = 0 needs no exception: such a token has no gradient, and mask statistics leave it out.
     keep = (batch.valid & kept[:, None]).to(batch.logp.dtype)
-    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep))
+    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
+    return RuleOutput(objective, keep, common_stats(batch, keep) | truncated)

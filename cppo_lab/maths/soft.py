@@ -12,10 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.budget import effective_delta_b
+from cppo_lab.maths.budget import CAP, QUANTILE, SCALE, effective_delta_b
 from cppo_lab.maths.checks import one_of, positive
 from cppo_lab.maths.masks import budget_stats, threshold_tests
-from cppo_lab.maths.output import RuleOutput, common_stats, importance_objective, tokens
+from cppo_lab.maths.output import RuleOutput, common_stats, tokens
+from cppo_lab.maths.truncation import objective_and_stats
 from cppo_lab.maths.weights import position_weights, prefix_weight
 
 Gate = Callable[[Tensor], Tensor]
@@ -75,7 +76,12 @@ def cppo_soft(
     w_min: float,
     delta_b_mode: str,
     gate: str | Gate = "inverse",
+    delta_b_cap: float = CAP,
+    delta_b_quantile: float = QUANTILE,
+    delta_b_scale: float = SCALE,
     span: int | None = None,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """CPPO with the weight g(x_t). Constants as `masks.cppo`, and `gate`, see `admissible_gate`.
 
@@ -89,7 +95,9 @@ def cppo_soft(
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     d = batch.required_divergence("cppo_soft")
     weights = position_weights(batch.valid, w_min, span, dtype=batch.logp.dtype)
-    rate = effective_delta_b(d, batch.valid, delta_b, delta_b_mode)
+    rate = effective_delta_b(
+        d, batch.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+    )
     score = violation_score(d, weights, batch.valid, delta, rate)
     away = batch.moves_away
     keep = torch.where(away, weigh(score).to(score.dtype).clamp(0, 1), 1.0) * batch.valid
@@ -98,7 +106,8 @@ def cppo_soft(
     stats = common_stats(batch, keep) | budget_stats(batch, rate, delta_b)
     stats["masked_by_token"] = (removed * (away & tests.token_fails)).sum()
     stats["masked_by_prefix"] = (removed * (away & tests.prefix_fails & ~tests.token_fails)).sum()
-    return RuleOutput(importance_objective(batch, keep), keep, stats)
+    objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
+    return RuleOutput(objective, keep, stats | truncated)
 
 
 @torch.no_grad()

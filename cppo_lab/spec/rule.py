@@ -1,5 +1,8 @@
 """The trust-region rule of a run and the divergence that it measures."""
 
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -11,8 +14,26 @@ from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability
 VERL = "verl_"  # begins the names of verl's own losses
 
 
+# Constants that a recipe sets, with the paper's values. They came after the first runs: a value that is here becomes
+# None, which keeps it out of the ids (`base.canonical`).
+PAPER: Mapping[str, str | float] = MappingProxyType(
+    {
+        "position_span": "own",
+        "ratio_cap": math.inf,
+        "log_ratio_clamp": math.inf,
+        "delta_b_cap": 2.0,
+        "delta_b_quantile": 0.9,
+        "delta_b_scale": 1.0,
+    }
+)
+OF_ADAPTIVE = ("delta_b_cap", "delta_b_quantile", "delta_b_scale")
+
+
 class RuleSpec(Spec):
-    """A trust-region rule and its constants; None where the rule has no such constant.
+    """A trust-region rule and its constants; None where the rule has no such constant, or it has the value in PAPER.
+
+    `position_span` is T of the position weight: the response's own length, or the width that batches are padded to. The
+    constants of an adaptive delta_b are dropped where it is fixed.
 
     `path` says where a rule of another package is, see `cppo_lab.rules`; None for those of the product and of verl.
     """
@@ -41,8 +62,25 @@ class RuleSpec(Spec):
     lambda_positive: Positive | None = None
     k_negative: NonNegative | None = None
     lambda_negative: Positive | None = None
+    position_span: Literal["own", "padded"] | None = None
+    ratio_cap: Annotated[float, Field(ge=1)] | None = None
+    log_ratio_clamp: Annotated[float, Field(gt=0)] | None = None
+    delta_b_cap: Annotated[float, Field(ge=1)] | None = None
+    delta_b_quantile: Probability | None = None
+    delta_b_scale: NonNegative | None = None
     # Constants that only verl's losses and rules of other packages have.
     options: dict[str, Finite] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_papers(cls, values: Any) -> Any:
+        """Without what makes no other run: the paper's values, and those of a quantile that is not taken."""
+        if not isinstance(values, dict) or values.get("path") is not None:
+            return values  # a rule of another package may need to be given them
+        unused = OF_ADAPTIVE if values.get("delta_b_mode") == "fixed" else ()
+        return {
+            key: value for key, value in values.items() if key not in unused and not _is_papers(key, value)
+        }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -62,14 +100,23 @@ class RuleSpec(Spec):
         return self.name.removeprefix(VERL) if self.name.startswith(VERL) else None
 
     def parameters(self) -> dict[str, Any]:
-        """The constants that are set, as keyword arguments of the rule's function."""
+        """The constants that are set, by their names in the configuration."""
         own = self.model_dump(exclude={"name", "path", "options"})
         foreign = self.options or {} if self.path is not None else {}
         return {k: v for k, v in own.items() if v is not None} | foreign
 
+    def arguments(self, width: int) -> dict[str, Any]:
+        """`parameters` as the rule's function takes them; `width` is the one that batches are padded to, in tokens."""
+        found = self.parameters()
+        return found if found.pop("position_span", None) is None else found | {"span": width}
+
     def needs(self, need: str) -> bool:
         """Whether a rule of the product needs something (`cppo_lab.rules`); False where that is not known."""
         return self.name in RULES and need in RULES[self.name].needs
+
+
+def _is_papers(key: str, value: object) -> bool:
+    return key in PAPER and value == PAPER[key] and not isinstance(value, bool)
 
 
 class DivergenceSpec(Spec):

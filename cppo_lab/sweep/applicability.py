@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.compose import UnknownKey, choices_of, compose, listed, parsed, takes
+from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, choices_of, compose, listed, parsed, takes
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.grid import Grid
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import override
 
 # Keys that not every run has, or depends on. Any other key goes to every run, and is an error where it is unknown.
-OPTIONAL = ("rule.", "trust_region.")
+OPTIONAL = ("rule.", *SHARED_CONSTANTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ def refuse(unused: Iterable[str]) -> None:
     """Say what is wrong with the first override that no run could use."""
     for text in unused:
         key, values = parsed(text).key, listed(text)
-        if key.startswith("trust_region."):
-            # Constants that rules take from their model: no part of a run by themselves.
+        if key.startswith(SHARED_CONSTANTS):
+            # Constants that rules take from their model or recipe: no part of a run by themselves.
             raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
         compose([override(key, values[0]) if values else text])
         raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")

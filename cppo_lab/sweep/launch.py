@@ -113,7 +113,8 @@ def _require_rules(todo: Sequence[PlannedRun]) -> None:
     for run in todo:
         rule = run.spec.rule
         if rule.path is not None:
-            rule_of(rule.name, rule.path).check(rule.parameters(), run.spec.divergence.measure)
+            constants = rule.arguments(run.spec.rollout.max_response_length)
+            rule_of(rule.name, rule.path).check(constants, run.spec.divergence.measure)
 
 
 def _attempts(

@@ -16,7 +16,7 @@ from cppo_lab.sweep.source import mapping, read_text
 
 FOLDER = "rule"
 RULE_PATH = "rule.path"
-CONSTANT = re.compile(r"\$\{trust_region\.[a-z][a-z0-9_]*\}")  # of the model that the run trains
+CONSTANT = re.compile(r"\$\{(trust_region|recipe)\.[a-z][a-z0-9_]*\}")  # of the run's model or recipe
 # Keys of a file that also sets what belongs to its method.
 WHOLE = ("defaults", "rule", "advantage", "training")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

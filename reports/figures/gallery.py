@@ -10,6 +10,7 @@ from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.bands import FEWEST
 from cppo_lab.analysis.study import MAIN, ROLES, StudyResults, runs_of
 from cppo_lab.reports.figures import ablations, curves, gaps, model_curves, schematic, token_window, warmup
+from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Absent, Picture
 
@@ -30,7 +31,8 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             2,
             "Gap between the policies by token position",
             "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
-            "w put on the divergence, for a response as long as the longest." + _seeds(study),
+            "w put on the divergence, for a response as long as the longest. The paper's figure has another drift: "
+            "that after 200 updates of GRPO, the largest of each bin." + _seeds(study),
             partial(gaps.gaps_info, study, palette=palette),
             gaps.draw,
         ),
@@ -67,7 +69,14 @@ def _picture(
     if isinstance(info, Absent):
         return Picture(f"figure_{number}", label, title, "", info)
     return Picture(
-        f"figure_{number}", label, title, caption, partial(draw, info), info.source, tuple(info.run_ids)
+        f"figure_{number}",
+        label,
+        title,
+        caption,
+        partial(draw, info),
+        info.source,
+        tuple(info.run_ids),
+        figure_csv(info),
     )
 
 
@@ -114,8 +123,9 @@ def _schematic(study: StudyResults, palette: str) -> Picture:
     model = _role(study, ROLES - 1)
     absent = model.reason if isinstance(model, Absent) else ""
     caption = (
-        "Left: four rules on one made-up response, computed by the rules themselves; a bar is what the rule holds "
-        "against its limit (ratio, divergence, or weighted divergence). Right: "
+        "Left: four rules on one made-up response, computed by the rules themselves (the paper's schematic has PPO, "
+        "DPPO and CPPO); a bar is what the rule holds against its limit (ratio, divergence, or weighted divergence). "
+        "Right: "
     )
     caption += (
         f"not drawn, {absent}." if absent else f"{model}, with the best score of every method.{_seeds(study)}"

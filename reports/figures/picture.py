@@ -24,7 +24,7 @@ class Absent:
 class Picture:
     """One figure: `name` is that of its files, `label` ("Figure 4") and `title` head it, `caption` explains it.
 
-    `drawing`: how to draw it, or why it cannot be drawn. `alt`: what it shows, for readers who cannot see it.
+    `drawing`: how to draw it, or why it cannot be drawn. `data`: its numbers as CSV; empty where it is not drawn.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Picture:
     drawing: Draw | Absent
     source: str = ""
     run_ids: tuple[str, ...] = ()
+    data: str = ""
 
     @property
     def heading(self) -> str:

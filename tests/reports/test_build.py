@@ -37,7 +37,7 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
     assert page == demo_request.out / "index.html"
     files = contents(demo_request.out)
     figures = {
-        f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf")
+        f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf", "csv")
     }
     assert set(files) == TABLES | STATISTICS | DIFFERENCES | figures | {"index.html", "tables.tex", MARKER}
     assert (
@@ -63,7 +63,7 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
 
 def test_figures_name_their_command_and_runs(demo_request: ReportRequest) -> None:
     build_report(demo_request)
-    for path in demo_request.out.glob("figure_*"):
+    for path in demo_request.out.glob("figure_*.[ps]*"):  # the CSV has numbers alone
         if path.suffix == ".pdf":  # a name without accents stands in a PDF as it is
             assert b"/Subject (made by: cppo report demo)" in path.read_bytes()
         else:
@@ -90,7 +90,9 @@ def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportR
     assert [name for name, count in counted.items() if count > 1] == []
     drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
-    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
+    files = {path.name for path in demo_request.out.glob("figure_*.csv")}
+    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted} | files
+    assert files <= {first for first, _ in loaded}
     assert html.count("<script") == 2  # the curves as data, and the page's own
     assert re.search(r"<(link|iframe|img|object)\b", html) is None
 
@@ -197,7 +199,9 @@ def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     request = paper_request(reference_uri, tmp_path / "deep" / "main")
     files = contents(build_report(request).parent)
     figures = {
-        f"figure_{name}.{kind}" for name in ("4", "curves", "diagnostics") for kind in ("png", "svg", "pdf")
+        f"figure_{name}.{kind}"
+        for name in ("4", "curves", "diagnostics")
+        for kind in ("png", "svg", "pdf", "csv")
     }
     others = {"audit.md", "audit.csv", "index.html", "tables.tex", MARKER}
     assert set(files) == TABLES | STATISTICS | figures | others

@@ -26,7 +26,7 @@ from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
 
 MADE = MadeStudy()
-FIGURES = {f"figure_{number}.{kind}" for number in range(1, 12) for kind in ("png", "svg", "pdf")}
+FIGURES = {f"figure_{number}.{kind}" for number in range(1, 12) for kind in ("png", "svg", "pdf", "csv")}
 
 
 @pytest.fixture(scope="session")
@@ -191,7 +191,9 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     assert max(counted.values()) == 1
     drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
-    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted}
+    figures = {path.name for path in page.parent.glob("figure_*.csv")}
+    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted} | figures
+    assert figures <= {first for first, _ in loaded}
     # Verdicts first, one for each of the paper's claims, labelled as what they are.
     assert html.index('id="verdicts"') < html.index('id="findings"') < html.index('id="main"')
     assert html.count('<span class="verdict">core=mini</span>') == 9

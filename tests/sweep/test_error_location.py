@@ -12,7 +12,10 @@ from cppo_lab.sweep.plan import make_plan
 ROOT = Path(__file__).parents[2]
 HEAD = "title: t\nquestion: q\n"
 RULES = ", ".join(sorted(path.stem for path in (ROOT / "conf" / "rule").glob("*.yaml")))
-CPPO = "valid: rule.delta, rule.delta_b, rule.delta_b_mode, rule.name, rule.w_min"
+CPPO = (
+    "valid: rule.delta, rule.delta_b, rule.delta_b_cap, rule.delta_b_mode, rule.delta_b_quantile, rule.delta_b_scale, "
+    "rule.log_ratio_clamp, rule.name, rule.position_span, rule.ratio_cap, rule.w_min"
+)
 LAYOUTS = (
     "cpu, cpu_two_nodes, cpu_vllm, four_nodes, four_nodes_megatron, four_nodes_moe, one_node, one_node_megatron, "
     "two_nodes, two_nodes_megatron"
@@ -141,8 +144,8 @@ MINI = {
     "axis_that_does_not_exist": (
         sweep(axes="{sed: [0]}"),
         ": axes.sed=0: unknown key 'sed': did you mean 'seed'? valid: advantage, batch, core, data, divergence, "
-        "launcher, layout, model, optim, paths, resources, rollout, rule, seed, tracking, training, trust_region, "
-        "validation",
+        "launcher, layout, model, optim, paths, recipe, resources, rollout, rule, seed, tracking, training, "
+        "trust_region, validation",
     ),
     "axis_that_nothing_depends_on": (
         sweep(variants="{a: {rule: grpo}}", axes="{trust_region.delta: [0.5, 0.6]}"),

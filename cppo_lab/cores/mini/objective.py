@@ -49,7 +49,7 @@ class Objective:
     def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
         self.spec, self.model, self.pad = spec, model, tokenizer.pad
         rule = rule_of(spec.rule.name, spec.rule.path)
-        self.rule, self.constants = rule.load, spec.rule.parameters()
+        self.rule, self.constants = rule.load, spec.rule.arguments(spec.rollout.max_response_length)
         self.shuffles = PERMUTATION in rule.needs
         kind, vocabulary = spec.divergence, tokenizer.vocabulary
         # How many of mu's most likely tokens the divergence needs.

@@ -64,7 +64,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "policy_loss.loss_mode": loss or "trust_region",
         "+policy_loss.rule": "" if loss else spec.rule.name,
         "+policy_loss.path": spec.rule.path,
-        "+policy_loss.constants": {} if loss else spec.rule.parameters(),
+        "+policy_loss.constants": {} if loss else spec.rule.arguments(spec.rollout.max_response_length),
         "+policy_loss.estimator": own.estimator,
         "+policy_loss.measure": own.measure,
         "+policy_loss.k": own.k,

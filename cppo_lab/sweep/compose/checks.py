@@ -8,6 +8,7 @@ from cppo_lab.core_records import core_names, core_of, cores_that
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.rules import RULES
 from cppo_lab.spec import RunSpec
+from cppo_lab.spec.rule import PAPER
 from cppo_lab.sweep.compose.settings import settings
 from cppo_lab.sweep.groups import groups
 
@@ -56,7 +57,11 @@ def _compare(name: str, section: str, declared: Mapping[str, bool], given: Mappi
 
 @cache
 def _declared_constants(name: str, section: str = "") -> dict[str, bool]:
-    """Constants of a rule's file, or its options, and whether each must have a value."""
+    """Constants of a rule's file, or its options, and whether each must have a value; a recipe's need none."""
     rule = settings([f"rule={name}"])["rule"].value
     values = rule.get(section) or {} if section else rule
-    return {key: value is not None for key, value in values.items() if key not in ("name", "path", "options")}
+    return {
+        key: value is not None and key not in PAPER
+        for key, value in values.items()
+        if key not in ("name", "path", "options")
+    }

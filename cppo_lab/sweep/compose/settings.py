@@ -18,7 +18,7 @@ from cppo_lab.sweep.compose.cache import composed_before
 from cppo_lab.sweep.compose.through_hydra import Override, composed, parsed
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
-MODEL_CONSTANTS = "trust_region."  # of which rules take theirs
+SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes: of which rules and data take theirs
 NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -123,15 +123,16 @@ def choices_of(overrides: Sequence[str]) -> tuple[str, ...]:
 def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
     """Whether what a choice of groups composes to takes a key, while the keys `given` are set.
 
-    `trust_region` is no part of a run: its keys count while a key that is still takes its value from them.
+    `trust_region` and `recipe` are no part of a run: their keys count while a key that is still takes its value from
+    them.
     """
     start = base(tuple(choices))
-    if not key.startswith(MODEL_CONSTANTS):
+    if not key.startswith(SHARED_CONSTANTS):
         return key in start.leaves
     return any(
         start._end(name, given) == key
         for name in start.references
-        if name not in given and not name.startswith(MODEL_CONSTANTS)
+        if name not in given and not name.startswith(SHARED_CONSTANTS)
     )
 
 

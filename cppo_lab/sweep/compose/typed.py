@@ -23,7 +23,7 @@ from cppo_lab.spec import (
     digest,
 )
 from cppo_lab.sweep.compose.checks import check_constants, check_model
-from cppo_lab.sweep.compose.settings import Section, settings
+from cppo_lab.sweep.compose.settings import SHARED_CONSTANTS, Section, settings
 from cppo_lab.sweep.compose.through_hydra import container_is_of_slurm
 
 S = TypeVar("S", bound=Spec)
@@ -55,7 +55,8 @@ def compose(overrides: Sequence[str]) -> Composed:
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
     sections = settings(overrides)
-    sections.pop("trust_region", None)  # per-model constants: the rule has taken what it needs
+    for shared in SHARED_CONSTANTS:  # of the model and the recipe: rule and data have taken what they need
+        sections.pop(shared.removesuffix("."), None)
     chosen = sections["launcher"].value if "launcher" in sections else None
     kind = launcher_kind(chosen.get("name") if isinstance(chosen, dict) else None)
     if kind is LauncherSpec and isinstance(chosen, dict) and "container" in chosen:

@@ -1,0 +1,94 @@
+"""A figure's info -> CSV with the numbers that it shows, for other programs to draw.
+
+An info is a tree of frozen dataclasses: panels hold lines, lines hold equally long tuples of numbers. Every such group
+of tuples becomes rows, one for each place; the names above it (model, variant, metric, ...) lead each row. So one
+function serves all figures: each has the columns that its info has.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from cppo_lab.reports.csv_tables import csv_text
+
+# What says how a figure looks, or is said elsewhere: the run ids are in runs.csv, a run's best step too.
+LEFT_OUT = frozenset(
+    {
+        "title",
+        "source",
+        "origin",
+        "about",
+        "palette",
+        "run_ids",
+        "keys",
+        "scores",
+        "stroke",
+        "label",
+        "heading",
+    }
+    | {"absent", "best", "top", "band"}
+)
+Scalar = str | int | float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One place of one line: where it is in the tree, the names above it, its place from 1, and its values."""
+
+    series: str
+    names: Mapping[str, Scalar]
+    place: int
+    values: Mapping[str, Scalar]
+
+
+def figure_csv(info: Any) -> str:
+    """The numbers of `info`, a dataclass, in the unit in which the figure holds them (scores are fractions).
+
+    `series` says where in the tree a row is from (`panels.lines`), `place` counts the values of a line from 1.
+    """
+    rows = list(_rows(info, {}, ()))
+    names = list(dict.fromkeys(name for row in rows for name in row.names))
+    # A line's own tuple may be called as a name is elsewhere in the tree.
+    columns = list(dict.fromkeys(name for row in rows for name in row.values if name not in names))
+    lines = (
+        [row.series, *(row.names.get(name, row.values.get(name, "")) for name in names), row.place]
+        + [row.values.get(name, "") for name in columns]
+        for row in rows
+    )
+    return csv_text(["series", *names, "place", *columns], lines)
+
+
+def _rows(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[Row]:
+    """The rows of a dataclass: its own lines, then those below it."""
+    given = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in LEFT_OUT}
+    own = {**names, **{name: value for name, value in given.items() if isinstance(value, str | int | float)}}
+    for group in _groups(given):
+        for place, values in enumerate(zip(*group.values(), strict=True), start=1):
+            cells = {name: _plain(value) for name, value in zip(group, values, strict=True)}
+            yield Row(".".join(path), own, place, cells)
+    for name, value in given.items():
+        for below in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(below):
+                yield from _rows(below, own, (*path, name))
+
+
+def _groups(given: Mapping[str, Any]) -> Iterator[dict[str, tuple[Any, ...]]]:
+    """The tuples of a dataclass by their length, where any of that length has numbers."""
+    flat = {
+        name: value
+        for name, value in given.items()
+        if isinstance(value, tuple) and value and all(_is_plain(one) for one in value)
+    }
+    for length in dict.fromkeys(len(value) for value in flat.values()):
+        group = {name: value for name, value in flat.items() if len(value) == length}
+        if any(isinstance(one, float) for value in group.values() for one in value):
+            yield group
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _plain(value: Any) -> Scalar:
+    """Empty for None; 0 and 1 for False and True."""
+    return "" if value is None else int(value) if isinstance(value, bool) else value

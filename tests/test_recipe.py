@@ -1,0 +1,153 @@
+"""The configuration group `recipe`: what the two readings set, which runs they are, and what is refused."""
+
+import json
+
+import pytest
+
+from cppo_lab.errors import UserError
+from cppo_lab.spec import MathData, RuleSpec, canonical
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.plan import make_plan
+
+CORES = ("mini", "verl")
+SWEEPS = {"recipe_choices": (35, 7), "position_span": (30, 6), "delta_b_cap": (20, 4)}
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_each_reading_has_28_runs_of_its_own(core: str) -> None:
+    def ids(*overrides: str) -> list[str]:
+        return [run.run_id for run in make_plan(load_sweep("main"), [f"core={core}", *overrides]).runs]
+
+    plain, papers, authors = ids(), ids("recipe=paper"), ids("recipe=authors")
+    assert papers == plain
+    assert len(set(authors)) == len(set(plain)) == 28
+    assert not set(authors) & set(plain)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rule.position_span=own",
+        "rule.ratio_cap=inf",
+        "rule.log_ratio_clamp=inf",
+        "rule.delta_b_cap=2",
+        "rule.delta_b_cap=2.0",
+        "rule.delta_b_quantile=0.9",
+        "rule.delta_b_scale=1",
+        "recipe.position_span=own",
+        "recipe.ratio_cap=null",
+    ],
+)
+def test_the_papers_values_make_no_other_run(override: str) -> None:
+    assert compose([override]).run == compose([]).run
+    assert compose([override]).run_id == compose([]).run_id
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("rule.position_span=padded", "rule.ratio_cap=20", "rule.log_ratio_clamp=20", "rule.delta_b_cap=5"),
+        *(
+            "rule.delta_b_cap=inf",
+            "rule.delta_b_quantile=0.8",
+            "rule.delta_b_scale=0.5",
+            "recipe.delta_b_cap=5",
+        ),
+    ],
+)
+def test_any_other_value_makes_another_run(override: str) -> None:
+    assert compose([override]).run_id != compose([]).run_id
+
+
+def test_an_infinite_cap_survives_json() -> None:
+    rule = compose(["rule.delta_b_cap=inf"]).run.rule
+    assert rule.delta_b_cap == float("inf")
+    assert RuleSpec.model_validate(json.loads(canonical(rule))) == rule
+
+
+def test_a_fixed_budget_has_neither_cap_nor_quantile_nor_scale() -> None:
+    fixed = ["rule.delta_b_mode=fixed"]
+    assert compose([*fixed, "rule.delta_b_cap=5", "rule.delta_b_scale=3"]).run_id == compose(fixed).run_id
+    with pytest.raises(UserError, match="compose to the same run"):
+        make_plan(load_sweep("delta_b_cap"), ["rule.delta_b_mode=fixed"])
+
+
+def test_a_rule_of_another_package_is_given_what_its_file_says() -> None:
+    own = {"name": "theirs", "path": "acme_rules:theirs", "delta_b_cap": 2.0}
+    assert RuleSpec.model_validate(own).parameters() == {"delta_b_cap": 2.0}
+    assert RuleSpec.model_validate(own | {"name": "cppo", "path": None}).parameters() == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rule.position_span=wide"], "rule.position_span='wide': must be 'own' or 'padded'"),
+        (["rule.ratio_cap=0.5"], "rule.ratio_cap=0.5: must be in [1, inf)"),
+        (["rule.log_ratio_clamp=0"], "rule.log_ratio_clamp=0: must be"),
+        (["rule.delta_b_cap=0.9"], "rule.delta_b_cap=0.9: must be in [1, inf)"),
+        (["rule.delta_b_quantile=1.5"], "rule.delta_b_quantile=1.5: must be in [0, 1]"),
+        (["rule.delta_b_scale=-1"], "rule.delta_b_scale=-1: must be"),
+        (["rule.delta_b_scale=true"], "rule.delta_b_scale=True: must be a number"),
+        (["rule=grpo", "+rule.ratio_cap=20"], "rule 'grpo' has no constant 'ratio_cap'"),
+        (["rule=dppo", "+rule.position_span=padded"], "rule 'dppo' has no constant 'position_span'"),
+        (
+            ["rule=cppo_no_prefix_budget", "+rule.delta_b_cap=5"],
+            "rule 'cppo_no_prefix_budget' has no constant 'delta_b_cap'",
+        ),
+        (["recipe=author"], "unknown recipe 'author': did you mean 'authors'?"),
+    ],
+)
+def test_bad_values_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rule.ratio_cap=20", "no variant of this sweep has the key 'rule.ratio_cap'"),
+        ("recipe.ratio_cap=20", "no run of this sweep depends on 'recipe.ratio_cap'"),
+        ("recipe.max_prompt_length=512", "no run of this sweep depends on 'recipe.max_prompt_length'"),
+    ],
+)
+def test_a_key_that_no_rule_of_the_sweep_uses_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_plan(load_sweep("main"), ["variant=grpo", override])
+
+
+def test_what_the_authors_recipe_sets() -> None:
+    run = compose(["core=verl", "model=qwen3_8b_base", "recipe=authors"]).run
+    assert isinstance(run.data, MathData)
+    assert run.data.max_prompt_length == 1024
+    assert (run.divergence.estimator, run.divergence.measure) == ("binary", "tv")
+    assert (run.advantage.normalize_std, run.training.aggregation) == (False, "seq-mean-token-sum-norm")
+    assert run.optim.weight_decay == 0.01
+    own = {"position_span": "padded", "ratio_cap": 20.0, "log_ratio_clamp": 20.0, "delta_b_cap": 5.0}
+    table = {"delta": 0.15, "delta_b": 0.02, "delta_b_mode": "adaptive", "w_min": 0.8}
+    assert run.rule.parameters() == table | own
+    assert run.rule.arguments(8192) == {k: v for k, v in (table | own).items() if k != "position_span"} | {
+        "span": 8192
+    }
+
+
+@pytest.mark.parametrize("rule", ["trm_max", "trm_avg", "trm_max_avg", "cppo_kl"])
+def test_rules_on_kl_keep_their_divergence(rule: str) -> None:
+    run = compose([f"rule={rule}", "recipe=authors"]).run
+    assert (run.divergence.estimator, run.divergence.measure) == ("topk", "kl")
+    assert run.rule.ratio_cap == 20.0
+
+
+def test_the_command_line_counts_more_than_the_recipe() -> None:
+    run = compose(["recipe=authors", "divergence=topk_tv", "advantage.normalize_std=true"]).run
+    assert run.divergence.estimator == "topk"
+    assert run.advantage.normalize_std
+    assert compose(["recipe=authors", "rule=dr_grpo"]).run.training.aggregation == "seq-mean-token-sum-norm"
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_the_sweeps_of_the_recipe(sweep: str) -> None:
+    for core, runs in zip(CORES, SWEEPS[sweep], strict=True):
+        plan = make_plan(load_sweep(sweep), [f"core={core}"])
+        assert len({run.run_id for run in plan.runs}) == len(plan.runs) == runs
