@@ -140,7 +140,7 @@ def retry(options: argparse.Namespace) -> int:
 
     from cppo_lab import schema
     from cppo_lab.cli.training import planned, train
-    from cppo_lab.sweep.states import plan_states
+    from cppo_lab.sweep.plan_states import plan_states
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: say which runs: --failed, or --run ID once or more, and not both")

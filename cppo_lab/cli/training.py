@@ -37,8 +37,9 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep import listing
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.declare import load_sweep
+    from cppo_lab.sweep.plan_states import plan_states
     from cppo_lab.sweep.search.declare import Search
-    from cppo_lab.sweep.states import parse_states, plan_states
+    from cppo_lab.sweep.states import parse_states
     from cppo_lab.sweep.table import cost_summary, table
 
     declared = load_sweep(options.sweep)

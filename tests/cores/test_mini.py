@@ -346,3 +346,10 @@ class TestTrainer:
         made = tiny_spec.model.model_copy(update={"warm_start": longer})
         uniform_guess = math.log(TOKENIZER.vocabulary)
         assert train_warm_start(made, tiny_spec.data, model) < 0.45 * uniform_guess
+
+    @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])
+    def test_a_short_warm_start_has_a_schedule(self, tiny_spec: RunSpec, steps: int) -> None:
+        short = tiny_spec.model.warm_start.model_copy(update={"steps": steps, "batch": 2})
+        made = tiny_spec.model.model_copy(update={"warm_start": short})
+        model = Transformer(tiny_spec.model.architecture, make_task(tiny_spec.data).tokenizer.vocabulary, 32)
+        assert math.isfinite(train_warm_start(made, tiny_spec.data, model))

@@ -18,7 +18,7 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.states import plan_states
+from cppo_lab.sweep.plan_states import plan_states
 from tests.conftest import TINY
 from tests.launch.gate import Gate
 from tests.servers.records import assert_whole, runs_of

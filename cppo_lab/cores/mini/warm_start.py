@@ -76,8 +76,11 @@ def train_warm_start(made: MadeModel, data: TaskData, model: Transformer) -> flo
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
+    rising = (
+        0.2 if settings.steps == 10 else 0.1
+    )  # OneCycleLR divides by this share of the steps less one step
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=0.1
+        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=rising
     )
     loss = torch.tensor(0.0)
     _tie_spellings(model, task.tokenizer)

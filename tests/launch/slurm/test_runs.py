@@ -16,7 +16,7 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.states import plan_states
+from cppo_lab.sweep.plan_states import plan_states
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
