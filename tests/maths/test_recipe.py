@@ -55,6 +55,7 @@ ADVERSARIAL = {
     "the quantile hits its cap": row([(0.3, 0.7)] * WIDTH),
     "a budget between 2 and 5 times its floor": row([(0.3, 0.34)] * WIDTH),
     "a budget that depends on the quantile": row([(0.3, 0.345), *[(0.3, 0.32)] * 3] * 6),
+    "a last token that only the padded weight drops": row([*[(0.5, 0.5)] * 6, (0.5, 0.56)]),
     "one token": row([(0.4, 0.7)]),
     "back toward mu, far away": row([(0.9, 0.1)] * 6),
 }
