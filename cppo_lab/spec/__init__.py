@@ -3,17 +3,20 @@
 from cppo_lab.spec.base import Count, Name, Spec, canonical, digest, fingerprint
 from cppo_lab.spec.hub import HubModel, MathData
 from cppo_lab.spec.layout import LayoutSpec, Megatron, PathsSpec
+from cppo_lab.spec.process import ProcessData, TableModel
 from cppo_lab.spec.resources import ResourcesSpec
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
-from cppo_lab.spec.run import RUN_KINDS, TAGS, MiniRun, RunSpec, VerlRun
+from cppo_lab.spec.run import RUN_KINDS, TAGS, AnyRun, ExactRun, MiniRun, RunSpec, VerlRun
 from cppo_lab.spec.synthetic import Architecture, MadeModel, TaskData, WarmStart
 
 __all__ = [
     "RUN_KINDS",
     "TAGS",
+    "AnyRun",
     "Architecture",
     "Count",
     "DivergenceSpec",
+    "ExactRun",
     "HubModel",
     "LayoutSpec",
     "MadeModel",
@@ -22,10 +25,12 @@ __all__ = [
     "MiniRun",
     "Name",
     "PathsSpec",
+    "ProcessData",
     "ResourcesSpec",
     "RuleSpec",
     "RunSpec",
     "Spec",
+    "TableModel",
     "TaskData",
     "VerlRun",
     "WarmStart",
