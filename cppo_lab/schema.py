@@ -55,7 +55,9 @@ METRICS: tuple[MetricInfo, ...] = (
     # Of the exact core: mu is the rollout policy of the step, pi the policy behind its last update.
     MetricInfo("exact/rollout_return", "fraction", "J(mu), the expected reward of the rollout policy"),
     MetricInfo("exact/return", "fraction", "J(pi), the expected reward behind the step's updates"),
-    MetricInfo("exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses promise"),
+    MetricInfo(
+        "exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses promise"
+    ),
     MetricInfo("exact/error", "fraction", "Delta = L' - (J(pi) - J(mu)), the part of it that does not come"),
     MetricInfo("exact/movement", "TV", "mean over positions of E_mu[D_t]; `_1` to `_8`: in one eighth"),
     MetricInfo("exact/movement_before", "TV", "of mu from the policy before the step's first update"),

@@ -1,4 +1,4 @@
-"""What the embedded cores do with log-probabilities: the divergence that the config names, the rule, the aggregation."""
+"""From log-probabilities to a loss in the embedded cores: the configured divergence, the rule, the aggregation."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""A small Markov process with a known reward, and the policy with shared features that is trained on it (core `exact`)."""
+"""A small Markov process with a known reward, and the policy of tables that core `exact` trains on it."""
 
 from typing import Annotated, Literal, Self
 
@@ -13,9 +13,9 @@ LONGEST = 4096  # tokens of a response: every state's probability is kept for ea
 class ProcessData(Spec):
     """The process: how tokens move its state, and which responses are rewarded.
 
-    Symbol 0 is the branch token, the others are ordinary. `family` says in which eighth of the response the branch token
-    changes the mode. A response is rewarded if it has at most `allowed_slips` wrong tokens. The starting symbols are dealt
-    out to the `benchmarks`.
+    Symbol 0 is the branch token, the others are ordinary. `family` says in which eighth of the response the branch
+    token changes the mode. A response is rewarded if it has at most `allowed_slips` wrong tokens. The starting symbols
+    are dealt out to the `benchmarks`.
     """
 
     name: Name
@@ -44,8 +44,9 @@ class TableModel(Spec):
     """A log-linear policy of four tables of logits, where its training starts, and how its sampler differs from it.
 
     The start makes `slips` wrong tokens per response on average in the first mode and `second_mode_slips` in the
-    second, and takes the fork with probability `fork`; `start_noise` is the standard deviation of a normal draw that the
-    run's seed adds to every logit. `mismatch` scales the Student-t noise (3 degrees of freedom) on the sampler's logits.
+    second, and takes the fork with probability `fork`; `start_noise` is the standard deviation of a normal draw that
+    the run's seed adds to every parameter. The policy knows its position as one of `stretches` equal parts of the
+    response. `mismatch` scales the Student-t noise (3 degrees of freedom) on the sampler's logits.
     """
 
     name: Name

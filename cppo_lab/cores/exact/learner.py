@@ -88,7 +88,7 @@ class Learner:
         return (logits / spec.rollout.temperature).log_softmax(-1)
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """The starting states [B] of a rollout batch, groups together, and the numbers [B, T] that decide its tokens."""
+        """The starting states [B] of a rollout batch, groups together, and the draws [B, T] that decide its tokens."""
         batch, process = self.spec.batch, self.process
         starts = torch.from_numpy(process.starts)
         chosen = torch.randint(len(starts), (batch.prompts,), generator=self.problems)
@@ -96,7 +96,9 @@ class Learner:
         uniforms = torch.rand((rows, process.horizon), generator=self.sampling, dtype=torch.float64)
         return starts[chosen].repeat_interleave(batch.responses), uniforms
 
-    def rollout(self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor) -> tuple[Rollout, float]:
+    def rollout(
+        self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor
+    ) -> tuple[Rollout, float]:
         """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance."""
         spec, symbols = self.spec, self.process.vocabulary
         rows = log_mu.view(-1, symbols)

@@ -10,6 +10,6 @@ from cppo_lab.spec import ExactRun
 
 
 def train(spec: ExactRun, sink: MetricSink, resources: Resources) -> Outcome:
-    """Train `spec` to its last step or to its collapse, see `cores.loop.run`. The CPU computes it, whatever there is."""
+    """Train `spec` on the CPU to its last step or to its collapse, see `cores.loop.run`."""
     torch.set_num_threads(resources.threads)
     return run(Trainer(spec), spec, sink, resources)

@@ -61,7 +61,9 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
     shares = (model.slips / process.horizon, model.second_mode_slips / process.horizon)
     for m, share in enumerate(shares):
         good = right[m].sum(1, keepdim=True)
-        odds = (process.vocabulary - good) * (1 - share) / (good * share)  # of one right token to one wrong token
+        odds = (
+            (process.vocabulary - good) * (1 - share) / (good * share)
+        )  # of one right token to one wrong token
         mode[0, m, :, 0] = torch.where(right[m], odds.log(), 0.0)
     width = int(process.forks.sum())
     if width:

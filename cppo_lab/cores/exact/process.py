@@ -5,10 +5,10 @@ In the first mode the right token has another parity than the one before it, in 
 fork's eighth of the response the branch token is right and changes the mode; elsewhere it is a slip. A response is
 rewarded with 1 if it makes at most `allowed_slips` slips, else with 0.
 
-A policy depends on the position through K stretches of equal length, so it is a table [K, S, V]. Leading R: runs that are
-sampled or evaluated together; none of them sees another, and each gets the numbers that it would get alone.
-Shapes: T = positions, S = states, V = symbols. float64, NumPy: a step of the recursion is a few short operations, which
-cost less there than in torch.
+A policy depends on the position through K stretches of equal length, so it is a table [K, S, V]. Leading R: runs that
+are sampled or evaluated together; none of them sees another, and each gets the numbers that it would get alone.
+Shapes: T = positions, S = states, V = symbols. float64, NumPy: a step of the recursion is a few short operations,
+which cost less there than in torch.
 """
 
 import math

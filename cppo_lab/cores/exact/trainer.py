@@ -201,8 +201,7 @@ def exact_metrics(comparison: Comparison, before: Array, row: int) -> Metrics:
         "exact/bound_slack": bound - abs(residual),
         "exact/product_bound": bounds.product_residual_bound(mean, largest),
     }
-    parts = [part for part in np.array_split(np.arange(len(mean)), schema.POSITION_BINS)]
-    for number, part in enumerate(parts, 1):
+    for number, part in enumerate(np.array_split(np.arange(len(mean)), schema.POSITION_BINS), 1):
         if len(part):
             metrics[schema.position_metric("movement", number)] = float(comparison.movement[row, part].mean())
             metrics[schema.position_metric("error", number)] = float(error[part].sum())
@@ -212,7 +211,9 @@ def exact_metrics(comparison: Comparison, before: Array, row: int) -> Metrics:
 def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
     """The expected score of each run's policy on every benchmark, and their unweighted mean: no sampling."""
     spec, process = learners[0].spec, learners[0].process
-    policy = _stacked([learner.log_policy(spec.validation.temperature).detach().exp() for learner in learners])
+    policy = _stacked(
+        [learner.log_policy(spec.validation.temperature).detach().exp() for learner in learners]
+    )
     found = []
     names = spec.data.benchmarks
     for returns in returns_by_start(process, policy):

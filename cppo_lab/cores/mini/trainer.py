@@ -182,7 +182,9 @@ class Trainer:
         share = 1 - float(keep.float().mean())
         if not spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
-        permutation = own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
+        permutation = (
+            own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
+        )
         return Batch(rollout, advantages, keep, permutation, float(rewards.mean()), share)
 
     def update(self, batch: Batch, watched: bool = False) -> dict[str, float]:
