@@ -6,7 +6,6 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from cppo_lab import schema
 from cppo_lab.analysis.artifacts import SEARCH_FILE, read_search_file
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
 from cppo_lab.analysis.reader import read_studies
@@ -22,6 +21,7 @@ from cppo_lab.analysis.search import (
     complete_trials,
     front_of,
 )
+from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError
 
 FORMAT = 1
@@ -90,7 +90,7 @@ def parse_search(fields: Fields, mlflow_id: str) -> SearchResult:
     result = SearchResult(
         mlflow_id=mlflow_id,
         **{key: fields.one(key, _line, "text") for key in ("name", "study", "title", "question", "model")},
-        core=fields.one("core", lambda value: value if value in schema.CORES else None, "core"),
+        core=fields.one("core", lambda value: value if value in core_names() else None, "core"),
         seeds=seeds,
         sampler=fields.one("sampler", _line, "text"),
         pruner=fields.one("pruner", _line, "text"),

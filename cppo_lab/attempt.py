@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
 from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
 from cppo_lab.hub import hub_cache
@@ -34,7 +35,7 @@ class Attempt:
     runs: Path  # the folder of all runs; this one's is runs/<run_id>
     uri: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    layout: LayoutSpec | None = None  # None for the mini core, which needs neither
+    layout: LayoutSpec | None = None  # None for cores that use none
     paths: PathsSpec | None = None
     resources: ResourcesSpec | None = None  # None: no limit of time
     threads: int = 1
@@ -75,19 +76,17 @@ class Attempt:
 
         Both read the environment when they are, and Ray keeps the first run's token: the next one could not log in.
         """
-        return self.spec.core == "verl"
+        return core_of(self.spec.core).fresh_process
 
     @property
     def nodes(self) -> int:
         """Machines that it takes."""
-        return self.layout.nodes if self.layout and self.spec.core == "verl" else 1
+        return core_of(self.spec.core).nodes(self.layout)
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes of each machine; the embedded core is content with a CPU."""
-        if self.layout is None or self.spec.core != "verl" or self.layout.device != "cuda":
-            return 0
-        return self.layout.devices_per_node
+        """GPUs that it takes of each machine."""
+        return core_of(self.spec.core).gpus(self.layout)
 
     def run(self) -> None:
         """Train the run, in this process; on the other machines of an allocation, help with it."""
@@ -308,7 +307,7 @@ def _continues(attempt: Attempt, record: Record | None) -> bool:
 def _tags(attempt: Attempt) -> dict[str, str]:
     """The launcher's tags, and those that follow from how it wants the run trained."""
     tags = dict(attempt.tags)
-    if attempt.layout is not None and attempt.spec.core == "verl":
+    if attempt.layout is not None and core_of(attempt.spec.core).uses_layout:
         tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
     if attempt.replaces:
         tags[schema.TAG_REPLACES] = " ".join(attempt.replaces)

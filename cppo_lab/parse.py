@@ -1,12 +1,14 @@
 """Plain values -> typed configs, with messages that name key, value and remedy."""
 
 import json
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
+from cppo_lab.core_records import core_names, core_of
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.spec import RUN_KINDS, TAGS, MiniRun, Spec, VerlRun
+from cppo_lab.spec import TAGS, RunSpec, Spec
 
 S = TypeVar("S", bound=Spec)
 
@@ -56,15 +58,25 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
         raise _explain(kind, fault, where, len(faults) - 1) from None
 
 
-def parse_run(values: dict[str, Any], where: str) -> MiniRun | VerlRun:
+@cache
+def run_kind(core: str) -> type[RunSpec]:
+    """The kind of run that the core called `core` trains.
+
+    Raises UserError for an unknown core.
+    """
+    found: type[RunSpec] = core_of(core).load("settings")
+    return found
+
+
+def parse_run(values: dict[str, Any], where: str) -> RunSpec:
     """Validate plain values into a run of the core that they name.
 
     Raises UserError as `parse`.
     """
     core = values.get("core")
-    if core not in RUN_KINDS:
-        raise unknown("core", str(core), RUN_KINDS)
-    return parse(RUN_KINDS[core], values, where)
+    if not isinstance(core, str):
+        raise unknown("core", core, core_names())
+    return parse(run_kind(core), values, where)
 
 
 def _of_no_kind(fault: Any, faults: list[Any], where: str) -> UserError:

@@ -34,6 +34,15 @@ def entry_points(group: str) -> Mapping[str, str]:
     return found
 
 
+def resolve(path: str) -> Any:
+    """The object at `package.module:name`. Raises whatever its import raises."""
+    module, _, name = path.partition(":")
+    found = importlib.import_module(module)  # noqa: TID251  the caller answers for the name
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
 def load(path: str, what: str) -> Any:
     """The object at `package.module:name`; `what` names it in messages.
 
@@ -41,14 +50,10 @@ def load(path: str, what: str) -> Any:
     """
     if not PATH.fullmatch(path):
         raise UserError(f"{what}={path!r} must be package.module:name")
-    module, _, name = path.partition(":")
     try:
-        found = importlib.import_module(module)  # noqa: TID251  the caller answers for the name
-        for part in name.split("."):
-            found = getattr(found, part)
+        return resolve(path)
     except Exception as error:
         raise UserError(
             f"{what}={path!r} cannot be imported ({type(error).__name__}: {one_line(str(error))}): install its "
             "package, or put its folder on PYTHONPATH"
         ) from error
-    return found

@@ -20,19 +20,20 @@ from statistics import median
 from typing import Any
 
 from cppo_lab.attempt import describe, lend_machine, prepare_process, read_folders, resources_of
+from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import Allocation, load_core
 from cppo_lab.cores.verl import phases
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import mask_output
 from cppo_lab.safe_open import open_append, replace_file
-from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, VerlRun
+from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, Measured, Step
 from cppo_lab.tracking.system import SystemSampler
 
 SYSTEM_SECONDS = 1.0  # between two looks at the memory of machine and GPUs
 
 
-def shortened(spec: VerlRun, last: int) -> VerlRun:
+def shortened(spec: RunSpec, last: int) -> RunSpec:
     """`spec` with `last` steps that do everything once; all shapes stay.
 
     No group is left out, so that an update is as large as it can become.
@@ -50,7 +51,7 @@ def shortened(spec: VerlRun, last: int) -> VerlRun:
 class PreflightJob:
     """What a launcher runs; `runs` is the folder of all runs, `folder` this preflight's own."""
 
-    spec: VerlRun
+    spec: RunSpec
     layout: LayoutSpec
     paths: PathsSpec
     resources: ResourcesSpec | None
@@ -78,17 +79,17 @@ class PreflightJob:
     @property
     def nodes(self) -> int:
         """Machines that it takes."""
-        return self.layout.nodes
+        return core_of(self.spec.core).nodes(self.layout)
 
     @property
     def gpus(self) -> int:
         """GPUs that it takes of each machine."""
-        return self.layout.devices_per_node if self.layout.device == "cuda" else 0
+        return core_of(self.spec.core).gpus(self.layout)
 
     def run(self) -> None:
         """Measure, and write what was found; on the other machines of an allocation, help with it."""
         if self.allocation is not None and self.allocation.rank:
-            lend_machine("verl", resources_of(self), self.visible_devices)
+            lend_machine(self.spec.core, resources_of(self), self.visible_devices)
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
@@ -205,7 +206,7 @@ def _train(job: PreflightJob, last: int) -> None:
     began, sink, error = time.time(), _Rows(), ""
     with SystemSampler(job.folder, SYSTEM_SECONDS) as sampler:
         try:
-            load_core("verl")(shortened(job.spec, last), sink, resources_of(job))
+            load_core(job.spec.core)(shortened(job.spec, last), sink, resources_of(job))
         except Exception as raised:  # noqa: BLE001 - whatever it is, it is the result
             traceback.print_exc()
             error = describe(raised)

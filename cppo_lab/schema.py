@@ -228,7 +228,6 @@ class Dataset:
 
 # MLflow experiments: one per core, and the paper's own curves, so that they never mix by accident.
 PAPER = "paper"
-CORES = ("mini", "verl")
 
 
 def search_metric(objective: str) -> str:

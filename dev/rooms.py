@@ -14,7 +14,9 @@ PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
 # Import name -> folder, for what does not lie below cppo_lab/.
 BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 # May be imported everywhere, and import no room (tests/test_direction.py): arrows to them would hide the others.
-EVERYWHERE = frozenset({"errors", "hub", "plugins", "redaction", "rules", "safe_open", "schema", "signals"})
+EVERYWHERE = frozenset(
+    {"core_records", "errors", "hub", "plugins", "redaction", "rules", "safe_open", "schema", "signals"}
+)
 WIDTH, LANE, HEIGHT, GAP_X, GAP_Y, MARGIN = 104, 4, 34, 18, 48, 20
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from cppo_lab import schema
+from cppo_lab.core_records import miniature_of
 from cppo_lab.rules import METHODS, known
 
 METHOD_ORDER = tuple(rule.name for rule in METHODS)
@@ -39,9 +40,8 @@ def origin(core: str) -> str:
     """One line on where numbers come from. Numbers of different origins never share a table unmarked."""
     if core == schema.PAPER:
         return "the paper's own curves (arXiv 2606.10968), not trained here"
-    if core == "mini":
-        return "core=mini: a miniature model on a synthetic task, not comparable with the paper's numbers"
-    return f"core={core}"
+    miniature = miniature_of(core)
+    return f"core={core}" + (f": {miniature}, not comparable with the paper's numbers" if miniature else "")
 
 
 def objective_name(objective: str) -> str:

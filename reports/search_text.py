@@ -16,6 +16,7 @@ from cppo_lab.analysis.search import (
     value_of,
 )
 from cppo_lab.analysis.search_noise import SeedValues, separation
+from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.reports.names import objective_name, value_text
 
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
@@ -165,7 +166,7 @@ def launch_commands(result: SearchResult) -> tuple[str, ...]:
     chosen = ranked[:1] if single else [trial for trial in ranked if trial.number in front]
     first = max(result.seeds) + 1
     fresh = ",".join(str(first + index) for index in range(max(2, len(result.seeds))))
-    core = [] if result.core == "mini" else [f"core={result.core}"]
+    core = [] if result.core == DEFAULT_CORE else [f"core={result.core}"]
     lines = []
     for trial in chosen:
         if not single:
@@ -178,7 +179,7 @@ def launch_commands(result: SearchResult) -> tuple[str, ...]:
 def tune_command(result: SearchResult) -> str:
     """What continues the search."""
     words = ["cppo", "tune", result.name]
-    if result.core != "mini":
+    if result.core != DEFAULT_CORE:
         words.append(f"core={result.core}")
     if result.study != f"{result.name}-{result.model}":
         words += ["--study", result.study]

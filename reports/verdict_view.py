@@ -12,6 +12,7 @@ from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
 from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, judge
+from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import OURS, display_name
 
 ABSENT = "–"
@@ -121,11 +122,11 @@ def _own_claim(name: str, board: Scoreboard) -> tuple[Claim, ...]:
 
 
 def _caution(core: str, judged: bool) -> str:
-    if core == "mini":
-        about = "verdicts are" if judged else "everything here is"
-        return f"core=mini: {about} about a miniature model on a synthetic task, no evidence for or against the paper."
     if core == schema.PAPER:
         return "The runs are the paper's own, read off its curves: the claims are held against the data behind them."
+    if miniature := miniature_of(core):
+        about = "verdicts are" if judged else "everything here is"
+        return f"core={core}: {about} about {miniature}, no evidence for or against the paper."
     return ""
 
 

@@ -15,8 +15,8 @@ from packaging.specifiers import SpecifierSet
 
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import prepare
-from cppo_lab.doctor import Check, examine, inputs, lines, machine, packages, ready, slurm
-from cppo_lab.doctor.packages import Requirement
+from cppo_lab.doctor import Check, examine, inputs, lines, packages, ready, requirement, slurm, verl
+from cppo_lab.doctor.requirement import Requirement
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 
@@ -42,7 +42,7 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
             raise importlib.metadata.PackageNotFoundError(name)
         return found[name]
 
-    monkeypatch.setattr(packages, "version", version)
+    monkeypatch.setattr(requirement, "version", version)
     return found
 
 
@@ -50,8 +50,8 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is wrong with verl's interfaces, to be filled by the test; verl itself need not be here."""
     problems: list[str] = []
-    monkeypatch.setattr(inputs, "interface_problems", lambda: problems)
-    monkeypatch.setattr(inputs, "find_spec", lambda name: object())
+    monkeypatch.setattr(verl, "interface_problems", lambda: problems)
+    monkeypatch.setattr(verl, "find_spec", lambda name: object())
     return problems
 
 
@@ -121,7 +121,7 @@ def test_versions_outside_their_range(
 
 def test_versions_of_builds_count_as_their_release(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, status in (("2.13.0+cu130", "ok"), ("2.12.0rc1", "ok"), ("2.9.1", "warning")):
-        monkeypatch.setattr(packages, "version", lambda name, version=version: version)
+        monkeypatch.setattr(requirement, "version", lambda name, version=version: version)
         assert Requirement("torch", ">=2.11,<3", "core=verl").check().status == status
 
 
@@ -145,7 +145,7 @@ def test_changed_interfaces_are_named_one_by_one(
 def test_verl_that_cannot_be_imported(
     workspace: Path, versions: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "find_spec", lambda name: object())
+    monkeypatch.setattr(verl, "find_spec", lambda name: object())
     broken = workspace / "broken" / "verl"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('libcudart.so is missing')")
@@ -296,7 +296,7 @@ def test_a_full_disk_and_small_shared_memory_are_warnings(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(64e6, 0, 30e9))
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (1024, 1024))
+    monkeypatch.setattr(verl.resource, "getrlimit", lambda kind: (1024, 1024))
     checks = found(PAPER, workspace)
     assert checks["runs folder"].status == "warning"
     assert "30 GB free: checkpoints of one run take about 62 GB" in checks["runs folder"].line
@@ -308,7 +308,7 @@ def test_locked_memory_counts_where_there_are_gpus(
     workspace: Path, versions: dict[str, str], interfaces: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limited(to: int) -> None:
-        monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (to, to))
+        monkeypatch.setattr(verl.resource, "getrlimit", lambda kind: (to, to))
 
     name = "locked memory (ulimit -l)"
     limited(8_388_608)
@@ -316,7 +316,7 @@ def test_locked_memory_counts_where_there_are_gpus(
     assert (check.status, check.found) == ("warning", "8.4 MB")
     assert "docker run --ulimit memlock=-1" in check.remedy
     assert name not in found(TINY, workspace)
-    limited(machine.resource.RLIM_INFINITY)
+    limited(verl.resource.RLIM_INFINITY)
     assert found(PAPER, workspace)[name].status == "ok"
 
 
@@ -404,7 +404,7 @@ def test_the_driver_is_held_against_torchs_cuda(
     text: str | None, status: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(machine, "DRIVER", workspace / "version")
+    monkeypatch.setattr(verl, "DRIVER", workspace / "version")
     if text is not None:
         (workspace / "version").write_text(text)
     assert found(PAPER, workspace)["NVIDIA driver"].status == status
@@ -417,11 +417,11 @@ def test_host_memory_for_what_is_offloaded(
     moe = ["core=verl", "model=qwen3_30b_a3b_base"]
     assert "host memory" not in found(PAPER, workspace)
     monkeypatch.setattr(
-        machine.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 25_000_000)
+        verl.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 25_000_000)
     )  # 102 GB
     few = found(moe, workspace)["host memory"]  # 30.5e9 parameters, 14 bytes each, four nodes: 107 GB
     assert few.status == "warning" and "about 107 GB of each node" in few.remedy
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 27_000_000))
+    monkeypatch.setattr(verl.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, 27_000_000))
     assert found(moe, workspace)["host memory"].status == "ok"
 
 
@@ -435,6 +435,6 @@ def test_the_gpu_lock_has_what_the_doctor_asks_for() -> None:
     )
     assert all(pin.hashes for pin in locked.values())
     composed = compose([*PAPER, "layout=one_node"])
-    for wanted in packages._verl(composed.run, composed.layout):
+    for wanted in verl.requirements(composed.run, composed.layout):
         if wanted.needed_by:
             assert SpecifierSet(wanted.versions).contains(locked[wanted.name.lower()].version), wanted.name

@@ -18,6 +18,7 @@ from cppo_lab.cli import (
 )
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
+from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -237,7 +238,12 @@ def _add_data(commands: Commands) -> None:
 
 def _add_doctor(commands: Commands) -> None:
     doctor = commands.add_parser("doctor", help="check what this machine lacks for a run, and how to fix it")
-    doctor.add_argument("--core", default="mini", metavar="CORE", help="trainer core: mini (default) or verl")
+    doctor.add_argument(
+        "--core",
+        default=DEFAULT_CORE,
+        metavar="CORE",
+        help=f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
+    )
     doctor.add_argument(
         "overrides",
         nargs="*",

@@ -11,7 +11,6 @@ from cppo_lab.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Plan
@@ -69,14 +68,18 @@ def plan(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
+    from cppo_lab.core_records import core_of, cores_that
     from cppo_lab.sweep.describe import describe, to_yaml
     from cppo_lab.sweep.find import is_run_id
+    from cppo_lab.sweep.paths import runs_folder
 
     if is_run_id(options.sweep):
         return _show_run(options)
     found = _plan_of(options)
-    if options.verl and found.core != "verl":
-        raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add core=verl")
+    trainer_config = core_of(found.core).load("trainer_config") if options.verl else None
+    if options.verl and trainer_config is None:
+        others = " or ".join(f"core={name}" for name in cores_that("trainer_config"))
+        raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add {others}")
     if options.within:
         raise UserError(f"--in {options.within[0]}: only a run's id is looked for in other sweeps: remove it")
     chosen = [run for run in found.runs if run.run_id.startswith(options.run or "")]
@@ -87,8 +90,8 @@ def show(options: argparse.Namespace) -> int:
     documents = []
     for run in chosen:
         sections = describe(run, found.paths)
-        if options.verl:
-            sections["verl"] = _verl_settings(run, found)
+        if trainer_config is not None:
+            sections[found.core] = trainer_config(run.spec, run.layout, found.paths, runs_folder())
         documents.append(to_yaml(run, sections))
     print("---\n".join(documents), end="")
     return 0
@@ -122,16 +125,6 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
     from cppo_lab.sweep.paths import runs_folder
 
     return find_run(beginning, address.tracking_uri(), runs_folder(), options.within)
-
-
-def _verl_settings(run: "PlannedRun", found: "Plan") -> object:
-    """verl's own complete configuration of a run, as plain values."""
-    from cppo_lab.cores.verl.config import plain_config
-    from cppo_lab.spec import VerlRun
-    from cppo_lab.sweep.paths import runs_folder
-
-    assert isinstance(run.spec, VerlRun)  # `show` has refused another core
-    return plain_config(run.spec, run.layout, found.paths, runs_folder())
 
 
 def launch(options: argparse.Namespace) -> int:

@@ -46,11 +46,12 @@ def ui(options: argparse.Namespace) -> int:
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
     """What there is to open, with its address: the runs of each experiment, and of all of them together."""
     from cppo_lab import schema
+    from cppo_lab.core_records import core_names
     from cppo_lab.store.client import open_client
     from cppo_lab.tracking.views import comparison, page, save_views
 
     client, found, links = open_client(uri), [], []
-    for core in (*schema.CORES, schema.PAPER):
+    for core in (*core_names(), schema.PAPER):
         experiment = client.get_experiment_by_name(schema.experiment_name(core))
         if experiment is None or experiment.lifecycle_stage != "active":
             continue

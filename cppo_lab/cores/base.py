@@ -1,11 +1,14 @@
-"""What a trainer core is: a function from a RunSpec to metrics. Cores know nothing of sweeps, launchers or MLflow."""
+"""What a trainer core is: a function from a RunSpec to metrics. Cores know nothing of sweeps, launchers or MLflow.
 
-import importlib
+Their records are in `core_records.py`; `cppo_lab.testing.CoreTests` checks what is said here.
+"""
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import unknown
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
@@ -62,14 +65,20 @@ class Resources:
     folder: Path
     device: str = "auto"  # "auto" takes CUDA when there is one
     threads: int = 1
-    layout: LayoutSpec | None = None  # of the verl core
+    layout: LayoutSpec | None = None  # of cores that use one
     paths: PathsSpec | None = None
     memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: as much as there is
     allocation: Allocation | None = None  # None: this machine alone
 
 
 class Core(Protocol):
-    """Train one run to its end, or raise."""
+    """Train one run to its end, or raise.
+
+    `sink.begin` is called once, before everything else; `sink.log` once for each step from 0 (the validation before
+    training) to the last, in order, with the mean validation score at step 0 and each `validation.every` steps. What a
+    killed run goes on from is the file CHECKPOINT or the folder CHECKPOINTS in `resources.folder`: the continued run
+    has the numbers of an unbroken one. It may log again what it has logged up to the checkpoint.
+    """
 
     def __call__(self, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome: ...
 
@@ -81,7 +90,7 @@ class Companion(Protocol):
 
 
 class Datasets(Protocol):
-    """What a run reads, to be told of it: quickly, and without an error where something is missing."""
+    """The datasets that a run reads: found quickly, and without an error where one is missing."""
 
     def __call__(self, spec: RunSpec, resources: Resources) -> tuple[Dataset, ...]: ...
 
@@ -108,52 +117,32 @@ class Exporter(Protocol):
     def __call__(self, spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported: ...
 
 
-CORES: dict[str, str] = {
-    "mini": "cppo_lab.cores.mini.loop:train",
-    "verl": "cppo_lab.cores.verl.core:train",
-}
-DATASETS: dict[str, str] = {
-    "mini": "cppo_lab.cores.mini.datasets:datasets",
-    "verl": "cppo_lab.cores.verl.datasets:datasets",
-}
-# Both in the room that knows transformers.
-EXPORTERS: dict[str, str] = {
-    "mini": "cppo_lab.cores.verl.export_synthetic:export",
-    "verl": "cppo_lab.cores.verl.export:export",
-}
-COMPANIONS: dict[str, str] = {"verl": "cppo_lab.cores.verl.ray_nodes:run_worker_node"}
-
-
 def load_core(name: str) -> Core:
     """The core called `name`; it is imported only now, since trainers are heavy.
 
-    Raises UserError for an unknown name or a core whose packages are not installed.
+    Raises UserError for an unknown name, ModuleNotFoundError if a package is not installed.
     """
-    if name not in CORES:
-        raise unknown("core", name, CORES)
-    core: Core = _load(CORES[name])
+    core: Core = core_of(name).load("train")
     return core
 
 
 def load_datasets(name: str) -> Datasets:
-    """What tells the datasets of a run of the core called `name`; no trainer is imported.
+    """What lists the datasets of a run of the core called `name`; no trainer is imported.
 
     Raises UserError for an unknown name.
     """
-    if name not in DATASETS:
-        raise unknown("core", name, DATASETS)
-    found: Datasets = _load(DATASETS[name])
+    found: Datasets = core_of(name).load("datasets")
     return found
 
 
 def load_exporter(name: str) -> Exporter:
     """What writes the models of the core called `name` in Hugging Face's format.
 
-    Raises UserError for an unknown name, ModuleNotFoundError if a package is not installed.
+    Raises UserError for a core without one, ModuleNotFoundError if a package is not installed.
     """
-    if name not in EXPORTERS:
-        raise unknown("core", name, EXPORTERS)
-    found: Exporter = _load(EXPORTERS[name])
+    found: Exporter | None = core_of(name).load("exporter")
+    if found is None:
+        raise unknown("core that exports its models", name, cores_that("exporter"))
     return found
 
 
@@ -162,12 +151,7 @@ def load_companion(name: str) -> Companion:
 
     Raises UserError for a core that uses one machine.
     """
-    if name not in COMPANIONS:
-        raise unknown("core that uses several machines", name, COMPANIONS)
-    companion: Companion = _load(COMPANIONS[name])
-    return companion
-
-
-def _load(place: str) -> Any:
-    module, function = place.split(":")
-    return getattr(importlib.import_module(module), function)  # noqa: TID251  a literal name of CORES
+    found: Companion | None = core_of(name).load("worker_node")
+    if found is None:
+        raise unknown("core that uses several machines", name, cores_that("worker_node"))
+    return found

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab.doctor.check import MISSING, Check
-from cppo_lab.doctor.inputs import check_data, check_interfaces, check_model, check_store
+from cppo_lab.doctor.core_checks import checks_of
+from cppo_lab.doctor.inputs import check_data, check_model, check_store
 from cppo_lab.doctor.machine import check_devices, check_machine
 from cppo_lab.doctor.packages import check_launcher, check_packages
 from cppo_lab.doctor.slurm import check_slurm
@@ -17,7 +18,7 @@ __all__ = ["MISSING", "Check", "examine", "lines", "ready"]
 def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -> list[Check]:
     """Everything that the run needs of this machine, of the store at `uri` and of the folder `runs`.
 
-    Looking at verl's `interfaces` takes some seconds; the check of its version is enough before a launch.
+    Looking at a core's `interfaces` may take seconds; the check of versions is enough before a launch.
     """
     run, layout, paths = composed.run, composed.layout, composed.paths
     launcher = composed.launcher
@@ -27,7 +28,7 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
         # What a container has is in its image.
         *(() if boxed else check_packages(run, layout)),
         *check_launcher(launcher.name),
-        *(check_interfaces(run) if interfaces and not boxed else ()),
+        *(checks_of(run.core).interfaces() if interfaces and not boxed else ()),
         # Slurm's nodes have their own devices; this machine only submits.
         *(check_slurm(composed.resources, runs, slurm) if slurm else check_devices(run, layout)),
         *check_machine(run, layout, runs),

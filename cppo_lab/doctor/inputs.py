@@ -1,12 +1,7 @@
-"""Prepared data, models, the tracking store, and the interfaces of verl that the core relies on."""
+"""Prepared data, models, the tracking store."""
 
-import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -115,38 +110,3 @@ def check_store(uri: str) -> Check:
         remedy = "start the server, or set MLFLOW_TRACKING_URI to another store"
         return Check("MLflow store", MISSING, f"{text} does not answer ({error})", remedy)
     return Check("MLflow store", OK, f"{text} answers")
-
-
-def check_interfaces(run: RunSpec) -> Iterator[Check]:
-    """verl's functions and fields that the core calls or overrides are as they were when it was written."""
-    if run.core != "verl":
-        return
-    if find_spec("verl") is None:
-        yield Check("interfaces of verl", MISSING, "verl is not installed", "install it first")
-        return
-    try:
-        problems = interface_problems()
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        yield Check(
-            "interfaces of verl", MISSING, f"verl cannot be imported ({reason})", "install what it names"
-        )
-        return
-    for problem in problems:
-        yield Check("interfaces of verl", MISSING, problem, "install a supported version of verl")
-    if not problems:
-        yield Check("interfaces of verl", OK, "all as expected")
-
-
-def interface_problems() -> list[str]:
-    """What of verl's interfaces is not as expected, seen in a process of its own.
-
-    verl and Ray read the environment when they are imported, and say much: neither is for the process that may
-    start a run. Raises subprocess.CalledProcessError if they cannot be imported.
-    """
-    code = "import json; from cppo_lab.cores.verl.check_api import check_api; print(json.dumps(check_api()))"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
-    problems: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return problems

@@ -1,14 +1,15 @@
-"""What a run of the verl core costs before it is run: GPU-hours, and the memory of one GPU. Pure arithmetic."""
+"""What a run costs before it is run: GPU-hours, and the memory of one GPU. Pure arithmetic."""
 
 from dataclasses import dataclass
 
+from cppo_lab.core_records import core_of
 from cppo_lab.estimate.assumptions import UNCERTAINTY
 from cppo_lab.estimate.memory import MemoryEstimate, estimate_memory
 from cppo_lab.estimate.shape import amounts_of, shape_of
 from cppo_lab.estimate.time import TimeEstimate, estimate_time
 from cppo_lab.spec import LayoutSpec, RunSpec
 
-__all__ = ["UNCERTAINTY", "CostEstimate", "MemoryEstimate", "TimeEstimate", "estimate"]
+__all__ = ["UNCERTAINTY", "CostEstimate", "MemoryEstimate", "TimeEstimate", "estimate", "estimate_on_gpus"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,16 @@ class CostEstimate:
 def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
     """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or what the layout says.
 
-    None where no GPU takes part.
+    None where no GPU takes part, and for a core that has no estimate.
     """
-    if run.core != "verl" or layout.device != "cuda":
+    of_core = core_of(run.core).load("estimate")
+    found: CostEstimate | None = of_core(run, layout, available) if of_core is not None else None
+    return found
+
+
+def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
+    """The estimate of a core that trains one model on all GPUs of its layout, and samples from it on the same ones."""
+    if layout.device != "cuda":
         return None
     shape, amounts = shape_of(run), amounts_of(run)
     available = available or layout.device_memory_gb * 1e9

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import Exported
 from cppo_lab.errors import printable
 from cppo_lab.export.subject import Subject
@@ -85,10 +86,9 @@ def _summary(subject: Subject, exported: Exported) -> str:
     )
     if _is_published(spec):
         return text
-    core = "the embedded core" if spec.core == "mini" else "verl's trainer"
     return (
         f"{text}\n\n**A miniature**: {exported.parameters:,} parameters on a made-up arithmetic task, trained by "
-        f"{core}. It is no language model, and no evidence for or against the paper's claims."
+        f"{core_of(spec.core).title}. It is no language model, and no evidence for or against the paper's claims."
     )
 
 

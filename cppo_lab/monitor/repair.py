@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_names
 from cppo_lab.launch import reconcile
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.slurm.ledger import NAME, Ledger, submitting
@@ -23,7 +24,7 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
     """
     lines = _slurm(runs)
     database = address.sqlite_file(uri)
-    for core in schema.CORES:
+    for core in core_names():
         run_ids = [one.run_id for one in found if one.label.core in (core, "")]
         there = database is None or database.is_file() or any(unsent(runs / one, uri) for one in run_ids)
         if run_ids and there:

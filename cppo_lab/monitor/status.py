@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_names
 from cppo_lab.errors import one_line
 from cppo_lab.launch.run_state import (
     Facts,
@@ -209,7 +210,7 @@ def _ask_store(unsure: Sequence[Facts], labels: Mapping[str, Label], uri: str) -
     from cppo_lab.launch.reconcile import past_attempts
 
     found: dict[str, RunState] = {}
-    for core in schema.CORES:
+    for core in core_names():
         those = {one.run_id: one for one in unsure if labels[one.run_id].core in (core, "")}
         past = past_attempts(list(those), core, uri) if those else {}
         found |= {

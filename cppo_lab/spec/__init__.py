@@ -6,13 +6,11 @@ from cppo_lab.spec.layout import LayoutSpec, Megatron, PathsSpec
 from cppo_lab.spec.process import ProcessData, TableModel
 from cppo_lab.spec.resources import ResourcesSpec
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
-from cppo_lab.spec.run import RUN_KINDS, TAGS, AnyRun, ExactRun, MiniRun, RunSpec, VerlRun
+from cppo_lab.spec.run import TAGS, ExactRun, MiniRun, RunSpec, VerlRun
 from cppo_lab.spec.synthetic import Architecture, MadeModel, TaskData, WarmStart
 
 __all__ = [
-    "RUN_KINDS",
     "TAGS",
-    "AnyRun",
     "Architecture",
     "Count",
     "DivergenceSpec",

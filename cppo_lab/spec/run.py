@@ -260,9 +260,3 @@ def check_top_k(divergence: DivergenceSpec, vocabulary: int) -> None:
 
 
 TAGS: dict[str, type[Spec]] = {"<hub>": HubModel, "<made>": MadeModel, "<math>": MathData, "<task>": TaskData}
-AnyRun = MiniRun | VerlRun | ExactRun
-RUN_KINDS: dict[str, type[MiniRun] | type[VerlRun] | type[ExactRun]] = {
-    "mini": MiniRun,
-    "verl": VerlRun,
-    "exact": ExactRun,
-}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from cppo_lab.core_records import core_of
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.estimate.shape import amounts_of
 from cppo_lab.spec import LayoutSpec, RunSpec
@@ -135,13 +136,13 @@ def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = No
     found = {}
     for run in runs:
         spec = run.spec
-        layout = layout_tag(run.layout) if spec.core == "verl" else ""
+        layout = layout_tag(run.layout) if core_of(spec.core).uses_layout else ""
         params = preflight.kind_of(spec)
         kind = (spec.core, layout, tuple(params.items()))
         if kind not in known:
             known[kind] = [median(one) for one in measure(spec.core, spec.model.name, layout, params)]
         short = None
-        if folder is not None and spec.core == "verl":
+        if folder is not None and core_of(spec.core).preflight:
             there = preflight.read(preflight.folder_of(spec, run.layout, folder))
             short = whole_run(there, spec) if there else None
         found[run.run_id] = cost_of(spec, run.layout, known[kind], short)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from cppo_lab import PARTS_FOLDER
+from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
-from cppo_lab.schema import CORES
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.base import Positive
 from cppo_lab.spec.resources import Features, Hours, Word
@@ -51,8 +51,8 @@ def _values(value: Any) -> dict[str, Any]:
 
 def _refuse_other_cores(lists: Mapping[str, Any]) -> None:
     for core in lists:
-        if core not in (ANY_CORE, *CORES):
-            raise ValueError(str(unknown("core", core, CORES)))
+        if core not in (ANY_CORE, *core_names()):
+            raise ValueError(str(unknown("core", core, core_names())))
 
 
 def _refuse_twins(values: list[Any]) -> None:

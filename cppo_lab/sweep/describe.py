@@ -4,6 +4,7 @@ from typing import Any
 
 import yaml
 
+from cppo_lab.core_records import core_of
 from cppo_lab.estimate import UNCERTAINTY, CostEstimate, estimate
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -13,14 +14,14 @@ from cppo_lab.sweep.find import Found
 def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
     """Everything that was composed for a run, in the order of the configs; constants that do not apply are left out.
 
-    `run` alone decides `run_id`; layout and paths belong to the verl core, and the estimate to GPUs.
+    `run` alone decides `run_id`; layout and paths belong to cores that use them, and the estimate to GPUs.
     """
     sections: dict[str, Any] = {
         "run_id": run.run_id,
         "sweeps": dict(run.variants),
         "run": run.spec.model_dump(mode="json", exclude_none=True),
     }
-    if run.spec.core == "verl":
+    if core_of(run.spec.core).uses_layout:
         sections["layout"] = run.layout.model_dump(mode="json")
         sections["paths"] = paths.model_dump(mode="json")
         cost = estimate(run.spec, run.layout)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cppo_lab.errors import UserError
-from cppo_lab.spec import LayoutSpec, MiniRun, ResourcesSpec, VerlRun
+from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.sweep.applicability import Fit, Fitting
 from cppo_lab.sweep.compose import Composed, compose, parsed
 from cppo_lab.sweep.conditions import (
@@ -33,7 +33,7 @@ class PlannedRun:
 
     run_id: str
     variants: dict[str, str]
-    spec: MiniRun | VerlRun
+    spec: RunSpec
     layout: LayoutSpec
     resources: ResourcesSpec
 

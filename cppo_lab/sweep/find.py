@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cppo_lab import schema
+from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
@@ -84,7 +84,7 @@ def _recorded(beginning: str, uri: str, runs: Path) -> dict[str, Found]:
         if own is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
             found[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", own)
     if beginning not in found:
-        for core in schema.CORES:
+        for core in core_names():
             for run_id, config in stored_configs(uri, core, beginning, without=found).items():
                 found[run_id] = Found(run_id, f"the tracking store, core={core}", config)
     return found
@@ -108,7 +108,7 @@ def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
 def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
     """(core, run, paths) of every run of a sweep."""
     declared, found = load_sweep(name), []
-    for core in schema.CORES:
+    for core in core_names():
         if isinstance(declared, Sweep) and not {core, ANY_CORE} & declared.models.keys():
             continue
         if isinstance(declared, Sweep | Study):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.compose import groups_set_by, listed, parsed, resolve
 from cppo_lab.sweep.declare import Sweep
@@ -10,7 +11,6 @@ from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.rule_files import PATH_REMEDY, RULE_PATH
 
-DEFAULT_CORE = "mini"  # as in conf/config.yaml
 LAUNCHING = ("launcher", "tracking", "paths")
 NO_AXIS = {
     "model": "use models:",

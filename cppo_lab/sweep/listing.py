@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.sweep.cost import Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -74,7 +75,7 @@ def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
         reason=" ".join(state.reason.split()),
         step=state.step,
         code_version=state.code_version,
-        layout=run.layout.name if spec.core == "verl" else "",
+        layout=run.layout.name if core_of(spec.core).uses_layout else "",
         hours=round(cost.hours, 4) if cost and fits else None,
         gpu_hours=round(cost.gpu_hours, 4) if cost and fits and cost.gpu_hours is not None else None,
         cost_basis=cost.basis if cost else "",

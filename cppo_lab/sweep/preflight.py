@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import load_launcher
 from cppo_lab.preflight import PreflightJob
-from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.cost import Hours, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
@@ -52,11 +52,13 @@ class RunKind:
 def kinds(plan: Plan, runs: Path) -> list[RunKind]:
     """The kinds of runs of a plan, in its order.
 
-    Raises UserError for runs of another core than verl's.
+    Raises UserError for runs of a core that needs none.
     """
-    if plan.core != "verl":
+    core = core_of(plan.core)
+    if not core.preflight:
+        others = " or ".join(f"core={name}" for name in cores_that("preflight"))
         raise UserError(
-            f"core={plan.core} needs no preflight: its runs take minutes on a CPU. Add core=verl for those on GPUs"
+            f"core={core.name} needs no preflight: {core.no_preflight}. Add {others} for those on GPUs"
         )
     found: dict[Path, list[PlannedRun]] = {}
     for run in plan.runs:
@@ -67,7 +69,6 @@ def kinds(plan: Plan, runs: Path) -> list[RunKind]:
 def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
     """The short job of a kind."""
     run = kind.example
-    assert isinstance(run.spec, VerlRun)  # of core=verl
     return PreflightJob(
         run.spec, run.layout, plan.paths, run.resources, runs, kind.folder, plan.launcher.threads
     )

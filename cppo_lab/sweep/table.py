@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from cppo_lab.core_records import core_of
 from cppo_lab.estimate import UNCERTAINTY
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
@@ -16,11 +17,11 @@ def table(
     costs: Mapping[str, Cost | None],
     width: int | None = None,
 ) -> str:
-    """Runs and their states as aligned text; runs of the verl core with their layout and GPU-hours.
+    """Runs and their states as aligned text; with layout and GPU-hours where a core uses a layout.
 
     Lines longer than `width` (None: no limit) are cut, which only ever costs part of a reason.
     """
-    placed = any(run.spec.core == "verl" for run in runs)
+    placed = any(core_of(run.spec.core).uses_layout for run in runs)
     noted = any(states[run.run_id].note for run in runs)
     head = ["run id", "variant", "model", "seed"]
     head += [*(["layout", "GPU-hours"] if placed else []), "state", *(["reason"] if noted else [])]

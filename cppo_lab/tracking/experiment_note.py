@@ -3,6 +3,7 @@
 from mlflow import MlflowClient
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_of
 from cppo_lab.tracking.markdown import code, table
 
 # MLflow's own: which of its pages an experiment opens on.
@@ -10,13 +11,6 @@ _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
 # Whoever edits the description takes this line out, and it is theirs.
 MARK = "*Written by `cppo launch`, and anew when its text changes, unless you take this line out.*"
 
-_WHAT = {
-    "mini": "Runs of the **embedded core**: transformers of 100,000 to 400,000 parameters on modular arithmetic and "
-    "long additions. Their results are **miniature**: they are no evidence for or against the paper's claims, and "
-    "never stand in one table with its numbers.",
-    "verl": "Runs through **verl's own trainer**, at the scale that their model says. The tiny models among them "
-    "(`tiny_qwen3`) are there to try the machinery; their scores say nothing.",
-}
 _COMPARE = """\
 - *One sweep*: the menu of views at the top right has one for each sweep, with its columns and charts; its description \
 is that of the run `sweep NAME`.
@@ -55,7 +49,7 @@ def experiment_note(core: str) -> str:
         groups.setdefault(metric.name.partition("/")[0], []).append(code(metric.name.partition("/")[2]))
     parts = [
         f"## CPPO Lab, core `{core}`",
-        _WHAT[core],
+        core_of(core).note,
         "### How to compare",
         _COMPARE,
         "### Tags",

@@ -16,7 +16,6 @@ from typing import Any
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
-from cppo_lab.cores import base
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
@@ -98,7 +97,7 @@ class Settings:
 def attempt(settings: Settings) -> None:
     """In a process of its own: one attempt at a run."""
     if settings.stub:
-        base.CORES["mini"] = f"{__name__}:train"
+        run_module.load_core = lambda name: train
     shipper.EVERY_SECONDS = settings.ship_seconds
     shipper.ASIDE_AFTER_SECONDS = settings.aside_after
     shipper.LONGEST_PAUSE_SECONDS = max(0.2, settings.ship_seconds)

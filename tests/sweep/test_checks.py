@@ -6,11 +6,11 @@ import pytest
 
 from cppo_lab.attempt import Attempt
 from cppo_lab.cores.mini.tasks.base import make_task
+from cppo_lab.cores.verl.placement import ROLLOUT, check_placement
 from cppo_lab.errors import UserError
 from cppo_lab.launch import local
 from cppo_lab.spec import TaskData, VerlRun
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.compose.checks import ROLLOUT, check_placement
 from cppo_lab.sweep.groups import groups
 
 DENSE = ["core=verl", "model=qwen3_8b_base"]

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import attempt, schema
+from cppo_lab.core_records import core_names
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep import parents as sweep_parents
 from cppo_lab.sweep.declare import load_sweep
@@ -256,7 +257,7 @@ def test_a_users_description_of_the_experiment_stays(uri: str) -> None:
     assert client.get_experiment(number).tags[schema.TAG_NOTE] == "mine"
 
 
-@pytest.mark.parametrize("core", schema.CORES)
+@pytest.mark.parametrize("core", core_names())
 def test_the_experiments_note_has_every_metric(core: str) -> None:
     note = experiment_note(core)
     assert len(note) < 5000

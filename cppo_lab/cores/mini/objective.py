@@ -57,10 +57,15 @@ class Objective:
         logp = pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
         if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
-        recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
-        divergence = measured_divergence(self.spec.divergence, pi_logp, logp, recorded)
+        assert rollout.logp is not None
+        divergence = self.divergence(pi_logp, logp, rollout)
         loss, output = self.rule(logp, rollout.logp, advantages, valid, divergence, permutation)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
         return ObjectiveResult(loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages)
+
+    def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
+        """D_t [B, T] between the rollout policy and the current one, as the config's estimator defines it."""
+        assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
+        recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
+        return measured_divergence(self.spec.divergence, pi_logp, logp, recorded)

@@ -9,21 +9,20 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from cppo_lab.core_records import core_names, core_of
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind
-from cppo_lab.parse import parse, parse_run
+from cppo_lab.parse import parse, parse_run, run_kind
 from cppo_lab.spec import (
-    RUN_KINDS,
     LayoutSpec,
-    MiniRun,
     PathsSpec,
     ResourcesSpec,
+    RunSpec,
     Spec,
-    VerlRun,
     canonical,
     digest,
 )
-from cppo_lab.sweep.compose.checks import check_constants, check_model, check_placement
+from cppo_lab.sweep.compose.checks import check_constants, check_model
 from cppo_lab.sweep.compose.settings import Section, settings
 from cppo_lab.sweep.compose.through_hydra import container_is_of_slurm
 
@@ -40,7 +39,7 @@ class TrackingSpec(Spec):
 class Composed:
     """One composed configuration: what to train, where, how to launch it, where to track it."""
 
-    run: MiniRun | VerlRun
+    run: RunSpec
     layout: LayoutSpec
     paths: PathsSpec
     launcher: LauncherSpec
@@ -69,7 +68,7 @@ def compose(overrides: Sequence[str]) -> Composed:
         _check_time(launcher, resources)
     run, run_id = _run(sections)
     check_constants(run)
-    if isinstance(run, VerlRun):
+    if (check_placement := core_of(run.core).load("check_placement")) is not None:
         check_placement(run, layout)
     return Composed(run, layout, paths, launcher, tracking, resources, run_id)
 
@@ -99,10 +98,10 @@ def _parsed(kind: type[S], text: str, where: str) -> S:
     return parse(kind, json.loads(text), where)
 
 
-def _run(sections: Mapping[str, Section]) -> tuple[MiniRun | VerlRun, str]:
+def _run(sections: Mapping[str, Section]) -> tuple[RunSpec, str]:
     """The run and its id. What is wrong with it is found, and said, by parsing the whole."""
     core = sections["core"].value if "core" in sections else None
-    kind = RUN_KINDS.get(core) if isinstance(core, str) else None
+    kind = run_kind(core) if isinstance(core, str) and core in core_names() else None
     if kind is not None and sections.keys() == kind.model_fields.keys():
         values, texts = {}, []
         try:
@@ -119,7 +118,7 @@ def _run(sections: Mapping[str, Section]) -> tuple[MiniRun | VerlRun, str]:
 
 
 @lru_cache(maxsize=200_000)
-def _field(kind: type[MiniRun] | type[VerlRun], name: str, text: str) -> tuple[Any, str]:
+def _field(kind: type[RunSpec], name: str, text: str) -> tuple[Any, str]:
     """A field of a run from JSON, and its canonical JSON.
 
     Raises ValidationError.

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError
 from cppo_lab.parse import parse
-from cppo_lab.schema import CORES
 from cppo_lab.spec import Spec
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 
@@ -166,7 +166,7 @@ class Search(Declared):
 
     def _parameter(self, key: str, values: dict[str, Any], core: str) -> Parameter:
         place = f"search {self.source}: search.parameters.{key}"
-        if values and values.keys() <= set(CORES):
+        if values and values.keys() <= set(core_names()):
             for name, inner in values.items():
                 if not isinstance(inner, dict):
                     raise UserError(

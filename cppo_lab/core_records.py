@@ -1,0 +1,142 @@
+"""The trainer cores: one record each, those of other packages among them. Imports no trainer.
+
+A core of another package is an entry point of the group `cppo_lab.cores` that names its `CoreRecord`. There is no
+other way: a sweep file, which may be a stranger's, can choose an installed core and cannot name code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.plugins import entry_points, load, resolve
+
+GROUP = "cppo_lab.cores"  # of entry points
+DEFAULT_CORE = "mini"  # as in conf/config.yaml
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "mini": "cppo_lab.cores.mini.record:MINI",
+        "verl": "cppo_lab.cores.verl.record:VERL",
+        "exact": "cppo_lab.cores.exact.record:EXACT",
+    }
+)
+
+
+class Layout(Protocol):
+    """What of a LayoutSpec decides how many machines and GPUs a run takes."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def devices_per_node(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class CoreRecord:
+    """What the product knows of a trainer core. `package.module:name` is imported when it is needed.
+
+    settings: its kind of RunSpec, with all that the core cannot train refused in its validation.
+    train, datasets: a `Core` and a `Datasets` (cores/base.py).
+    title: the trainer in a sentence. note: one paragraph on its experiment in MLflow, Markdown.
+
+    exporter: an `Exporter`; None: its models cannot be exported.
+    worker_node: a `Companion`; None: a run takes one machine.
+    check_placement: a function (run, layout) that raises UserError for a run that cannot train on the layout.
+    estimate: a function (run, layout, available bytes of a GPU or None) -> CostEstimate or None; None: past runs alone
+    tell the cost. doctor: a `CoreChecks` (doctor/check.py); None: nothing beyond Python.
+    trainer_config: a function (run, layout, paths, folder of runs) -> the trainer's own configuration as plain values.
+
+    uses_layout: `layout` and `paths` are part of its resources, are listed with its runs, and the machine is examined
+    before they start. fresh_process: a run needs a process that has trained none before it.
+    published_models: it trains models of the Hugging Face hub.
+    miniature: what its models are, where results are no evidence for or against the paper; else empty.
+    preflight: it writes the timers of each step (cores/verl/phases.py), by which a short run measures a long one.
+    no_preflight: why it needs none.
+    config: further sections of its configuration, as conf/core/<name>.yaml has them for a core of the product.
+    """
+
+    name: str
+    title: str
+    note: str
+    settings: str
+    train: str
+    datasets: str
+    exporter: str | None = None
+    worker_node: str | None = None
+    check_placement: str | None = None
+    estimate: str | None = None
+    doctor: str | None = None
+    trainer_config: str | None = None
+    uses_layout: bool = False
+    fresh_process: bool = False
+    published_models: bool = False
+    miniature: str = ""
+    preflight: bool = False
+    no_preflight: str = "it writes no timers that a preflight could read"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def nodes(self, layout: Layout | None) -> int:
+        """Machines that a run takes."""
+        return layout.nodes if layout is not None and self.uses_layout else 1
+
+    def gpus(self, layout: Layout | None) -> int:
+        """GPUs that a run takes of each machine; 0 where a CPU is enough."""
+        if layout is None or not self.uses_layout or layout.device != "cuda":
+            return 0
+        return layout.devices_per_node
+
+    def load(self, part: str) -> Any:
+        """What the field `part` names, or None.
+
+        Raises ModuleNotFoundError if a package is not installed, UserError if another package's cannot be imported.
+        """
+        path = getattr(self, part)
+        if path is None or self.name in BUILT_IN:
+            return path and resolve(path)
+        return load(path, f"{part} of core {self.name!r}")
+
+
+def core_names() -> tuple[str, ...]:
+    """The cores of the product, then those of other installed packages by name. Imports none of them."""
+    return (*BUILT_IN, *sorted(entry_points(GROUP).keys() - BUILT_IN.keys()))
+
+
+def other_cores() -> tuple[str, ...]:
+    """The cores of other installed packages."""
+    return core_names()[len(BUILT_IN) :]
+
+
+@cache
+def core_of(name: str) -> CoreRecord:
+    """The record of the core called `name`. A name of the product is the product's.
+
+    Raises UserError if there is none, or what an entry point names is none.
+    """
+    path = BUILT_IN.get(name) or entry_points(GROUP).get(name)
+    if path is None:
+        raise unknown("core", name, core_names())
+    found = load(path, "core")
+    if not isinstance(found, CoreRecord):
+        raise UserError(
+            f"core {name!r}: {path} is a {type(found).__name__}, no cppo_lab.core_records.CoreRecord"
+        )
+    if found.name != name:
+        raise UserError(f"core {name!r}: {path} is the record of {found.name!r}: one of the names is wrong")
+    return found
+
+
+def miniature_of(name: str) -> str:
+    """`miniature` of the core called `name`; empty where its package is not installed: a report does without."""
+    try:
+        return core_of(name).miniature
+    except UserError:
+        return ""
+
+
+def cores_that(part: str) -> list[str]:
+    """The names of the product's cores whose record has `part`: what messages offer."""
+    return [name for name in BUILT_IN if getattr(core_of(name), part)]

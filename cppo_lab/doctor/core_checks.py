@@ -1,0 +1,38 @@
+"""What the doctor asks on behalf of one core."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cppo_lab.core_records import core_of
+from cppo_lab.doctor.check import Check
+from cppo_lab.doctor.requirement import Requirement
+from cppo_lab.spec import LayoutSpec, RunSpec
+
+
+def _nothing(run: RunSpec, layout: LayoutSpec) -> tuple[()]:
+    return ()
+
+
+@dataclass(frozen=True)
+class CoreChecks:
+    """What a core needs of a machine, beside GPUs, disk, data and model.
+
+    python: the versions that it runs with. gpu_python: the one that its builds for GPUs (`gpu_builds`) are for, if one.
+    interfaces: whether libraries offer what the core uses of them; may take seconds. machine: memory, limits, drivers.
+    """
+
+    requirements: Callable[[RunSpec, LayoutSpec], Sequence[Requirement]] = _nothing
+    interfaces: Callable[[], Iterable[Check]] = tuple
+    machine: Callable[[RunSpec, LayoutSpec], Iterable[Check]] = _nothing
+    python: str = ">=3.11"
+    gpu_python: str = ""
+    gpu_builds: str = "its own builds"
+
+
+def checks_of(core: str) -> CoreChecks:
+    """The checks of the core called `core`.
+
+    Raises UserError for an unknown core.
+    """
+    found: CoreChecks | None = core_of(core).load("doctor")
+    return found or CoreChecks()

