@@ -43,6 +43,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("perf/update_seconds", "s", "of it: minibatch updates"),
     MetricInfo("perf/sampled_tokens_per_second", "tokens/s", "response tokens sampled per second of rollout"),
     MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
+    MetricInfo(
+        "perf/evaluation_seconds", "s", "wall time of the exact core's evaluation, not in step_seconds"
+    ),
     MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
     MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
     MetricInfo(
@@ -64,7 +67,6 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
     MetricInfo("exact/bound_slack", "fraction", "the bound less |Delta|"),
     MetricInfo("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),
-    MetricInfo("exact/evaluation_seconds", "s", "wall time of the exact evaluation, not in step_seconds"),
     # Under MLflow's own names where it has one: its page shows `system/` apart. Means since the step before.
     MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
     MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),

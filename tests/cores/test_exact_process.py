@@ -162,7 +162,7 @@ def test_against_played_responses(family: str) -> None:
     random = Random(0)
     old, new = as_function(process, mu), as_function(process, pi)
     returns, promised, moved = [], [], []
-    for _ in range(3000):
+    for _ in range(1000):
         tokens, states, reward = rules.play(old, random.randrange(1, 7), random)
         returns.append(reward)
         pairs = [(old(t, s), new(t, s)) for t, s in enumerate(states)]

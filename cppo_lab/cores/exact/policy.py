@@ -60,7 +60,7 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
     right = torch.from_numpy(process.right(forks=False))
     shares = (model.slips / process.horizon, model.second_mode_slips / process.horizon)
     for m, share in enumerate(shares):
-        good = right[m].sum(1, keepdim=True)
+        good = right[m].sum(1, keepdim=True).double()
         odds = (
             (process.vocabulary - good) * (1 - share) / (good * share)
         )  # of one right token to one wrong token

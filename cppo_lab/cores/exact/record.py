@@ -6,8 +6,8 @@ EXACT = CoreRecord(
     name="exact",
     title="the exact core",
     note="Runs of the **exact core**: policies of tables on a small Markov process, trained with the same rules on "
-    "sampled responses. Expected rewards, the surrogate, its error and the bounds are computed, not estimated; validation "
-    "scores are expectations without sampling noise. They are no evidence for or against the paper's scores.",
+    "sampled responses. Expected rewards, the surrogate, its error and the bounds are computed, not estimated; "
+    "validation scores are expectations. They are no evidence for or against the paper's scores.",
     settings="cppo_lab.spec.run:ExactRun",
     train="cppo_lab.cores.exact.loop:train",
     datasets="cppo_lab.cores.exact.datasets:datasets",

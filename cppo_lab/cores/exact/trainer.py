@@ -166,7 +166,7 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | NotF
         "perf/update_seconds": updated - sampled,
         "perf/sampled_tokens_per_second": tokens_each * len(learners) / (sampled - started),
         "perf/trained_tokens_per_second": tokens_each * len(learners) / (updated - sampled),
-        "exact/evaluation_seconds": ended - updated,
+        "perf/evaluation_seconds": ended - updated,
     }
     return [
         one if isinstance(one, NotFinite) else one | exact_metrics(comparison, apart, i) | seconds
