@@ -65,7 +65,8 @@ def conditions(sweep: str, overrides: list[str]) -> dict[Condition, list[ExactRu
     for planned in make_plan(load_sweep(sweep), overrides).runs:
         spec = planned.spec
         assert isinstance(spec, ExactRun)
-        (variant,) = set(planned.variants.values())
+        (name,) = set(planned.variants.values())
+        variant = name.split()[0]  # without the axes behind it
         horizon, rate = spec.rollout.max_response_length, spec.optim.learning_rate
         found[Condition(spec.model.name, variant, horizon, rate)].append(spec)
     return found
