@@ -13,6 +13,7 @@ import json
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,7 +87,7 @@ def train(folder: Path, sweep: str, overrides: list[str], part: int, parts: int)
         histories = train_together(specs)
         seconds = time.process_time() - started
         steps = specs[0].training.t_stop
-        arrays = {
+        arrays: dict[str, Any] = {
             name: np.stack([column([metric], rows, steps)[:, 0] for _, rows in histories])
             for name, metric in KEPT.items()
         }
@@ -131,7 +132,7 @@ def report(folder: Path) -> None:
         for condition, one in curves.items()
         if condition.variant == ONE
     }
-    summary = {
+    summary: dict[str, Any] = {
         "seeds": min(len(one.seeds) for one in curves.values()),
         "cpu_seconds": sum(seconds.values()),
         "conditions": [
@@ -152,7 +153,7 @@ def report(folder: Path) -> None:
     print_table(summary)
 
 
-def print_table(summary: dict) -> None:  # type: ignore[type-arg]  # of JSON
+def print_table(summary: dict[str, Any]) -> None:
     """The summary as a table for the terminal."""
     print(f"{summary['seeds']} seeds, {summary['cpu_seconds']:.0f} CPU seconds")
     for row in summary["conditions"]:
