@@ -40,13 +40,13 @@ KEYS_AND_TYPES = [
     ),
     file(f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n", " has no models for core=mini (valid: verl)"),
     file(
-        f"{HEAD}models: [../../etc/passwd]\n", ": models='../../etc/passwd': unknown model …valid: mini_base"
+        f"{HEAD}models: [../../etc/passwd]\n", ": models='../../etc/passwd': unknown model …valid: exact_early"
     ),
     file(
         f"{HEAD}models: ['mini_base;touch x']\n",
         ": unknown model 'mini_base;touch x': did you mean 'mini_base'?",
     ),
-    file(f"{HEAD}models: ['']\n", ": models='': unknown model '': valid: mini_base"),
+    file(f"{HEAD}models: ['']\n", ": models='': unknown model '': valid: exact_early"),
     file(f"name: ../../etc/x\n{SWEEP}", f": name='../../etc/x': {WORD}"),
     file(f"name: -rf\n{SWEEP}", f": name='-rf': {WORD}"),
     file(f"name: 'a b'\n{SWEEP}", f": name='a b': {WORD}"),

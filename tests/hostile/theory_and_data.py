@@ -110,7 +110,7 @@ DOCTOR = [
     _doctor("novalue", says="override 'novalue' is not key=value as Hydra reads it"),
     _doctor("paths.data=5", says="paths: data=5: must be text: quote it"),
     _doctor("paths.data=${oc.env:HOME}", says="${NAME:...} is not resolved: write the value itself"),
-    _doctor("model=../../x", says="unknown model '../../x': valid: mini_base"),
+    _doctor("model=../../x", says="unknown model '../../x': valid: exact_early"),
 ]
 
 DATA = [
