@@ -4,6 +4,7 @@ A curve is one run's values step by step. Runs are told apart by `Condition`; se
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 BIN = math.log(1.25)  # width of a movement bin: steps within it count as equally far
+RETURN_BIN = 0.1
 LEAST = 5  # steps that each rule must have in a bin
 DRAWS = 400  # of the bootstrap over seeds
 QUANTILES = (0.025, 0.975)
@@ -53,35 +55,56 @@ class Interval:
     high: float
 
 
-def matched_ratio(one: Sequence[Curves], other: Sequence[Curves], rows: Sequence[NDArray[np.int64]]) -> float:
+def matched_ratio(
+    one: Sequence[Curves],
+    other: Sequence[Curves],
+    rows: Sequence[NDArray[np.int64]],
+    by_return: bool = False,
+) -> float:
     """Mean |Delta| of `one` over that of `other` at equal movement, geometric mean over bins; NaN if none is shared.
 
-    `one[i]` and `other[i]` belong together; `rows[i]` are the seeds, as row numbers, that count, repetitions included.
-    A bin weighs by the steps of the rule that has fewer there.
+    `one[i]` is compared with `other[i]` alone, since another learning rate makes the same movement of other parts of
+    noise and update; `rows[i]` are the seeds, as row numbers, that count, repetitions included.
+    `by_return`: at an equal return, too. A rule that learns more slowly takes more of its steps where the return is
+    low, and there the same movement makes a larger error. A bin weighs by the steps of the rule that has fewer there.
     """
-    totals = []
-    for curves in (one, other):
-        movement = np.concatenate([c.movement[r].ravel() for c, r in zip(curves, rows, strict=True)])
-        error = np.concatenate([np.abs(c.error[r]).ravel() for c, r in zip(curves, rows, strict=True)])
-        moved = np.isfinite(movement) & (movement > 0)
-        bins = np.floor(np.log(movement[moved]) / BIN).astype(int)
-        totals.append((bins, error[moved]))
-    shared = set(totals[0][0]) & set(totals[1][0])
+    totals = [_binned(curves, rows, by_return) for curves in (one, other)]
     logs, weights = [], []
-    for number in sorted(shared):
-        here = [error[bins == number] for bins, error in totals]
+    for key in sorted(totals[0].keys() & totals[1].keys()):
+        here = [binned[key] for binned in totals]
         if min(map(len, here)) >= LEAST and min(map(np.mean, here)) > 0:
             logs.append(math.log(here[0].mean() / here[1].mean()))
             weights.append(min(map(len, here)))
     return math.exp(np.average(logs, weights=weights)) if logs else math.nan
 
 
+def _binned(
+    curves: Sequence[Curves], rows: Sequence[NDArray[np.int64]], by_return: bool
+) -> dict[tuple[int, int, int], Array]:
+    """|Delta| by number of the curves, bin of movement and bin of the return (0 if that does not count)."""
+    found: dict[tuple[int, int, int], list[float]] = defaultdict(list)
+    for i, (one, chosen) in enumerate(zip(curves, rows, strict=True)):
+        movement, returns = one.movement[chosen].ravel(), one.returns[chosen].ravel()
+        moved = np.isfinite(movement) & (movement > 0)
+        bins = np.floor(np.log(movement[moved]) / BIN).astype(int).tolist()
+        levels = np.floor(returns[moved] / RETURN_BIN).astype(int).tolist()
+        errors = np.abs(one.error[chosen].ravel()[moved]).tolist()
+        for number, level, error in zip(bins, levels, errors, strict=True):
+            found[i, number, level if by_return else 0].append(error)
+    return {key: np.array(values) for key, values in found.items()}
+
+
 def ratios_by_horizon(
-    curves: Mapping[Condition, Curves], model: str, one: str, other: str, seed: int = 0
+    curves: Mapping[Condition, Curves],
+    model: str,
+    one: str,
+    other: str,
+    by_return: bool = False,
+    seed: int = 0,
 ) -> tuple[dict[int, Interval], Interval]:
     """`matched_ratio` of two variants at each horizon, and the slope of its logarithm in log T.
 
-    Learning rates are pooled. Intervals by bootstrap over seeds, which are drawn once for all horizons.
+    Each learning rate has bins of its own. Intervals by bootstrap over seeds, which are drawn once for all horizons.
     """
     horizons = sorted({c.horizon for c in curves if c.model == model and c.variant == one})
     pairs = {horizon: _pairs(curves, model, horizon, one, other) for horizon in horizons}
@@ -89,7 +112,7 @@ def ratios_by_horizon(
     generator = np.random.default_rng(seed)
     draws = [np.arange(count), *(generator.integers(count, size=count) for _ in range(DRAWS))]
     table = np.array(
-        [[matched_ratio(*pairs[h], [rows] * len(pairs[h][0])) for h in horizons] for rows in draws]
+        [[matched_ratio(*pairs[h], [rows] * len(pairs[h][0]), by_return) for h in horizons] for rows in draws]
     )
     slopes = np.array([_slope(horizons, row) for row in table])
     found = {h: _interval(table[:, i]) for i, h in enumerate(horizons)}

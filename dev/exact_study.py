@@ -40,6 +40,7 @@ KEPT = {
     "product_bound": "exact/product_bound",
 }
 ONE, OTHER = "cppo", "dppo"
+MATCHED = {"movement": False, "movement and return": True}  # what is equal, and whether the return is, too
 
 
 def main() -> None:
@@ -124,9 +125,11 @@ def report(folder: Path) -> None:
             curves[condition] = Curves(tuple(file["seeds"].tolist()), **arrays)
             seconds[condition] = float(file["seconds"])
     found = {condition: summarise(one) for condition, one in curves.items()}
-    ratios = {}
-    for model in sorted({condition.model for condition in curves}):
-        ratios[model] = ratios_by_horizon(curves, model, ONE, OTHER)
+    models = sorted({condition.model for condition in curves})
+    ratios = {
+        name: {model: ratios_by_horizon(curves, model, ONE, OTHER, by_return) for model in models}
+        for name, by_return in MATCHED.items()
+    }
     areas = {
         condition: area_difference(one, curves[dataclasses.replace(condition, variant=OTHER)])
         for condition, one in curves.items()
@@ -139,17 +142,21 @@ def report(folder: Path) -> None:
             {**dataclasses.asdict(c), **dataclasses.asdict(found[c]), "cpu_seconds": seconds[c]}
             for c in found
         ],
-        "ratio_at_equal_movement": {
-            model: {
-                "by_horizon": {str(t): dataclasses.asdict(one) for t, one in by.items()},
-                "slope_in_log_horizon": dataclasses.asdict(slope),
+        "ratios": {
+            name: {
+                model: {
+                    "by_horizon": {str(t): dataclasses.asdict(one) for t, one in by.items()},
+                    "slope_in_log_horizon": dataclasses.asdict(slope),
+                }
+                for model, (by, slope) in own.items()
             }
-            for model, (by, slope) in ratios.items()
+            for name, own in ratios.items()
         },
         "area_difference": [{**dataclasses.asdict(c), **dataclasses.asdict(one)} for c, one in areas.items()],
     }
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    draw(curves, found, {model: by for model, (by, _) in ratios.items()}).savefig(folder / "exact.svg")
+    shown = {name: {model: by for model, (by, _) in own.items()} for name, own in ratios.items()}
+    draw(curves, found, shown).savefig(folder / "exact.svg")
     print_table(summary)
 
 
@@ -162,13 +169,13 @@ def print_table(summary: dict[str, Any]) -> None:
             f"|Delta| {row['error']:.5f}  movement {row['movement']:.4f}  return {row['area']:.3f}  "
             f"falls {row['falls']:.3f}  bound x{row['bound_ratio']:.3g}  product x{row['product_ratio']:.3g}"
         )
-    for model, found in summary["ratio_at_equal_movement"].items():
+    for where, model, found in ((w, m, f) for w, own in summary["ratios"].items() for m, f in own.items()):
         cells = [
             f"T={t} {r['value']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
             for t, r in found["by_horizon"].items()
         ]
         slope = found["slope_in_log_horizon"]
-        print(f"{model}: {ONE}/{OTHER} at equal movement: {'; '.join(cells)}")
+        print(f"{model}: |Delta|, {ONE}/{OTHER} at equal {where}: {'; '.join(cells)}")
         print(f"  slope in log T {slope['value']:+.3f} [{slope['low']:+.3f}, {slope['high']:+.3f}]")
     for row in summary["area_difference"]:
         print(

@@ -14,7 +14,9 @@ from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.style import figure_style
 from cppo_lab.reports.names import display_name
 
-Ratios = Mapping[str, Mapping[int, Interval]]  # model -> horizon -> the ratio at equal movement
+# What is equal ("movement", ...) -> model -> horizon -> the ratio.
+Ratios = Mapping[str, Mapping[str, Mapping[int, Interval]]]
+STYLES = (("#222222", "-"), ("#999999", "--"))
 
 
 def draw(
@@ -33,7 +35,7 @@ def draw(
             own = {c: one for c, one in curves.items() if c.model == model}
             _error(row[0], {c: one for c, one in own.items() if c.horizon == longest}, colours)
             row[0].set_title(f"{model}, T = {longest}", loc="left")
-            _ratio(row[1], ratios[model])
+            _ratio(row[1], {name: own[model] for name, own in ratios.items()})
             _positions(row[2], {c: found[c] for c in own if c.horizon == longest}, colours)
             _bounds(row[3], {c: found[c] for c in own})
         handles, labels = axes[0][0].get_legend_handles_labels()
@@ -59,19 +61,21 @@ def _error(ax: Axes, curves: Mapping[Condition, Curves], colours: Mapping[str, s
     ax.set(xscale="log", yscale="log", xlabel="movement, mean TV", ylabel="mean |Δ|")
 
 
-def _ratio(ax: Axes, ratios: Mapping[int, Interval]) -> None:
-    horizons = [h for h, one in ratios.items() if math.isfinite(one.value)]
-    shown = [ratios[h] for h in horizons]
+def _ratio(ax: Axes, ratios: Mapping[str, Mapping[int, Interval]]) -> None:
+    """With 95 % intervals; the second series a little to the right of the first."""
     ax.axhline(1, color="#888888", linewidth=0.8)
-    if shown:
-        below = [one.value - one.low for one in shown]
-        above = [one.high - one.value for one in shown]
-        ax.errorbar(
-            horizons, [one.value for one in shown], [below, above], color="#222222", marker="o", capsize=3
-        )
-    ax.set(xscale="log", xlabel="horizon T", ylabel="|Δ|, CPPO / DPPO\nat equal movement")
-    ax.set_xticks(horizons, [str(h) for h in horizons])
+    ticks: set[int] = set()
+    for i, ((name, by_horizon), (colour, style)) in enumerate(zip(ratios.items(), STYLES, strict=True)):
+        horizons = [h for h, one in by_horizon.items() if math.isfinite(one.value)]
+        shown = [by_horizon[h] for h in horizons]
+        ticks |= set(horizons)
+        spread = [[one.value - one.low for one in shown], [one.high - one.value for one in shown]]
+        places, values = [h * 1.08**i for h in horizons], [one.value for one in shown]
+        ax.errorbar(places, values, spread, color=colour, linestyle=style, marker="o", capsize=3, label=name)
+    ax.set(xscale="log", xlabel="horizon T", ylabel="|Δ|, CPPO / DPPO, at equal")
+    ax.set_xticks(sorted(ticks), [str(h) for h in sorted(ticks)])
     ax.minorticks_off()
+    ax.legend()
 
 
 def _positions(ax: Axes, found: Mapping[Condition, ConditionSummary], colours: Mapping[str, str]) -> None:

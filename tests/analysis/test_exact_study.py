@@ -1,5 +1,6 @@
 """Errors at equal movement: known ratios are found, whatever the two rules' movements."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -40,6 +41,19 @@ def test_movement_is_taken_out(law: float, middle: float) -> None:
     plain = np.abs(one.error).mean() / np.abs(other.error).mean()
     if middle != 0.01:
         assert abs(math.log(plain / law)) > 0.4
+
+
+def test_a_rule_that_learns_slowly_is_compared_at_its_own_returns() -> None:
+    """Errors that fall with the return: the slower rule's are larger at equal movement, and not at an equal return."""
+
+    def learner(seed: int, speed: float) -> Curves:
+        base = curves(seed, 1.0, 0.01)
+        returns = np.broadcast_to(1 - np.exp(-speed * np.arange(STEPS)), base.error.shape)
+        return dataclasses.replace(base, returns=returns, error=base.error * (1 - returns))
+
+    slow, fast = learner(0, 0.05), learner(1, 0.1)
+    assert matched_ratio([slow], [fast], everyone(slow)) > 1.4
+    assert matched_ratio([slow], [fast], everyone(slow), by_return=True) == pytest.approx(1, abs=0.12)
 
 
 def test_rules_that_never_move_as_far_cannot_be_compared() -> None:

@@ -40,7 +40,8 @@ KEYS_AND_TYPES = [
     ),
     file(f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n", " has no models for core=mini (valid: verl)"),
     file(
-        f"{HEAD}models: [../../etc/passwd]\n", ": models='../../etc/passwd': unknown model …valid: exact_early"
+        f"{HEAD}models: [../../etc/passwd]\n",
+        ": models='../../etc/passwd': unknown model …valid: exact_early",
     ),
     file(
         f"{HEAD}models: ['mini_base;touch x']\n",

@@ -195,7 +195,7 @@ MINI = {
     ),
     "resources_of_nobody": (
         sweep(more="resources: [{for: {model: mini_bas}, hours: 3}]"),
-        ": resources.0.for.model='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'? valid: exact_early",
+        ": resources.0.for.model='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'? valid: mini_base",
     ),
     "resources_characters": (
         sweep(more="resources: [{partition: 'a; rm b'}]"),
