@@ -96,8 +96,8 @@ CHECKED = [
 ]
 
 DOCTOR = [
-    _doctor("--core", "tpu", says="unknown core 'tpu': valid: mini, verl"),
-    _doctor("--core", "", says="unknown core '': valid: mini, verl"),
+    _doctor("--core", "tpu", says="unknown core 'tpu': valid: exact, mini, verl"),
+    _doctor("--core", "", says="unknown core '': valid: exact, mini, verl"),
     _doctor(
         "--core",
         "mini,verl",
