@@ -15,7 +15,11 @@ from cppo_lab.plugins import CORE_GROUP, entry_points, load, resolve
 
 DEFAULT_CORE = "mini"  # as in conf/config.yaml
 BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {"mini": "cppo_lab.cores.mini.record:MINI", "verl": "cppo_lab.cores.verl.record:VERL"}
+    {
+        "mini": "cppo_lab.cores.mini.record:MINI",
+        "verl": "cppo_lab.cores.verl.record:VERL",
+        "exact": "cppo_lab.cores.exact.record:EXACT",
+    }
 )
 
 

@@ -53,6 +53,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("perf/update_seconds", "s", "of it: minibatch updates"),
     MetricInfo("perf/sampled_tokens_per_second", "tokens/s", "response tokens sampled per second of rollout"),
     MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
+    MetricInfo(
+        "perf/evaluation_seconds", "s", "wall time of the exact core's evaluation, not in step_seconds"
+    ),
     MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
     MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
     MetricInfo(
@@ -62,6 +65,18 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
     MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
     MetricInfo("search/stability", "fraction", "1 - deepest fall below the best so far, averaged over seeds"),
+    # Of the exact core: mu is the rollout policy of the step, pi the policy behind its last update.
+    MetricInfo("exact/rollout_return", "fraction", "J(mu), the expected reward of the rollout policy"),
+    MetricInfo("exact/return", "fraction", "J(pi), the expected reward behind the step's updates"),
+    MetricInfo(
+        "exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses promise"
+    ),
+    MetricInfo("exact/error", "fraction", "Delta = L' - (J(pi) - J(mu)), the part of it that does not come"),
+    MetricInfo("exact/movement", "TV", "mean over positions of E_mu[D_t]; `_1` to `_8`: in one eighth"),
+    MetricInfo("exact/movement_before", "TV", "of mu from the policy before the step's first update"),
+    MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
+    MetricInfo("exact/bound_slack", "fraction", "the bound less |Delta|"),
+    MetricInfo("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),
     # Under MLflow's own names where it has one: its page shows `system/` apart. Means since the step before.
     MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
     MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),
@@ -89,6 +104,7 @@ BEFORE_UPDATE = (
 )
 THIRDS = ("early", "middle", "late")  # of a response
 _MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)})/)?(?P<name>\w+)")
+_POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
@@ -116,6 +132,14 @@ def mismatch_metric(name: str, third: str = "", *, before_update: bool = False) 
     return f"{MISMATCH}{BEFORE_UPDATE if before_update else ''}{third and third + '/'}{name}"
 
 
+POSITION_BINS = 8  # parts of a response that metrics by position tell apart
+
+
+def position_metric(quantity: str, part: int) -> str:
+    """`exact/<quantity>_<part>`: the mean movement, or the sum of Delta's terms, in the `part`-th eighth (from 1)."""
+    return f"exact/{quantity}_{part}"
+
+
 def is_known_metric(name: str) -> bool:
     """Whether a core may log `name`."""
     if match := _MISMATCH.fullmatch(name):
@@ -123,6 +147,7 @@ def is_known_metric(name: str) -> bool:
     return (
         name in METRIC_BY_NAME
         or parse_validation_metric(name) is not None
+        or _POSITION.fullmatch(name) is not None
         or _ANSWER_RULE.fullmatch(name) is not None
         or _GPU.fullmatch(name) is not None
     )

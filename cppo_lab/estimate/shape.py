@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cppo_lab.estimate.assumptions import MEAN_RESPONSE, MEAN_SHARE, PROBLEMS_PER_BENCHMARK, PROMPT_TOKENS
-from cppo_lab.spec import HubModel, MadeModel, RunSpec, TaskData
+from cppo_lab.spec import HubModel, MadeModel, MathData, RunSpec, TaskData
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def shape_of(run: RunSpec) -> ModelShape:
             model.kv_width,
             model.vocabulary,
         )
+    assert isinstance(model, MadeModel)
     return _made_shape(model, run.data)
 
 
@@ -79,6 +80,7 @@ def amounts_of(run: RunSpec) -> Amounts:
         )
         response = float(min(data.worked_length, longest))
     else:
+        assert isinstance(data, MathData)
         problems, prompt, longest_prompt = (
             PROBLEMS_PER_BENCHMARK,
             float(PROMPT_TOKENS),

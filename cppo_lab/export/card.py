@@ -12,7 +12,7 @@ from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import Exported
 from cppo_lab.errors import printable
 from cppo_lab.export.subject import Subject
-from cppo_lab.spec import HubModel, RunSpec, TaskData
+from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.markdown import code
 from cppo_lab.tracking.naming import resolved_yaml
@@ -46,7 +46,7 @@ def front_matter(subject: Subject, exported: Exported) -> dict[str, Any]:
     found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if isinstance(spec.model, HubModel):
         found["base_model"] = spec.model.repository
-    if not isinstance(spec.data, TaskData) and spec.data.training in DATASETS:
+    if isinstance(spec.data, MathData) and spec.data.training in DATASETS:
         found["datasets"] = [DATASETS[spec.data.training]]
     found["tags"] = ["cppo-lab", "reinforcement-learning", *([] if _is_published(spec) else ["miniature"])]
     if results := _results(subject, exported):

@@ -27,8 +27,29 @@ Every function raises ValueError for a value out of range, naming the value, the
 """
 
 import math
+from collections.abc import Sequence
 
 LONGEST = 10**9  # far beyond any response; keeps every constant finite
+
+
+def residual_bound(means: Sequence[float], largest: Sequence[float], xi: float = 1.0) -> float:
+    """4 xi sum_t u_t sum_{j>t} l_j >= |Delta| (Proposition 4), for measured u_t = `means` and l_t = `largest`."""
+    _positive("xi", xi)
+    total = later = 0.0
+    for mean, most in zip(reversed(means), reversed(largest), strict=True):
+        total += mean * later
+        later += most
+    return 4 * xi * total
+
+
+def product_residual_bound(means: Sequence[float], largest: Sequence[float], xi: float = 1.0) -> float:
+    """4 xi sum_t u_t (1 - prod_{j>t} (1 - l_j)) >= |Delta|: the suffix bound's product form, at most 4 xi sum_t u_t."""
+    _positive("xi", xi)
+    total, stay = 0.0, 1.0
+    for mean, most in zip(reversed(means), reversed(largest), strict=True):
+        total += mean * (1 - stay)
+        stay *= 1 - most
+    return 4 * xi * total
 
 
 def dppo_constant(horizon: int, delta: float, xi: float = 1.0) -> float:

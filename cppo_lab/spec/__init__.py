@@ -3,9 +3,10 @@
 from cppo_lab.spec.base import Count, Name, Spec, canonical, digest, fingerprint
 from cppo_lab.spec.hub import HubModel, MathData
 from cppo_lab.spec.layout import LayoutSpec, Megatron, PathsSpec
+from cppo_lab.spec.process import ProcessData, TableModel
 from cppo_lab.spec.resources import ResourcesSpec
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
-from cppo_lab.spec.run import TAGS, MiniRun, RunSpec, VerlRun
+from cppo_lab.spec.run import TAGS, ExactRun, MiniRun, RunSpec, VerlRun
 from cppo_lab.spec.synthetic import Architecture, MadeModel, TaskData, WarmStart
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Architecture",
     "Count",
     "DivergenceSpec",
+    "ExactRun",
     "HubModel",
     "LayoutSpec",
     "MadeModel",
@@ -21,10 +23,12 @@ __all__ = [
     "MiniRun",
     "Name",
     "PathsSpec",
+    "ProcessData",
     "ResourcesSpec",
     "RuleSpec",
     "RunSpec",
     "Spec",
+    "TableModel",
     "TaskData",
     "VerlRun",
     "WarmStart",

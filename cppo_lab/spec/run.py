@@ -12,6 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from cppo_lab.rules import KL
 from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Seed, Spec, fingerprint
 from cppo_lab.spec.hub import HubModel, MathData
+from cppo_lab.spec.process import LONGEST, ProcessData, TableModel
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
 from cppo_lab.spec.synthetic import MadeModel, TaskData
 
@@ -114,8 +115,8 @@ class RunSpec(Spec):
 
     core: str
     seed: Seed
-    model: MadeModel | HubModel
-    data: TaskData | MathData
+    model: MadeModel | HubModel | TableModel
+    data: TaskData | MathData | ProcessData
     rule: RuleSpec
     divergence: DivergenceSpec
     advantage: AdvantageSpec
@@ -194,6 +195,41 @@ class VerlRun(RunSpec):
         symbols = self.data if isinstance(self.data, TaskData) else self.model
         assert isinstance(symbols, TaskData | HubModel)
         check_top_k(self.divergence, symbols.vocabulary)
+        return self
+
+
+class ExactRun(RunSpec):
+    """A run of the core whose returns are known exactly: a policy of tables on a small Markov process."""
+
+    core: Literal["exact"]
+    model: TableModel
+    data: ProcessData
+
+    @model_validator(mode="after")
+    def _check_exact(self) -> Self:
+        if self.rule.verl_loss is not None:
+            raise ValueError(f"rule.name={self.rule.name!r} is a loss of verl's own: it needs core=verl")
+        horizon = self.rollout.max_response_length
+        if horizon > LONGEST:
+            raise ValueError(
+                f"rollout.max_response_length={horizon}: core=exact keeps the probability of every state at every "
+                f"token; set {LONGEST} or less"
+            )
+        if self.model.stretches > horizon:
+            raise ValueError(
+                f"model.stretches={self.model.stretches} of a response of {horizon} tokens: set {horizon} or less"
+            )
+        for part, slips in (("slips", self.model.slips), ("second_mode_slips", self.model.second_mode_slips)):
+            if slips >= horizon:
+                raise ValueError(
+                    f"model.{part}={slips:g} of {horizon} tokens: a start makes fewer slips than tokens; lower it"
+                )
+        for part, top_p in (("rollout", self.rollout.top_p), ("validation", self.validation.top_p)):
+            if top_p != 1:
+                raise ValueError(
+                    f"{part}.top_p={top_p:g}: core=exact evaluates the untruncated softmax; set {part}.top_p=1.0"
+                )
+        check_top_k(self.divergence, self.data.vocabulary)
         return self
 
 

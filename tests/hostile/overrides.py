@@ -91,8 +91,8 @@ REFERENCES = [
 ]
 
 OUT_OF_CONF = [
-    _plan("model=/etc/passwd", "unknown model '/etc/passwd': valid: mini_base"),
-    _plan("model=../rule/cppo", "unknown model '../rule/cppo': valid: mini_base"),
+    _plan("model=/etc/passwd", "unknown model '/etc/passwd': valid: exact_early"),
+    _plan("model=../rule/cppo", "unknown model '../rule/cppo': valid: exact_early"),
     _plan("data=../../../../etc/passwd", "unknown data '../../../../etc/passwd': valid: addition"),
     _plan("divergence=../rule/cppo", "unknown divergence '../rule/cppo': valid: binary_kl"),
     _plan("launcher=../core/verl", "unknown launcher '../core/verl': valid: inline, local, slurm"),
@@ -103,7 +103,7 @@ OUT_OF_CONF = [
     _plan("rule@x=cppo", "override 'rule@x=cppo': rule takes one option (valid: cispo"),
     _plan("+rule=cppo", "override '+rule=cppo': rule takes one option (valid: cispo"),
     _plan("~rule=cppo", "override '~rule=cppo': rule takes one option (valid: cispo"),
-    _plan("model@a=mini_base", "override 'model@a=mini_base': model takes one option (valid: mini_base"),
+    _plan("model@a=mini_base", "override 'model@a=mini_base': model takes one option (valid: exact_early"),
     _plan("hydra=x", "unknown key 'hydra': valid: core"),
     _plan("hydra.run.dir=/tmp/x", "unknown key 'hydra.run.dir': valid: core"),
     _plan("+hydra.run.dir=/tmp/x", "unknown key 'hydra.run.dir': valid: core"),
@@ -120,12 +120,12 @@ GROUPS = [
     _plan("launcher=ssh", "unknown launcher 'ssh': valid: inline, local, slurm"),
     _plan("launcher=local,slurm", f"override 'launcher=local,slurm': launcher {ONE_VALUE}"),
     _plan("tracking=null", "unknown tracking 'None': valid: mlflow"),
-    _plan("core=tpu", "unknown core 'tpu': valid: mini, verl"),
-    _plan("core=", "unknown core '': valid: mini, verl"),
-    _plan("core=mini,verl", "unknown core 'mini,verl': did you mean 'verl'? valid: mini, verl"),
+    _plan("core=tpu", "unknown core 'tpu': valid: exact, mini, verl"),
+    _plan("core=", "unknown core '': valid: exact, mini, verl"),
+    _plan("core=mini,verl", "unknown core 'mini,verl': did you mean 'verl'? valid: exact, mini, verl"),
     _plan("layout=moon", "unknown layout 'moon': valid: cpu"),
-    _plan("model=", "unknown model '': valid: mini_base"),
-    _plan("model=mini_base,", "unknown model '': valid: mini_base"),
+    _plan("model=", "unknown model '': valid: exact_early"),
+    _plan("model=mini_base,", "unknown model '': valid: exact_early"),
     _plan(
         "model=qwen3_8b_base",
         "model='qwen3_8b_base' is a published model, which core='mini' cannot train: add core=verl",

@@ -96,7 +96,7 @@ FILES = [
     _instead(
         "[mini_small_base]", "[mini_base, mini_small_base]", "must be a list of exactly one name, …one model"
     ),
-    _instead("[mini_small_base]", "[nope]", "unknown model 'nope': valid: mini_base"),
+    _instead("[mini_small_base]", "[nope]", "unknown model 'nope': valid: exact_early"),
     _instead(
         "{rule: cppo}",
         "{rule: cppo, seed: 0}",

@@ -36,17 +36,18 @@ KEYS_AND_TYPES = [
     file(f"{HEAD}models: [mini_base, mini_base]\n", ": 'mini_base' stands there twice: remove one"),
     file(
         f"{HEAD}models: {{mimi: [mini_base]}}\n",
-        ": models: unknown core 'mimi': did you mean 'mini'? valid: mini, verl",
+        ": models: unknown core 'mimi': did you mean 'mini'? valid: exact, mini, verl",
     ),
     file(f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n", " has no models for core=mini (valid: verl)"),
     file(
-        f"{HEAD}models: [../../etc/passwd]\n", ": models='../../etc/passwd': unknown model …valid: mini_base"
+        f"{HEAD}models: [../../etc/passwd]\n",
+        ": models='../../etc/passwd': unknown model …valid: exact_early",
     ),
     file(
         f"{HEAD}models: ['mini_base;touch x']\n",
         ": unknown model 'mini_base;touch x': did you mean 'mini_base'?",
     ),
-    file(f"{HEAD}models: ['']\n", ": models='': unknown model '': valid: mini_base"),
+    file(f"{HEAD}models: ['']\n", ": models='': unknown model '': valid: exact_early"),
     file(f"name: ../../etc/x\n{SWEEP}", f": name='../../etc/x': {WORD}"),
     file(f"name: -rf\n{SWEEP}", f": name='-rf': {WORD}"),
     file(f"name: 'a b'\n{SWEEP}", f": name='a b': {WORD}"),
@@ -109,7 +110,7 @@ KEYS_AND_TYPES = [
     sweep("axes: {seed: ['0']}\n", ": axes.seed='0': must be a whole number in [0, 2147483648)"),
     sweep("axes: {seed: [2147483648]}\n", f": axes.seed=2147483648: {SEED}"),
     sweep("axes: {seed: [null]}\n", ": axes.seed=None: must be a whole number"),
-    sweep("axes: {seed: {tpu: [0]}}\n", ": axes.seed: unknown core 'tpu': valid: mini, verl"),
+    sweep("axes: {seed: {tpu: [0]}}\n", ": axes.seed: unknown core 'tpu': valid: exact, mini, verl"),
     sweep("axes: {seed: {verl: [0]}}\n", " has no axes.seed for core=mini (valid: verl)"),
     sweep("axes: {sead: [0]}\n", ": axes.sead=0: unknown key 'sead': did you mean 'seed'?"),
     sweep("axes: {model: [mini_base]}\n", ": axes.model: 'model' is no axis: use models:"),
@@ -150,7 +151,7 @@ CONDITIONS = [
     ),
     sweep("exclude: [{variant: cppo}]\n", ": exclude leaves out every run: remove an entry of it"),
     sweep("exclude: [cppo]\n", ": exclude.0='cppo': must be a mapping: KEY: VALUE"),
-    sweep("exclude: [{core: tpu}]\n", ": exclude.0.core='tpu': unknown core 'tpu': valid: mini, verl"),
+    sweep("exclude: [{core: tpu}]\n", ": exclude.0.core='tpu': unknown core 'tpu': valid: exact, mini, verl"),
     sweep(
         "exclude: [{variant: {a: b}}]\n",
         ": exclude.0.variant: must be a plain value or a list of one or more",

@@ -96,8 +96,8 @@ CHECKED = [
 ]
 
 DOCTOR = [
-    _doctor("--core", "tpu", says="unknown core 'tpu': valid: mini, verl"),
-    _doctor("--core", "", says="unknown core '': valid: mini, verl"),
+    _doctor("--core", "tpu", says="unknown core 'tpu': valid: exact, mini, verl"),
+    _doctor("--core", "", says="unknown core '': valid: exact, mini, verl"),
     _doctor(
         "--core",
         "mini,verl",
@@ -110,7 +110,7 @@ DOCTOR = [
     _doctor("novalue", says="override 'novalue' is not key=value as Hydra reads it"),
     _doctor("paths.data=5", says="paths: data=5: must be text: quote it"),
     _doctor("paths.data=${oc.env:HOME}", says="${NAME:...} is not resolved: write the value itself"),
-    _doctor("model=../../x", says="unknown model '../../x': valid: mini_base"),
+    _doctor("model=../../x", says="unknown model '../../x': valid: exact_early"),
 ]
 
 DATA = [

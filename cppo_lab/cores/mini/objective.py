@@ -10,11 +10,9 @@ from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.cores.rule_loss import Recorded, RuleLoss, measured_divergence, recorded_tokens
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.mismatch import LogRatios, log_ratios
-from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import MiniRun
 
 
@@ -48,12 +46,8 @@ class Objective:
 
     def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
         self.spec, self.model, self.pad = spec, model, tokenizer.pad
-        rule = rule_of(spec.rule.name, spec.rule.path)
-        self.rule, self.constants = rule.load, spec.rule.arguments(spec.rollout.max_response_length)
-        self.shuffles = PERMUTATION in rule.needs
-        kind, vocabulary = spec.divergence, tokenizer.vocabulary
-        # How many of mu's most likely tokens the divergence needs.
-        self.top_k = vocabulary if kind.estimator == "exact" else min(kind.k or 1, vocabulary)
+        self.rule = RuleLoss(spec)
+        self.top_k = recorded_tokens(spec.divergence, tokenizer.vocabulary)
 
     def __call__(
         self, rollout: Rollout, advantages: Tensor, permutation: Tensor | None = None
@@ -71,43 +65,13 @@ class Objective:
             raise NotFinite("log-probabilities are not finite")
         assert rollout.logp is not None
         divergence = self.divergence(pi_logp, logp, rollout)
-        shuffled = {} if permutation is None else {"permutation": permutation[:, : valid.shape[1]]}
-        output = self.rule(
-            logp,
-            rollout.logp,
-            advantages[:, None].expand_as(logp),
-            valid,
-            divergence,
-            **self.constants,
-            **shuffled,
-        )
-        mode = self.spec.training.aggregation
-        # The horizon is the run's, not the batch's longest response: the scale must not follow the padding.
-        horizon = self.spec.rollout.max_response_length if mode == "seq-mean-token-sum-norm" else None
-        loss = -aggregate(output.objective, valid, mode, horizon=horizon)
+        loss, output = self.rule(logp, rollout.logp, advantages, valid, divergence, permutation)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
         return ObjectiveResult(loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages)
 
-    @torch.no_grad()
     def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
         """D_t [B, T] between the rollout policy and the current one, as the config's estimator defines it."""
-        kind = self.spec.divergence
         assert rollout.logp is not None and rollout.topk_ids is not None and rollout.topk_logp is not None
-        if kind.estimator == "binary":
-            return divergences.binary(logp, rollout.logp, kind.measure)
-        if kind.estimator == "sample":
-            return {"k2": divergences.k2, "k3": divergences.k3}[kind.measure](logp, rollout.logp)
-        if kind.estimator == "exact":
-            mu_logp = torch.empty_like(pi_logp).scatter_(-1, rollout.topk_ids, rollout.topk_logp)
-            return divergences.exact(mu_logp, pi_logp, kind.measure)
-        assert kind.convention is not None  # the specification has checked it
-        return divergences.topk(
-            rollout.topk_ids,
-            rollout.topk_logp,
-            pi_logp,
-            rollout.responses,
-            rollout.logp,
-            measure=kind.measure,
-            convention=kind.convention,
-        )
+        recorded = Recorded(rollout.responses, rollout.logp, rollout.topk_ids, rollout.topk_logp)
+        return measured_divergence(self.spec.divergence, pi_logp, logp, recorded)

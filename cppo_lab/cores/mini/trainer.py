@@ -23,6 +23,7 @@ from cppo_lab.cores.mini.sampler import Rollout, sample
 from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.warm_start import load_warm_start
+from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.maths import mismatch
 from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.maths.metrics import merge, summarise
@@ -73,6 +74,10 @@ class Trainer:
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
         self.shuffling = torch.Generator().manual_seed(_stream(spec.seed, 3))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters, by name."""
+        return self.model.state_dict()
 
     def state(self) -> dict[str, Any]:
         """All that decides the further numbers of this run."""
@@ -181,14 +186,10 @@ class Trainer:
         share = 1 - float(keep.float().mean())
         if not spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
-        permutation = self._permutation(rollout.valid()) if self.objective.shuffles else None
+        permutation = (
+            own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
+        )
         return Batch(rollout, advantages, keep, permutation, float(rewards.mean()), share)
-
-    def _permutation(self, valid: Tensor) -> Tensor:
-        """A random order of each response's own positions [B, T]; drawn once per rollout."""
-        draws = torch.rand(valid.shape, generator=self.shuffling).to(valid.device)
-        # Padding sorts behind every draw, so the first len_b entries of row b are its own positions.
-        return torch.where(valid, draws, 2.0).argsort(1)
 
     def update(self, batch: Batch, watched: bool = False) -> dict[str, float]:
         """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.

@@ -1,0 +1,198 @@
+"""The process: its states, its transitions, sampling from it, and its expectations by dynamic programming.
+
+A state is (mode, previous token, slips so far). Ordinary symbols are odd or even; symbol 0, the branch token, is even.
+In the first mode the right token has another parity than the one before it, in the second mode the same. Inside the
+fork's eighth of the response the branch token is right and changes the mode; elsewhere it is a slip. A response is
+rewarded with 1 if it makes at most `allowed_slips` slips, else with 0.
+
+A policy depends on the position through K stretches of equal length, so it is a table [K, S, V]. Leading R: runs that
+are sampled or evaluated together; none of them sees another, and each gets the numbers that it would get alone.
+Shapes: T = positions, S = states, V = symbols. float64, NumPy: a step of the recursion is a few short operations,
+which cost less there than in torch.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+BRANCH = 0  # the symbol that changes the mode
+MODES = 2
+WINDOW = 8  # the fork is in the first or last eighth
+
+
+@dataclass(frozen=True)
+class Process:
+    """The process of `family` over `horizon` tokens; `stretches` is K."""
+
+    family: str
+    vocabulary: int
+    horizon: int
+    allowed_slips: int
+    stretches: int
+
+    @property
+    def slip_levels(self) -> int:
+        """0..allowed_slips, and one more for all that is too many."""
+        return self.allowed_slips + 2
+
+    @property
+    def states(self) -> int:
+        return MODES * self.vocabulary * self.slip_levels
+
+    @cached_property
+    def stretch(self) -> Indices:
+        """[T] the stretch of each position, 0..K-1."""
+        return np.arange(self.horizon) * self.stretches // self.horizon
+
+    @cached_property
+    def forks(self) -> NDArray[np.bool_]:
+        """[T] whether the branch token changes the mode there."""
+        width = math.ceil(self.horizon / WINDOW)
+        position = np.arange(self.horizon)
+        if self.family == "early_fork":
+            return position < width
+        if self.family == "late_fork":
+            return position >= self.horizon - width
+        return np.zeros(self.horizon, dtype=bool)
+
+    @cached_property
+    def starts(self) -> Indices:
+        """[V - 1] the states in which responses begin: first mode, each ordinary symbol, no slip."""
+        return np.arange(1, self.vocabulary) * self.slip_levels
+
+    def right(self, forks: bool) -> NDArray[np.bool_]:
+        """[2, V, V] whether a token (last) is right in a mode behind a token; `forks`: inside the fork's window."""
+        parity = np.arange(self.vocabulary) % 2
+        same = parity[:, None] == parity[None, :]
+        right = np.stack([~same, same])
+        right[:, :, BRANCH] = forks
+        return right
+
+    @cached_property
+    def successors(self) -> tuple[Indices, Indices]:
+        """[S * V] the state behind each (state, token): outside the fork's window, and inside it."""
+        outside, inside = (self._successors(forks) for forks in (False, True))
+        return outside, inside
+
+    def _successors(self, forks: bool) -> Indices:
+        levels, symbols = self.slip_levels, self.vocabulary
+        shape = (MODES, symbols, levels, symbols)
+        mode, _, slips, token = np.indices(shape)
+        missed = np.broadcast_to(~self.right(forks)[:, :, None, :], shape)
+        slips = np.minimum(slips + missed, levels - 1)
+        mode = np.where((token == BRANCH) & forks, 1 - mode, mode)
+        return ((mode * symbols + token) * levels + slips).reshape(-1)
+
+    @cached_property
+    def rewards(self) -> Array:
+        """[S] the reward of a response that ends there."""
+        slips = np.arange(self.states) % self.slip_levels
+        return (slips <= self.allowed_slips).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Responses:
+    """N responses of T tokens for each of R runs. `places` are flat indices into a run's table [K, S, V]."""
+
+    tokens: Indices  # [R, N, T]
+    places: Indices  # [R, N, T]
+    rewards: Array  # [R, N]
+
+
+def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) -> Responses:
+    """Responses of `policy` [R, K, S, V] (probabilities) from the states `starts` [R, N].
+
+    `uniforms` [R, N, T] in [0, 1) decide every token, by inversion of the cumulative distribution.
+    """
+    runs, stretches, states, symbols = policy.shape
+    cumulative = policy.cumsum(-1)
+    cumulative /= cumulative[..., -1:]
+    rows = cumulative[..., :-1].reshape(-1, symbols - 1)
+    run = np.repeat(np.arange(runs) * stretches * states, starts.shape[1])
+    points = uniforms.reshape(len(run), -1).T.copy()  # [T, R * N]
+    tokens = np.empty(points.shape, dtype=np.int64)
+    visited = np.empty_like(tokens)
+    state = starts.reshape(-1)
+    for t in range(process.horizon):
+        visited[t] = state + process.stretch[t] * states
+        tokens[t] = (rows[run + visited[t]] <= points[t, :, None]).sum(1)
+        state = process.successors[int(process.forks[t])][state * symbols + tokens[t]]
+    shape = uniforms.shape
+    return Responses(
+        tokens.T.reshape(shape),
+        (visited * symbols + tokens).T.reshape(shape),
+        process.rewards[state].reshape(starts.shape),
+    )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A rollout policy mu and a policy pi, exactly. Expectations are over responses of mu from a uniform start.
+
+        J(pi) - J(mu) = L' - Delta,   L' = E_mu[R sum_t (rho_t - 1)] = sum_t E_mu[sum_a (pi - mu)(a) Q_mu(s_t, a)]
+        Delta = sum_t E_mu[sum_a (pi - mu)(a) (Q_mu - Q_pi)(s_t, a)]
+
+    (`maths/bounds.py`). Both sums are kept by position.
+    """
+
+    rollout_return: Array  # [R] J(mu)
+    returns: Array  # [R] J(pi)
+    surrogate: Array  # [R, T]; L' is the sum
+    error: Array  # [R, T]; Delta is the sum
+    movement: Array  # [R, T] u_t = E_mu[D_t]
+    largest: Array  # [R, T] l_t, the largest D_t of a state that mu reaches
+    visits: Array  # [R, K, S] expected visits of each state in each stretch
+
+
+def compare(process: Process, mu: Array, pi: Array, divergence: Array) -> Comparison:
+    """Compare `mu` and `pi` [R, K, S, V] (probabilities); `divergence` [R, K, S] is D of each state."""
+    runs, symbols = len(mu), process.vocabulary
+    occupancy = state_probabilities(process, mu)
+    both = np.concatenate([mu, pi])
+    value = np.broadcast_to(process.rewards, (2 * runs, process.states))
+    surrogate, error, movement, largest = (np.empty((runs, process.horizon)) for _ in range(4))
+    visits = np.zeros((runs, process.stretches, process.states))
+    later = (occupancy[-1] * value[runs:]).sum(1)  # sum_s d_mu[t + 1](s) V_pi[t + 1](s)
+    for t in reversed(range(process.horizon)):
+        k, here = process.stretch[t], occupancy[t]
+        behind = value[:, process.successors[int(process.forks[t])]].reshape(2 * runs, -1, symbols)
+        crossed = (pi[:, k] * behind[:runs]).sum(2)  # a token of pi, then mu to the end
+        value = (both[:, k] * behind).sum(2)
+        now = (here * value[runs:]).sum(1)
+        surrogate[:, t] = (here * (crossed - value[:runs])).sum(1)
+        error[:, t] = surrogate[:, t] - (now - later)
+        later = now
+        visits[:, k] += here
+        movement[:, t] = (here * divergence[:, k]).sum(1)
+        largest[:, t] = np.where(here > 0, divergence[:, k], 0.0).max(1)
+    first = value[:, process.starts].mean(1)
+    return Comparison(first[:runs], first[runs:], surrogate, error, movement, largest, visits)
+
+
+def state_probabilities(process: Process, policy: Array) -> Array:
+    """[T + 1, R, S] the probability of each state before each token, and at the end."""
+    runs, states = len(policy), process.states
+    probability = np.zeros((process.horizon + 1, runs, states))
+    probability[0][:, process.starts] = 1 / len(process.starts)
+    offset = np.arange(runs)[:, None] * states
+    targets = [(offset + successors).reshape(-1) for successors in process.successors]
+    for t in range(process.horizon):
+        joint = probability[t][:, :, None] * policy[:, process.stretch[t]]
+        flat = np.bincount(targets[int(process.forks[t])], joint.reshape(-1), runs * states)
+        probability[t + 1] = flat.reshape(runs, states)
+    return probability
+
+
+def returns_by_start(process: Process, policy: Array) -> Array:
+    """[R, V - 1] the expected reward of `policy` [R, K, S, V] from each starting symbol."""
+    value = np.broadcast_to(process.rewards, (len(policy), process.states))
+    for t in reversed(range(process.horizon)):
+        behind = value[:, process.successors[int(process.forks[t])]].reshape(*value.shape, -1)
+        value = (policy[:, process.stretch[t]] * behind).sum(2)
+    return value[:, process.starts]

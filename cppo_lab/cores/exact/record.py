@@ -1,0 +1,17 @@
+"""The record of the exact core."""
+
+from cppo_lab.core_records import CoreRecord
+
+EXACT = CoreRecord(
+    name="exact",
+    title="the exact core",
+    note="Runs of the **exact core**: policies of tables on a small Markov process, trained with the same rules on "
+    "sampled responses. Expected rewards, the surrogate, its error and the bounds are computed, not estimated; "
+    "validation scores are expectations. They are no evidence for or against the paper's scores.",
+    settings="cppo_lab.spec.run:ExactRun",
+    train="cppo_lab.cores.exact.loop:train",
+    datasets="cppo_lab.cores.exact.datasets:datasets",
+    doctor="cppo_lab.doctor.packages:MINI",
+    miniature="a policy of tables on a small Markov process",
+    no_preflight="its runs take seconds on a CPU",
+)

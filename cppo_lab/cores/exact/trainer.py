@@ -1,0 +1,233 @@
+"""Training with the truth known: every step says what the surrogate promised and what the update brought.
+
+Runs that share process, batch and schedule are trained together: sampling and exact evaluation take one pass over the
+positions for all of them. Each run draws from streams of its own and gets the numbers that it gets alone.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cppo_lab import schema
+from cppo_lab.cores.collapse import NotFinite, collapse_reason
+from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.cores.exact.learner import Learner, Rollout
+from cppo_lab.cores.exact.process import Array, Comparison, compare, returns_by_start, sample
+from cppo_lab.cores.mini.checkpoint import same_form
+from cppo_lab.maths import bounds
+from cppo_lab.maths.divergence import exact
+from cppo_lab.spec import ExactRun, canonical
+
+Metrics = dict[str, float]
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(self, spec: ExactRun) -> None:
+        self.learner = Learner(spec)
+        self.steps = 0
+        self.device = torch.device("cpu")
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        return self.learner.diagnostics
+
+    def step(self) -> Metrics:
+        """One training step: rollout, updates, exact evaluation. Returns its metrics.
+
+        Raises NotFinite before an update that would destroy the parameters.
+        """
+        (found,) = step_together([self.learner], self.steps + 1)
+        if isinstance(found, NotFinite):
+            raise found
+        self.steps += 1
+        return found
+
+    def validate(self) -> Metrics:
+        """The expected score on every benchmark, and their mean."""
+        return validate_together([self.learner])[0]
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters."""
+        return {"parameters": self.learner.parameters.detach()}
+
+    def state(self) -> dict[str, Any]:
+        """All that decides the further numbers of this run."""
+        return {"steps": self.steps, **self.learner.state()}
+
+    def load_state(self, state: dict[str, Any], step: int) -> None:
+        """Continue from `state`, which was taken behind `step`.
+
+        Raises ValueError if it is not the state of such a trainer; then nothing has changed.
+        """
+        if not _fits(state, self) or state["steps"] != step:
+            raise ValueError("it holds another policy, or other parts of a run, than this one's")
+        self.steps = state["steps"]
+        self.learner.load_state(state)
+
+
+def _fits(state: object, trainer: Trainer) -> bool:
+    """Whether `state` has the parts of `trainer`'s, each in its form."""
+    own = trainer.state()
+    if not isinstance(state, dict) or state.keys() != own.keys():
+        return False
+    past, watched, optimizer = state["past"], state["diagnostics"], state["optimizer"]
+    plain = own.keys() - {"past", "diagnostics", "optimizer"}
+    if not all(same_form(state[name], own[name]) for name in plain) or not isinstance(past, list):
+        return False
+    longest = trainer.learner.spec.rollout.staleness
+    if len(past) > longest or not all(same_form(one, own["parameters"]) for one in past):
+        return False
+    if not isinstance(watched, dict) or not isinstance(watched.get("window"), dict | None):
+        return False
+    if not same_form({**watched, "window": None}, {**own["diagnostics"], "window": None}):
+        return False
+    before = isinstance(optimizer, dict) and optimizer.get("state") == {}
+    moments = {
+        "step": torch.tensor(0.0),
+        "exp_avg": own["parameters"],
+        "exp_avg_sq": own["parameters"],
+    }
+    return same_form(optimizer, {**own["optimizer"], "state": {} if before else {0: moments}})
+
+
+def train_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int, Metrics]]]]:
+    """Train runs that differ in nothing but the seed; for each of them why it ended early ("" if it did not), and its
+    rows of (step, metrics), step 0 being the validation before training.
+
+    Raises ValueError for runs that differ in more.
+    """
+    if len({canonical(spec.model_copy(update={"seed": 0})) for spec in specs}) != 1:
+        raise ValueError("runs that are trained together must differ in nothing but the seed")
+    spec = specs[0]
+    score = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    learners = [Learner(one) for one in specs]
+    histories = [[(0, metrics)] for metrics in validate_together(learners)]
+    reasons = ["" for _ in specs]
+    for step in range(1, spec.training.t_stop + 1):
+        alive = [i for i, reason in enumerate(reasons) if not reason]
+        if not alive:
+            break
+        found = step_together([learners[i] for i in alive], step)
+        validated = step % spec.validation.every == 0
+        scores = validate_together([learners[i] for i in alive]) if validated else [{} for _ in alive]
+        for i, metrics, validation in zip(alive, found, scores, strict=True):
+            if isinstance(metrics, NotFinite):
+                reasons[i] = f"{metrics} at step {step}"
+                continue
+            histories[i].append((step, metrics | validation))
+            if validated:
+                curve = [row[score] for _, row in histories[i] if score in row]
+                reasons[i] = collapse_reason(
+                    curve, spec.training.collapse_share, spec.training.collapse_patience
+                )
+    return list(zip(reasons, histories, strict=True))
+
+
+def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | NotFinite]:
+    """Training step `step` of runs that share process, batch and schedule: metrics, or what ended the run."""
+    started = time.perf_counter()
+    spec, process = learners[0].spec, learners[0].process
+    log_mu = [learner.log_rollout_policy() for learner in learners]
+    before = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
+    mu = _stacked([one.exp() for one in log_mu])
+    draws = [learner.draw() for learner in learners]
+    responses = sample(process, mu, *(_stacked(part) for part in zip(*draws, strict=True)))
+    sampled = time.perf_counter()
+    watched = step if step % spec.validation.every == 0 else None
+    found: list[Metrics | NotFinite] = []
+    for i, learner in enumerate(learners):
+        tokens, places, rewards = (
+            torch.from_numpy(part[i]) for part in (responses.tokens, responses.places, responses.rewards)
+        )
+        rollout, share = learner.rollout(log_mu[i], tokens, places, rewards)
+        try:
+            metrics = learner.update(rollout, watched)
+        except NotFinite as error:
+            found.append(error)
+            continue
+        found.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
+    updated = time.perf_counter()
+    after = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
+    pi = _stacked([one.exp() for one in after])
+    moved = _stacked([exact(a, b) for a, b in zip(log_mu, after, strict=True)])
+    apart = _stacked([exact(a, b) for a, b in zip(log_mu, before, strict=True)])
+    comparison = compare(process, mu, pi, moved)
+    ended = time.perf_counter()
+    tokens_each = float(responses.tokens[0].size)
+    seconds = {
+        "perf/step_seconds": updated - started,
+        "perf/rollout_seconds": sampled - started,
+        "perf/update_seconds": updated - sampled,
+        "perf/sampled_tokens_per_second": tokens_each * len(learners) / (sampled - started),
+        "perf/trained_tokens_per_second": tokens_each * len(learners) / (updated - sampled),
+        "perf/evaluation_seconds": ended - updated,
+    }
+    return [
+        one if isinstance(one, NotFinite) else one | exact_metrics(comparison, apart, i) | seconds
+        for i, one in enumerate(found)
+    ]
+
+
+def _rollout_metrics(log_mu: Tensor, rollout: Rollout, rewards: Tensor, share: float) -> Metrics:
+    entropy = -(log_mu.exp() * log_mu).sum(-1).flatten()
+    return {
+        "train/reward": float(rewards.mean()),
+        "train/response_length": float(rollout.tokens.shape[1]),
+        "train/zero_variance_group_share": share,
+        "train/entropy": float(entropy[rollout.places // log_mu.shape[-1]].mean()),
+    }
+
+
+def exact_metrics(comparison: Comparison, before: Array, row: int) -> Metrics:
+    """The metrics of run `row`; `before` [R, K, S] is the divergence of mu from the policy that the step began with."""
+    mean, largest = comparison.movement[row].tolist(), comparison.largest[row].tolist()
+    surrogate, error = comparison.surrogate[row], comparison.error[row]
+    residual = float(error.sum())
+    bound = bounds.residual_bound(mean, largest)
+    metrics = {
+        "exact/rollout_return": float(comparison.rollout_return[row]),
+        "exact/return": float(comparison.returns[row]),
+        "exact/surrogate": float(surrogate.sum()),
+        "exact/error": residual,
+        "exact/movement": float(comparison.movement[row].mean()),
+        "exact/movement_before": float((comparison.visits[row] * before[row]).sum() / len(mean)),
+        "exact/bound": bound,
+        "exact/bound_slack": bound - abs(residual),
+        "exact/product_bound": bounds.product_residual_bound(mean, largest),
+    }
+    for number, part in enumerate(np.array_split(np.arange(len(mean)), schema.POSITION_BINS), 1):
+        if len(part):
+            metrics[schema.position_metric("movement", number)] = float(comparison.movement[row, part].mean())
+            metrics[schema.position_metric("error", number)] = float(error[part].sum())
+    return metrics
+
+
+def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
+    """The expected score of each run's policy on every benchmark, and their unweighted mean: no sampling."""
+    spec, process = learners[0].spec, learners[0].process
+    policy = _stacked(
+        [learner.log_policy(spec.validation.temperature).detach().exp() for learner in learners]
+    )
+    found = []
+    names = spec.data.benchmarks
+    for returns in returns_by_start(process, policy):
+        means = [float(returns[i :: len(names)].mean()) for i in range(len(names))]
+        scores = {
+            schema.validation_metric(name, spec.validation.samples): mean
+            for name, mean in zip(names, means, strict=True)
+        }
+        found.append(
+            scores | {schema.validation_metric(schema.MEAN, spec.validation.samples): sum(means) / len(means)}
+        )
+    return found
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Any:
+    """[R, ...] as NumPy sees it."""
+    return torch.stack(list(tensors)).numpy()

@@ -1,0 +1,93 @@
+"""From log-probabilities to a loss in the embedded cores: the configured divergence, the rule, the aggregation."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.aggregation import aggregate
+from cppo_lab.maths.output import RuleOutput
+from cppo_lab.rules import PERMUTATION, rule_of
+from cppo_lab.spec import DivergenceSpec, RunSpec
+
+
+class Recorded(NamedTuple):
+    """What the rollout policy said of the sampled tokens. [...] are any leading dimensions."""
+
+    tokens: Tensor  # [...] ids
+    logp: Tensor  # [...] log mu(y)
+    topk_ids: Tensor  # [..., K] of its most likely tokens
+    topk_logp: Tensor  # [..., K]
+
+
+def recorded_tokens(kind: DivergenceSpec, vocabulary: int) -> int:
+    """K: how many of mu's most likely tokens the divergence needs."""
+    return vocabulary if kind.estimator == "exact" else min(kind.k or 1, vocabulary)
+
+
+@torch.no_grad()
+def measured_divergence(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu: Recorded) -> Tensor:
+    """D [...] between mu and the policy with log-probabilities `pi_logp` [..., V]; `logp` [...] is log pi(y)."""
+    if kind.estimator == "binary":
+        return divergences.binary(logp, mu.logp, kind.measure)
+    if kind.estimator == "sample":
+        return {"k2": divergences.k2, "k3": divergences.k3}[kind.measure](logp, mu.logp)
+    if kind.estimator == "exact":
+        mu_logp = torch.empty_like(pi_logp).scatter_(-1, mu.topk_ids, mu.topk_logp)
+        return divergences.exact(mu_logp, pi_logp, kind.measure)
+    assert kind.convention is not None  # the specification has checked it
+    return divergences.topk(
+        mu.topk_ids,
+        mu.topk_logp,
+        pi_logp,
+        mu.tokens,
+        mu.logp,
+        measure=kind.measure,
+        convention=kind.convention,
+    )
+
+
+class RuleLoss:
+    """The loss that `spec` defines on the tokens of a minibatch."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        rule = rule_of(spec.rule.name, spec.rule.path)
+        self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
+        self.rule, self.constants = rule.load, spec.rule.arguments(self.horizon)
+        self.shuffles = PERMUTATION in rule.needs
+
+    def __call__(
+        self,
+        logp: Tensor,
+        rollout_logp: Tensor,
+        advantages: Tensor,
+        valid: Tensor,
+        divergence: Tensor,
+        permutation: Tensor | None = None,
+    ) -> tuple[Tensor, RuleOutput]:
+        """The loss, a scalar differentiable in `logp`, and what the rule gave.
+
+        All tensors [B, T], but `advantages` [B]. `permutation` is the order of each response's weights, for the rule
+        that shuffles them.
+        """
+        shuffled = {} if permutation is None else {"permutation": permutation[:, : valid.shape[1]]}
+        output: RuleOutput = self.rule(
+            logp,
+            rollout_logp,
+            advantages[:, None].expand_as(logp),
+            valid,
+            divergence,
+            **self.constants,
+            **shuffled,
+        )
+        # The horizon is the run's, not the batch's longest response: the scale must not follow the padding.
+        horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None
+        return -aggregate(output.objective, valid, self.mode, horizon=horizon), output
+
+
+def own_permutation(valid: Tensor, generator: torch.Generator) -> Tensor:
+    """A random order of each response's own positions, [B, T] like `valid`; draw it once per rollout."""
+    draws = torch.rand(valid.shape, generator=generator).to(valid.device)
+    # Padding sorts behind every draw, so the first len_b entries of row b are its own positions.
+    return torch.where(valid, draws, 2.0).argsort(1)

@@ -1,0 +1,329 @@
+"""The exact core's training: the product's loss against the exact surrogate, rules, resuming, runs together."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cppo_lab import schema
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.exact.datasets import datasets
+from cppo_lab.cores.exact.learner import Learner, Rollout
+from cppo_lab.cores.exact.loop import train
+from cppo_lab.cores.exact.policy import FREEDOM, starting_parameters, student
+from cppo_lab.cores.exact.process import compare, returns_by_start, state_probabilities
+from cppo_lab.cores.exact.trainer import Trainer, train_together
+from cppo_lab.cores.rule_loss import Recorded
+from cppo_lab.errors import UserError
+from cppo_lab.maths.divergence import exact
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import ExactRun
+from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, exact_run
+from tests.cores.test_mini import ListSink
+from tests.cores.test_mini_resume import KeepingSink
+from tests.oracles.fork_process import Rules
+
+TIMES = "perf/"
+SHUFFLED = {"name": "cppo_no_prefix_budget_shuffled", "delta": 0.05, "w_min": 0.5}
+DISTURBED: dict[str, Any] = {
+    "model": {"mismatch": 0.1},
+    "rollout": {"staleness": 2, "precision": "bfloat16"},
+    "divergence": {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"},
+}
+
+
+def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
+    """`rows` without times."""
+    return [(step, {k: v for k, v in row.items() if not k.startswith(TIMES)}) for step, row in rows]
+
+
+def history(spec: ExactRun) -> list[tuple[int, dict[str, float]]]:
+    """A run of one, step by step, with the validations that it would log."""
+    trainer = Trainer(spec)
+    rows = [(0, trainer.validate())]
+    for step in range(1, spec.training.t_stop + 1):
+        metrics = trainer.step()
+        rows.append((step, metrics | (trainer.validate() if step % spec.validation.every == 0 else {})))
+    return numbers(rows)
+
+
+def enumerated(learner: Learner, log_mu: torch.Tensor) -> Rollout:
+    """Every response from every start; its advantage is mu's probability of it times its reward, times the rows."""
+    process = learner.process
+    rules = Rules(process.family, process.vocabulary, process.horizon, process.allowed_slips)
+    tokens, places, advantages = [], [], []
+    for start in range(1, process.vocabulary):
+        for response in itertools.product(range(process.vocabulary), repeat=process.horizon):
+            states = rules.states_along(start, response)
+            tokens.append(response)
+            row = []
+            for t, (mode, previous, slips) in enumerate(states[:-1]):
+                stretch = t * process.stretches // process.horizon
+                state = (mode * process.vocabulary + previous) * process.slip_levels + slips
+                row.append((stretch * process.states + state) * process.vocabulary + response[t])
+            places.append(row)
+            probability = math.exp(sum(float(log_mu.flatten()[place]) for place in row))
+            advantages.append(probability * rules.reward(states[-1]) / (process.vocabulary - 1))
+    at = torch.tensor(places)
+    weights = torch.tensor(advantages, dtype=torch.float64) * len(places)
+    rows = log_mu.view(-1, process.vocabulary)
+    top = rows.topk(process.vocabulary)
+    ids = torch.arange(process.vocabulary).repeat(len(rows))
+    mu = Recorded(ids, rows.flatten(), top.indices, top.values)
+    everything = torch.ones(len(places), dtype=torch.bool)
+    return Rollout(mu, torch.tensor(tokens), at, mu.logp[at], weights, everything, None)
+
+
+@pytest.mark.parametrize("family", ["early_fork", "no_fork"])
+def test_the_loss_has_the_gradient_of_the_exact_surrogate(family: str) -> None:
+    """Nothing masked, every response with its probability: the loss falls as L' rises, parameter by parameter."""
+    spec = exact_run(
+        data={"family": family, "vocabulary": 3, "allowed_slips": 1, "benchmarks": ("a", "b")},
+        model={"stretches": 2, "slips": 1.0, "second_mode_slips": 0.5, "start_noise": 0.5},
+        rollout={"max_response_length": 3},
+        rule=NO_TRUST_REGION,
+        training={"aggregation": "seq-mean-token-sum"},
+    )
+    learner = Learner(spec)
+    log_mu = learner.log_policy(1.0).detach()
+    with torch.no_grad():
+        learner.parameters += 0.2 * torch.randn(
+            learner.parameters.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+        )
+    rollout = enumerated(learner, log_mu)
+    loss, stats, _ = learner.objective(rollout, torch.arange(len(rollout.keep)))
+    loss.backward()
+    assert stats["masked"] == 0
+
+    def surrogate() -> float:
+        log_pi = learner.log_policy(1.0).detach()
+        moved = exact(log_mu, log_pi)[None].numpy()
+        found = compare(learner.process, log_mu.exp()[None].numpy(), log_pi.exp()[None].numpy(), moved)
+        return float(found.surrogate.sum())
+
+    # The loss is -sum rho R: L' has rho - 1 in its place.
+    rollout_return = float(returns_by_start(learner.process, log_mu.exp()[None].numpy()).mean())
+    assert -float(loss.detach()) == pytest.approx(surrogate() + 3 * rollout_return, abs=1e-12)
+    gradient, step = learner.parameters.grad, 1e-5
+    assert gradient is not None
+    expected = []
+    with torch.no_grad():
+        for i in range(len(learner.parameters)):
+            learner.parameters[i] += step
+            above = surrogate()
+            learner.parameters[i] -= 2 * step
+            expected.append((above - surrogate()) / (2 * step))
+            learner.parameters[i] += step
+    assert (-gradient).tolist() == pytest.approx(expected, abs=1e-9)
+    assert max(map(abs, expected)) > 1e-2
+
+
+def test_every_step_logs_the_identity_and_known_names() -> None:
+    rows = history(exact_run(**DISTURBED))
+    for _, row in rows:
+        assert all(schema.is_known_metric(name) for name in row)
+    for _, row in rows[1:]:
+        gain = row["exact/return"] - row["exact/rollout_return"]
+        assert row["exact/surrogate"] - row["exact/error"] == pytest.approx(gain, abs=1e-10)
+        assert abs(row["exact/error"]) <= row["exact/product_bound"] <= row["exact/bound"]
+        assert row["exact/bound_slack"] == pytest.approx(row["exact/bound"] - abs(row["exact/error"]))
+        parts = range(1, schema.POSITION_BINS + 1)
+        errors = sum(row[schema.position_metric("error", part)] for part in parts)
+        assert errors == pytest.approx(row["exact/error"], abs=1e-12)
+        movement = sum(row[schema.position_metric("movement", part)] for part in parts) / 8
+        assert movement == pytest.approx(row["exact/movement"], abs=1e-12)
+        assert row["exact/movement_before"] > 0
+    scores = [row["val/mean/avg_at_16"] for _, row in rows if "val/mean/avg_at_16" in row]
+    assert len(scores) == 4
+    assert rows[-1][1]["exact/return"] == pytest.approx(
+        sum(rows[-1][1][f"val/{name}/avg_at_16"] * n for name, n in (("a", 2), ("b", 2), ("c", 1))) / 5
+    )
+
+
+def test_it_learns() -> None:
+    rows = history(exact_run(training={"t_stop": 20}))
+    assert rows[-1][1]["val/mean/avg_at_16"] > rows[0][1]["val/mean/avg_at_16"] + 0.3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (NO_TRUST_REGION, {"name": "grpo", "clip_low": 1.0, "clip_high": 1e9}),
+        (DPPO, {"name": "cppo_no_prefix_budget", "delta": 0.1, "w_min": 1.0}),
+        (DPPO, {**CPPO, "delta_b": 1e9, "w_min": 1.0}),
+    ],
+    ids=["no clipping", "no budget, no weights", "a budget that is never used up"],
+)
+def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = (history(exact_run(rule=rule, **DISTURBED))[-1][1] for rule in (one, other))
+    for name in ("exact/return", "exact/error", "exact/movement"):
+        assert first[name] == pytest.approx(second[name], rel=1e-9)
+
+
+def test_the_rules_differ() -> None:
+    """What binds makes another run: else the test above would compare nothing."""
+    rules = (NO_TRUST_REGION, DPPO, CPPO, SHUFFLED, {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28})
+    found = {history(exact_run(rule=rule, **DISTURBED))[-1][1]["exact/return"] for rule in rules}
+    assert len(found) == len(rules)
+
+
+@pytest.mark.parametrize("rule", [CPPO, SHUFFLED], ids=["cppo", "shuffled"])
+@pytest.mark.parametrize("changes", [{}, DISTURBED], ids=["plain", "stale, bfloat16, disturbed"])
+def test_runs_together_have_the_numbers_that_they_have_alone(
+    rule: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """To the bit, whatever the company."""
+    specs = [exact_run(rule=rule, seed=seed, **changes) for seed in (3, 0, 7)]
+    together = train_together(specs)
+    for spec, (reason, rows) in zip(specs, together, strict=True):
+        assert not reason
+        assert numbers(rows) == history(spec)
+
+
+def test_runs_of_two_kinds_are_not_trained_together() -> None:
+    with pytest.raises(ValueError, match="differ in nothing but the seed"):
+        train_together([exact_run(), exact_run(rule=DPPO)])
+
+
+def test_a_run_that_breaks_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that is not finite ends its run; the others go on as if alone."""
+    specs = [exact_run(seed=seed) for seed in (0, 1)]
+    descend = Learner._descend
+
+    def broken(self: Learner, loss: torch.Tensor) -> float:
+        return descend(self, loss * (math.inf if self.spec.seed == 1 and self.steps_left() < 3 else 1))
+
+    def steps_left(self: Learner) -> int:
+        self.calls = getattr(self, "calls", 0) + 1
+        return 16 - self.calls
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "_descend", broken)
+        patch.setattr(Learner, "steps_left", steps_left, raising=False)
+        whole, broke = train_together(specs)
+    assert numbers(whole[1]) == history(specs[0])
+    assert "is inf" in broke[0] or "is nan" in broke[0]
+    assert 1 < len(broke[1]) < len(whole[1])
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {**DISTURBED, "rule": SHUFFLED}], ids=["plain", "disturbed, shuffled"]
+)
+def test_killed_at_any_step_it_continues_with_the_same_numbers(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    spec = exact_run(**changes)
+    folder = tmp_path / "unbroken"
+    folder.mkdir()
+    unbroken = KeepingSink(folder)
+    assert train(spec, unbroken, Resources(tmp_path, folder)) == Outcome(schema.DONE, 6)
+    different = {hash(tuple(sorted(files.items()))): moment for moment, files in unbroken.left.items()}
+    assert len(different) == 3  # nothing, and the checkpoints of steps 2 and 4
+    for moment in different.values():
+        folder = tmp_path / moment
+        folder.mkdir()
+        for name, content in unbroken.left[moment].items():
+            (folder / name).write_bytes(content)
+        sink = ListSink()
+        assert train(spec, sink, Resources(tmp_path, folder)) == Outcome(schema.DONE, 6)
+        assert numbers(sink.rows) == numbers(unbroken.rows), moment
+        assert sink.artifacts == unbroken.artifacts
+    assert numbers(unbroken.rows) == history(spec)
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    trainer, other = Trainer(exact_run()), Trainer(exact_run(data={"vocabulary": 8}))
+    before = trainer.learner.parameters.clone()
+    for state in (other.state(), {**trainer.state(), "past": [1]}, {}):
+        with pytest.raises(ValueError, match="another policy"):
+            trainer.load_state(state, 0)
+    with pytest.raises(ValueError, match="another policy"):
+        trainer.load_state(trainer.state(), 2)
+    assert torch.equal(trainer.learner.parameters, before)
+
+
+@pytest.mark.parametrize("horizon", [16, 64])
+def test_the_start_slips_as_often_as_it_says(horizon: int) -> None:
+    """Without a fork every token slips with the same probability: the reward is a binomial tail."""
+    spec = exact_run(
+        data={"family": "no_fork"}, model={"start_noise": 0.0}, rollout={"max_response_length": horizon}
+    )
+    learner = Learner(spec)
+    policy = learner.log_policy(1.0).detach().exp()[None].numpy()
+    p = 4.0 / horizon
+    tail = sum(math.comb(horizon, k) * p**k * (1 - p) ** (horizon - k) for k in range(3))
+    assert returns_by_start(learner.process, policy)[0] == pytest.approx([tail] * 5, abs=1e-12)
+
+
+@pytest.mark.parametrize("family", ["early_fork", "late_fork"])
+def test_the_start_forks_as_often_as_it_says(family: str) -> None:
+    spec = exact_run(
+        data={"family": family},
+        model={"start_noise": 0.0, "fork": 0.3},
+        rollout={"max_response_length": 64},
+    )
+    process = Learner(spec).process
+    policy = Learner(spec).log_policy(1.0).detach().exp()[None].numpy()
+    second = state_probabilities(process, policy)[:, 0, process.states // 2 :].sum(1)
+    window = np.flatnonzero(process.forks)
+    assert second[window[0]] == 0
+    assert second[window[-1] + 1] == pytest.approx(0.3, abs=0.05)  # a second fork, seldom, changes back
+
+
+def test_the_start_is_of_the_seed() -> None:
+    process = Learner(exact_run()).process
+    model = exact_run().model
+    first, again, other = (
+        starting_parameters(process, model, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again) and not torch.equal(first, other)
+
+
+def test_the_samplers_noise_has_heavy_tails() -> None:
+    drawn = student((200_000,), torch.Generator().manual_seed(0))
+    # P(|t| > 4) = 0.0280 at 3 degrees of freedom, 0.00006 of a normal draw.
+    assert FREEDOM == 3
+    assert float((drawn.abs() > 4).double().mean()) == pytest.approx(0.0280, abs=0.002)
+    assert float(drawn.median()) == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rollout": {"top_p": 0.9}}, "rollout.top_p=0.9: core=exact evaluates the untruncated softmax"),
+        ({"validation": {"top_p": 0.95}}, "validation.top_p=0.95"),
+        ({"rollout": {"max_response_length": 5000}}, "set 4096 or less"),
+        ({"rollout": {"max_response_length": 5}}, "model.stretches=8 of a response of 5 tokens"),
+        ({"model": {"slips": 16.0}}, "model.slips=16 of 16 tokens"),
+        ({"data": {"benchmarks": ("a", "mean")}}, "'mean' names the mean over them"),
+        ({"data": {"benchmarks": tuple("abcdef")}}, "are more than the 5 ordinary symbols"),
+        ({"data": {"family": "fork"}}, "data.family='fork'"),
+        (
+            {"divergence": {"estimator": "topk", "measure": "tv", "k": 7, "convention": "union"}},
+            "set divergence.k=6 or less",
+        ),
+        ({"rule": {"name": "verl_gspo"}}, "needs core=verl"),
+    ],
+)
+def test_what_it_cannot_train_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        exact_run(**changes)
+    assert said in str(error.value)
+
+
+def test_datasets_are_named_by_what_decides_them() -> None:
+    resources = Resources(Path(), Path())
+    first, again, other = (
+        datasets(exact_run(**changes), resources) for changes in ({}, {"rule": DPPO}, {"seed": 1})
+    )
+    assert first == again
+    assert first[0].digest != other[0].digest and first[1:] == other[1:]
+    assert [one.name for one in first] == ["early", "a", "b", "c"]
+    assert [one.profile["problems"] for one in first] == [48, 2, 2, 1]
+    assert len({one.digest for one in first}) == 4
+    longer = datasets(exact_run(rollout={"max_response_length": 32}), resources)
+    assert all(a.digest != b.digest for a, b in zip(first, longer, strict=True))

@@ -1,0 +1,224 @@
+"""The exact core's returns, surrogate, error and bounds against enumeration and Monte Carlo."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from random import Random
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+
+from cppo_lab.cores.exact.process import Array, Process, compare, returns_by_start, sample
+from cppo_lab.maths import bounds
+from tests.oracles import enumeration
+from tests.oracles.fork_process import Policy, Rules, State
+
+FAMILIES = ("early_fork", "late_fork", "no_fork")
+SIGMAS = 5
+
+
+def table(process: Process, seed: int, sharpness: float = 1.0) -> Array:
+    """A random policy [1, K, S, V]."""
+    logits = sharpness * np.random.default_rng(seed).standard_normal(
+        (1, process.stretches, process.states, process.vocabulary)
+    )
+    mass = np.exp(logits)
+    return mass / mass.sum(-1, keepdims=True)
+
+
+def near(policy: Array, seed: int, distance: float) -> Array:
+    mass = policy * np.exp(distance * np.random.default_rng(seed).standard_normal(policy.shape))
+    return mass / mass.sum(-1, keepdims=True)
+
+
+def as_function(process: Process, policy: Array) -> Policy:
+    def probabilities(position: int, state: State) -> list[float]:
+        stretch = position * process.stretches // process.horizon
+        index = (state[0] * process.vocabulary + state[1]) * (process.allowed_slips + 2) + state[2]
+        return [float(p) for p in policy[0, stretch, index]]
+
+    return probabilities
+
+
+def tv_table(mu: Array, pi: Array) -> Array:
+    return 0.5 * np.abs(mu - pi).sum(-1)
+
+
+def cases() -> Iterator[tuple[str, int, int, int]]:
+    """Family, horizon, allowed slips, stretches."""
+    yield from itertools.product(FAMILIES, (2, 3, 5), (0, 1), (1, 2))
+
+
+@pytest.mark.parametrize(("family", "horizon", "allowed", "stretches"), list(cases()))
+def test_against_every_sequence(family: str, horizon: int, allowed: int, stretches: int) -> None:
+    """J, L', Delta, movement and the bound, of three symbols, by enumeration from every start."""
+    process = Process(family, 3, horizon, allowed, stretches)
+    rules = Rules(family, 3, horizon, allowed)
+    mu, pi = table(process, 1), table(process, 2)
+    found = compare(process, mu, pi, tv_table(mu, pi))
+    starts = (1, 2)
+    before = [rules.flatten(as_function(process, mu), start) for start in starts]
+    after = [rules.flatten(as_function(process, pi), start) for start in starts]
+    rewards = [rules.rewards(start) for start in starts]
+    values = [enumeration.value(p, r, ()) for p, r in zip(after, rewards, strict=True)]
+    triples = list(zip(before, after, rewards, strict=True))
+    movement = [
+        fmean(u) for u in zip(*(enumeration.mean_tv(m, p, horizon) for m, p, _ in triples), strict=True)
+    ]
+    largest = [
+        max(most)
+        for most in zip(*(enumeration.largest_tv(m, p, horizon) for m, p, _ in triples), strict=True)
+    ]
+    rollout_return = fmean(enumeration.value(m, r, ()) for m, _, r in triples)
+    assert found.rollout_return[0] == pytest.approx(rollout_return, abs=1e-12)
+    assert found.returns[0] == pytest.approx(fmean(values), abs=1e-12)
+    assert returns_by_start(process, pi)[0] == pytest.approx(values, abs=1e-12)
+    surrogate = fmean(enumeration.surrogate(m, p, r) for m, p, r in triples)
+    residual = fmean(enumeration.residual(m, p, r) for m, p, r in triples)
+    assert found.surrogate[0].sum() == pytest.approx(surrogate, abs=1e-12)
+    assert found.error[0].sum() == pytest.approx(residual, abs=1e-12)
+    assert found.movement[0] == pytest.approx(movement, abs=1e-12)
+    assert found.largest[0] == pytest.approx(largest, abs=1e-12)
+    expected = 4 * sum(u * sum(largest[t + 1 :]) for t, u in enumerate(movement))
+    assert bounds.residual_bound(movement, largest) == pytest.approx(expected, rel=1e-12)
+    product = 4 * sum(
+        u * (1 - math.prod(1 - most for most in largest[t + 1 :])) for t, u in enumerate(movement)
+    )
+    assert bounds.product_residual_bound(movement, largest) == pytest.approx(product, rel=1e-12)
+
+
+def test_the_error_of_each_position() -> None:
+    """Delta's term of position t, summed over the states there, from the definition."""
+    process = Process("early_fork", 3, 4, 1, 2)
+    rules = Rules("early_fork", 3, 4, 1)
+    mu, pi = table(process, 3), table(process, 4)
+    found = compare(process, mu, pi, tv_table(mu, pi)).error[0]
+    expected = [0.0] * 4
+    for start in (1, 2):
+        m, p = (rules.flatten(as_function(process, one), start) for one in (mu, pi))
+        reward = rules.rewards(start)
+        for state, old in m.items():
+            for token, (a, b) in enumerate(zip(old, p[state], strict=True)):
+                behind = (*state, token)
+                gap = enumeration.value(m, reward, behind) - enumeration.value(p, reward, behind)
+                expected[len(state)] += enumeration.probability(m, state) * (b - a) * gap / 2
+    assert found == pytest.approx(expected, abs=1e-13)
+    assert max(abs(value) for value in expected) > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_identity(family: str) -> None:
+    """J(pi) - J(mu) = L' - Delta on a long response of policies that seldom slip; no error without a movement."""
+    process, rules = Process(family, 6, 300, 3, 8), Rules(family, 6, 300, 3)
+    mass = np.ones((1, 8, process.states, 6))
+    for k, state, token in np.ndindex(mass.shape[1:]):
+        mode, previous, slips = state // 30, state // 5 % 6, state % 5
+        if rules.after(40 * k, (mode, previous, min(slips, 3)), token)[2] > min(slips, 3):
+            mass[0, k, state, token] = 0.01
+    mu = near(mass, 5, 0.1)
+    errors = []
+    for distance in (0.0, 0.05, 1.0):
+        pi = near(mu, 6, distance)
+        found = compare(process, mu, pi, tv_table(mu, pi))
+        gain = returns_by_start(process, pi).mean() - returns_by_start(process, mu).mean()
+        assert found.surrogate.sum() - found.error.sum() == pytest.approx(gain, abs=1e-10)
+        assert 0.05 < found.rollout_return[0] < 0.95
+        errors.append(abs(found.error.sum()))
+    assert errors[0] < 1e-13 and 1e-6 < errors[1] < errors[2]
+
+
+def test_bounds_on_random_pairs() -> None:
+    """|Delta| <= product form <= Proposition 4, for hundreds of pairs, some of them far apart."""
+    tight = 0
+    for seed in range(300):
+        random = Random(seed)
+        process = Process(
+            random.choice(FAMILIES),
+            random.choice([3, 4, 6]),
+            random.choice([2, 3, 8, 20]),
+            random.randrange(3),
+            1,
+        )
+        mu = table(process, seed, random.choice([0.3, 2.0]))
+        pi = near(mu, seed + 1000, random.choice([0.01, 0.3, 3.0]))
+        found = compare(process, mu, pi, tv_table(mu, pi))
+        u, largest = found.movement[0].tolist(), found.largest[0].tolist()
+        error = abs(float(found.error.sum()))
+        product = bounds.product_residual_bound(u, largest)
+        assert error <= product * (1 + 1e-9) + 1e-15
+        assert product <= bounds.residual_bound(u, largest) * (1 + 1e-9)
+        tight += error > 0.01 * product
+    assert tight > 20
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_against_played_responses(family: str) -> None:
+    """Monte Carlo with the rules in plain Python: return, surrogate and movement within five standard errors."""
+    process, rules = Process(family, 7, 24, 11, 4), Rules(family, 7, 24, 11)
+    mu = table(process, 7, 0.5)
+    pi = near(mu, 8, 0.1)
+    found = compare(process, mu, pi, tv_table(mu, pi))
+    random = Random(0)
+    old, new = as_function(process, mu), as_function(process, pi)
+    returns, promised, moved = [], [], []
+    for _ in range(1000):
+        tokens, states, reward = rules.play(old, random.randrange(1, 7), random)
+        returns.append(reward)
+        pairs = [(old(t, s), new(t, s)) for t, s in enumerate(states)]
+        ratios = [p[y] / m[y] - 1 for y, (m, p) in zip(tokens, pairs, strict=True)]
+        promised.append(reward * sum(ratios))
+        moved.append(fmean(enumeration.tv(m, p) for m, p in pairs))
+    for drawn, expected in (
+        (returns, found.rollout_return[0]),
+        (promised, found.surrogate.sum()),
+        (moved, found.movement.mean()),
+    ):
+        assert abs(fmean(drawn) - expected) < SIGMAS * stdev(drawn) / math.sqrt(len(drawn))
+    assert 0.02 < found.rollout_return[0] < 0.98
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampling_follows_the_rules(family: str) -> None:
+    """Every sampled response has the states and the reward that the plain rules give its tokens."""
+    process, rules = Process(family, 5, 17, 2, 3), Rules(family, 5, 17, 2)
+    policy = table(process, 9, 0.5)
+    generator = np.random.default_rng(0)
+    starts = generator.choice(process.starts, (1, 200))
+    drawn = sample(process, policy, starts, generator.random((1, 200, 17)))
+    for row in range(200):
+        tokens = tuple(int(y) for y in drawn.tokens[0, row])
+        states = rules.states_along(int(starts[0, row]) // process.slip_levels, tokens)
+        assert drawn.rewards[0, row] == rules.reward(states[-1])
+        for t, (mode, previous, slips) in enumerate(states[:-1]):
+            state = (mode * 5 + previous) * 4 + slips
+            assert drawn.places[0, row, t] == ((t * 3 // 17) * process.states + state) * 5 + tokens[t]
+
+
+def test_sampling_has_the_right_frequencies() -> None:
+    process = Process("no_fork", 4, 2, 0, 1)
+    policy = table(process, 10)
+    count = 40_000
+    uniforms = np.random.default_rng(1).random((1, count, 2))
+    drawn = sample(process, policy, np.full((1, count), process.starts[0]), uniforms)
+    expected = policy[0, 0, process.starts[0]]
+    seen = np.bincount(drawn.tokens[0, :, 0], minlength=4) / count
+    assert np.abs(seen - expected).max() < SIGMAS * 0.5 / math.sqrt(count)
+
+
+def test_runs_together_are_runs_alone() -> None:
+    """Sampling and evaluation of several policies at once give the bits of each one alone."""
+    process = Process("early_fork", 6, 40, 2, 8)
+    mu = np.concatenate([table(process, seed, 0.3) for seed in range(5)])
+    pi = np.concatenate([near(mu[i : i + 1], 50 + i, 0.1) for i in range(5)])
+    generator = np.random.default_rng(2)
+    starts, uniforms = generator.choice(process.starts, (5, 30)), generator.random((5, 30, 40))
+    together = compare(process, mu, pi, tv_table(mu, pi))
+    drawn = sample(process, mu, starts, uniforms)
+    for i in range(5):
+        one = slice(i, i + 1)
+        alone = compare(process, mu[one], pi[one], tv_table(mu[one], pi[one]))
+        for name in ("rollout_return", "returns", "surrogate", "error", "movement", "largest", "visits"):
+            assert np.array_equal(getattr(together, name)[one], getattr(alone, name)), name
+        own = sample(process, mu[one], starts[one], uniforms[one])
+        assert np.array_equal(drawn.places[one], own.places)
