@@ -34,7 +34,7 @@ class PositionGaps:
     """|pi(y_t) - mu(y_t)| by token position 1..T of one run: `mean`, and the mean `top10` of the largest tenth.
 
     `tokens`: how many tokens were seen at a position; where none was, the gaps are NaN. `w_min` and `delta` are
-    the rule's, None where it has none.
+    the rule's, None where it has none. `span` is T of its position weight where that is the padded width, else None.
     """
 
     positions: tuple[int, ...]
@@ -43,6 +43,7 @@ class PositionGaps:
     top10: tuple[float, ...]
     w_min: float | None
     delta: float | None
+    span: int | None = None
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,10 @@ def _reason(value: Any) -> str | None:
     return value if value in REASONS else None
 
 
+def _span(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
 def _positions(fields: Fields) -> PositionGaps:
     gaps = PositionGaps(
         positions=fields.many("position", count, "count"),
@@ -179,6 +184,7 @@ def _positions(fields: Fields) -> PositionGaps:
         top10=fields.many("gap_top10", _gap, "number"),
         w_min=fields.optional("w_min"),
         delta=fields.optional("delta"),
+        span=_span(fields.optional("span")),
     )
     if gaps.positions != tuple(range(1, len(gaps.positions) + 1)):
         raise fields.bad("has positions other than 1, 2, 3, ...")

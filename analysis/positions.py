@@ -67,10 +67,11 @@ def _curve(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> GapCurve:
     return GapCurve(tuple(steps), around.kind, around.mean, around.low, around.high)
 
 
-def induced_threshold(delta: float, w_min: float, length: int) -> tuple[float, ...]:
+def induced_threshold(delta: float, w_min: float, length: int, span: int | None = None) -> tuple[float, ...]:
     """delta / w_t at t = 1..length of a response of that length: the limit on D_t that w_t D_t <= delta sets.
 
-    w_t = 1 - (1 - w_min)/(length - 1) (t - 1) as in `maths.weights`, which analysis may not import (torch).
+    w_t = 1 - (1 - w_min)/(T - 1) (t - 1) as in `maths.weights`, which analysis may not import (torch); T is `span`, or
+    the length where that is None.
     """
-    last = max(1, length - 1)
+    last = max(1, (span or length) - 1)
     return tuple(delta / (1 - (1 - w_min) * index / last) for index in range(length))

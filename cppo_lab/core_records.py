@@ -52,6 +52,8 @@ class CoreRecord:
     uses_layout: `layout` and `paths` are part of its resources, are listed with its runs, and the machine is examined
     before they start. fresh_process: a run needs a process that has trained none before it.
     published_models: it trains models of the Hugging Face hub.
+    own_models: the models of conf/model that it trains and that no other core of the product trains; empty: it trains
+    those that no core has for itself.
     miniature: what its models are, where results are no evidence for or against the paper; else empty.
     preflight: it writes the timers of each step (cores/verl/phases.py), by which a short run measures a long one.
     no_preflight: why it needs none.
@@ -73,6 +75,7 @@ class CoreRecord:
     uses_layout: bool = False
     fresh_process: bool = False
     published_models: bool = False
+    own_models: tuple[str, ...] = ()
     miniature: str = ""
     preflight: bool = False
     no_preflight: str = "it writes no timers that a preflight could read"

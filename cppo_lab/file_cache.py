@@ -2,12 +2,13 @@
 
 They are under `$XDG_CACHE_HOME` (`~/.cache` by default), each a line with the version of what it holds and then its
 content. The folder may be deleted at any time. Nothing that goes wrong here is an error: a file that cannot be read is
-as good as none, and one that cannot be written is not kept.
+as good as none, and one that cannot be written is not kept. Files that another account could have written are not read.
 """
 
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,15 +22,15 @@ class FileCache:
     """The files under one `folder` of the cache. Any number of processes and threads may use it at once."""
 
     def __init__(self, folder: Path) -> None:
-        home = _cache_home()
-        self._root = None if home is None else home / folder
+        self._home = _cache_home()
+        self._root = None if self._home is None else self._home / folder
 
     def usable(self) -> bool:
         """Whether files can be kept at all."""
         if self._root is None:
             return False
         with contextlib.suppress(OSError):
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_folders(self._root / "any")
         return os.access(self._root, os.W_OK)
 
     def get(self, name: Path, version: str, largest: int) -> bytes | None:
@@ -38,9 +39,12 @@ class FileCache:
             return None
         path = self._root / name
         try:
-            if not path.is_file() or path.stat().st_size > largest:
-                return None
-            with path.open("rb") as file:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+                state = os.fstat(file.fileno())
+                if not stat.S_ISREG(state.st_mode) or not _is_private(state) or state.st_size > largest:
+                    return None
+                if not all(_is_private(folder.stat()) for folder in self._folders(path)):
+                    return None
                 if file.readline(len(version) + 2) != version.encode() + b"\n":
                     return None
                 content = file.read()
@@ -56,7 +60,7 @@ class FileCache:
             return
         path = self._root / name
         with contextlib.suppress(OSError):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_folders(path)
             descriptor, part = tempfile.mkstemp(dir=path.parent, suffix=".part")
             try:
                 with os.fdopen(descriptor, "wb") as file:
@@ -65,6 +69,18 @@ class FileCache:
                 Path(part).replace(path)
             except OSError:
                 Path(part).unlink(missing_ok=True)
+
+    def _folders(self, path: Path) -> list[Path]:
+        """The folders of ours above a file, the outermost first."""
+        assert self._home is not None and self._root is not None
+        above = self._home if self._home in path.parents else self._root.parent
+        return [folder for folder in reversed(path.parents) if above in folder.parents]
+
+    def _make_folders(self, path: Path) -> None:
+        for folder in self._folders(path):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if (state := folder.stat()).st_uid == os.geteuid() and not _is_private(state):
+                folder.chmod(0o700)  # made by an older version under a umask that lets the group write
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -93,6 +109,11 @@ class FileCache:
             total -= size
             if total <= _KEPT_SHARE * most_bytes:
                 return
+
+
+def _is_private(state: os.stat_result) -> bool:
+    """Whether nobody but this account can have written there."""
+    return state.st_uid == os.geteuid() and not state.st_mode & 0o022
 
 
 def _cache_home() -> Path | None:

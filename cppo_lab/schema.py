@@ -99,9 +99,7 @@ _GPU = re.compile(
     r"|utilization_percentage|power_usage_watts|power_usage_percentage)"
 )
 MISMATCH = "mismatch/"
-BEFORE_UPDATE = (
-    "before_update/"  # at the weights before the step's first update: the gap between the two engines
-)
+BEFORE_UPDATE = "before_update/"  # at the weights before the step's first update
 THIRDS = ("early", "middle", "late")  # of a response
 _MISMATCH = re.compile(rf"{MISMATCH}(?:{BEFORE_UPDATE})?(?:(?:{'|'.join(THIRDS)})/)?(?P<name>\w+)")
 _POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")

@@ -151,3 +151,9 @@ def test_the_sweeps_of_the_recipe(sweep: str) -> None:
     for core, runs in zip(CORES, SWEEPS[sweep], strict=True):
         plan = make_plan(load_sweep(sweep), [f"core={core}"])
         assert len({run.run_id for run in plan.runs}) == len(plan.runs) == runs
+
+
+def test_a_rule_of_another_package_gets_the_span_that_it_is_given() -> None:
+    values = {"name": "theirs", "path": "a:b"}
+    assert "span" not in RuleSpec.model_validate({**values, "position_span": "own"}).arguments(64)
+    assert RuleSpec.model_validate({**values, "position_span": "padded"}).arguments(64)["span"] == 64

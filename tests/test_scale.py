@@ -62,8 +62,8 @@ def counted(folder: Path) -> Iterator[Count]:
     def executed(*_: Any) -> None:
         count.statements += 1
 
-    def traced(uri: str) -> sqlite3.Connection | None:
-        if (connection := opened(uri)) is not None:
+    def traced(uri: str, database: Path) -> sqlite3.Connection | None:
+        if (connection := opened(uri, database)) is not None:
             connection.set_trace_callback(executed)
         return connection
 

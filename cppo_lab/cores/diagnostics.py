@@ -80,8 +80,7 @@ class Diagnostics:
         rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None
         moves_away = (seen.advantages * (seen.logp - seen.rollout_logp) > 0) & valid
-        span = len(self.gap) if rule.position_span == "padded" else None
-        weights = position_weights(valid, rule.w_min or 1.0, span)
+        weights = position_weights(valid, rule.w_min or 1.0, self._span())
         rate = effective_delta_b(
             divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed", **_of_adaptive(rule)
         )
@@ -123,10 +122,15 @@ class Diagnostics:
             "gap_mean": (self.gap[:seen] / count).tolist(),
             "gap_top10": (self.top[:seen] / count).tolist(),
             "w_min": self.rule.w_min,
+            "span": self._span(),
             "delta": self.rule.delta if self.rule.delta and math.isfinite(self.rule.delta) else None,
         }
         window = {} if self.window is None else {key: v for key, v in self.window.items() if key != "merit"}
         return {"positions": positions} | ({"window": window} if window else {})
+
+    def _span(self) -> int | None:
+        """T of the position weight where it is the padded width; None where it is each response's own length."""
+        return len(self.gap) if self.rule.position_span == "padded" else None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold."""

@@ -147,7 +147,7 @@ def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
     if not n:
         return {}
     return {
-        "k1": -log_ratio / n,
+        "k1": 0.0 - log_ratio / n,  # no -0.0: a database returns it as 0.0
         "k3": k3 / n,
         "chi_square": square / n - 1,
         "effective_sample_size": ratio**2 / (n * square),

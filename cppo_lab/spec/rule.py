@@ -108,7 +108,7 @@ class RuleSpec(Spec):
     def arguments(self, width: int) -> dict[str, Any]:
         """`parameters` as the rule's function takes them; `width` is the one that batches are padded to, in tokens."""
         found = self.parameters()
-        return found if found.pop("position_span", None) is None else found | {"span": width}
+        return found | {"span": width} if found.pop("position_span", None) == "padded" else found
 
     def needs(self, need: str) -> bool:
         """Whether a rule of the product needs something (`cppo_lab.rules`); False where that is not known."""

@@ -1,5 +1,6 @@
 """Which runs an experiment of the tracking store has, newest first, by the experiment's name."""
 
+import math
 from collections.abc import Iterator
 
 from mlflow import MlflowClient
@@ -67,4 +68,5 @@ class ClientReader:
             )
 
     def history(self, mlflow_id: str, metric: str) -> list[float]:
-        return [point.value for point in self._client.get_metric_history(mlflow_id, metric)]
+        points = self._client.get_metric_history(mlflow_id, metric)
+        return [point.value for point in points if not math.isnan(point.value)]

@@ -8,7 +8,9 @@ import contextlib
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from cppo_lab.errors import UserError
 from cppo_lab.store import address
 from cppo_lab.store.reader import Reader, StoredRun
 
@@ -28,10 +30,13 @@ def open_reader(uri: str) -> Iterator[Reader | None]:
         yield None
         return
     address.require_mlflow_database(uri)
-    connection = _connection(uri) if database is not None else None
+    connection = _connection(uri, database) if database is not None else None
     if connection is not None:
         with contextlib.closing(connection):
-            yield SqliteReader(connection)
+            try:
+                yield SqliteReader(connection)
+            except sqlite3.Error as error:
+                raise _unreadable(uri, error) from None
         return
     from cppo_lab.store.client import open_client
     from cppo_lab.store.listing import ClientReader
@@ -39,10 +44,17 @@ def open_reader(uri: str) -> Iterator[Reader | None]:
     yield ClientReader(open_client(uri))
 
 
-def _connection(uri: str) -> sqlite3.Connection | None:
-    """A connection that cannot write; None if the tables cannot be read through one."""
-    database = address.sqlite_file(uri)
-    assert database is not None
+def _unreadable(uri: str, error: sqlite3.Error) -> UserError:
+    return UserError(
+        f"tracking store {uri} cannot be read: {error}: wait for the program that writes to it, or put back a copy"
+    )
+
+
+def _connection(uri: str, database: Path) -> sqlite3.Connection | None:
+    """A connection that cannot write; None if the tables cannot be read through one.
+
+    Raises UserError for a store that another program keeps locked.
+    """
     connection = None
     try:
         connection = sqlite3.connect(
@@ -50,9 +62,11 @@ def _connection(uri: str) -> sqlite3.Connection | None:
         )
         for table in ("experiments", "runs", "tags", "params", "metrics", "latest_metrics"):
             connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall()  # noqa: S608  the names above
-    except sqlite3.Error:
+    except sqlite3.Error as error:
         if connection is not None:
             connection.close()
+        if error.sqlite_errorname == "SQLITE_BUSY":
+            raise _unreadable(uri, error) from None
         return None
     return connection
 

@@ -35,4 +35,4 @@ class Reader(Protocol):
         """
 
     def history(self, mlflow_id: str, metric: str) -> list[float]:
-        """All values of a metric, by the time at which they were logged."""
+        """All values of a metric but NaN, by the time at which they were logged."""

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.core_records import core_names
+from cppo_lab.core_records import BUILT_IN, core_names
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
@@ -112,7 +112,12 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
         if isinstance(declared, Sweep) and not {core, ANY_CORE} & declared.models.keys():
             continue
         if isinstance(declared, Sweep | Study):
-            plan = make_plan(declared, [f"core={core}"])
+            try:
+                plan = make_plan(declared, [f"core={core}"])
+            except UserError:
+                if core in BUILT_IN and isinstance(declared, Sweep):
+                    raise
+                continue  # a study, or another package's core, whose sweeps do not all have models for it
             found += [(core, run, plan.paths) for run in plan.runs]
     return tuple(found)
 

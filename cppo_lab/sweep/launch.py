@@ -15,7 +15,7 @@ from cppo_lab.launch.reconcile import look_repaired
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.snapshot import Snapshot
 from cppo_lab.rules import rule_of
-from cppo_lab.runs.folder import announce, forget_cancelled
+from cppo_lab.runs.folder import announce, forget_cancelled, read_status
 from cppo_lab.runs.queue import Queue
 from cppo_lab.signals import Interrupted
 from cppo_lab.store import address
@@ -69,10 +69,10 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     _require_one_machine(todo, plan.launcher)
     _require_rules(todo)
     progress = Progress(plan, states, len(todo))
-    _warn_of_jobs_that_trained_nothing(todo, look.explained(ignoring))
     if not todo:
         describe_sweeps(plan, uri, experiment_id, parents, states)
         return Launched(states, left=left)
+    _warn_of_jobs_that_trained_nothing(todo, look)
     for run in todo:
         announce(runs / run.run_id, names(run.spec))
         forget_cancelled(runs / run.run_id)
@@ -90,16 +90,16 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     return Launched(look.explained(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
 
 
-def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], states: Mapping[str, RunState]) -> None:
-    """Say which runs had a Slurm job that ended before the run began: a wrong launcher.python ends every job so."""
-    gone = [
-        run.run_id for run in todo if states[run.run_id].state == schema.MISSING and states[run.run_id].reason
-    ]
-    if gone:
-        runs = "1 run" if len(gone) == 1 else f"{len(gone)} runs"
+def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], look: Snapshot) -> None:
+    """Say which runs had a Slurm job that failed before the run began: a wrong launcher.python ends every job so."""
+    never_begun = [run.run_id for run in todo if "record" not in read_status(look.runs / run.run_id)]
+    words = look.slurm.words([run_id for run_id in never_begun if look.slurm.job_of(run_id)])
+    failed = [run_id for run_id, word in words.items() if word == "FAILED"]
+    if failed:
+        runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"
         print(
-            f"cppo: the last job of {runs} ended before training began ({states[gone[0]].reason}): "
-            f"`cppo logs {gone[0]}` shows what it printed; check launcher.python and launcher.container",
+            f"cppo: the last Slurm job of {runs} failed before training began ({look.slurm.job_of(failed[0])}): "
+            f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container",
             file=sys.stderr,
             flush=True,
         )

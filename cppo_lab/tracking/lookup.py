@@ -34,9 +34,10 @@ def stored_configs(
 
 def _config(uri: str, run: StoredRun) -> dict[str, Any]:
     """By the artifact; by the parameters where it cannot be had."""
-    place = urlsplit(run.artifact_uri)
-    if place.scheme in ("", "file"):
-        return read_config(Path(unquote(place.path), CONFIG)) or nested(run.params)
+    if (local := _local_folder(run.artifact_uri)) is not None:
+        return read_config(local / CONFIG) or nested(run.params)
+    if not run.artifact_uri:
+        return nested(run.params)
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -50,6 +51,16 @@ def _config(uri: str, run: StoredRun) -> dict[str, Any]:
         return read_config(path) or nested(run.params)
 
 
+def _local_folder(artifact_uri: str) -> Path | None:
+    """The folder of a run's artifacts where it is a path or a `file:` address."""
+    if artifact_uri.startswith("file:"):
+        try:
+            return Path(unquote(urlsplit(artifact_uri).path))
+        except ValueError:  # brackets that are no IPv6 address
+            return None
+    return Path(artifact_uri) if artifact_uri and "://" not in artifact_uri else None
+
+
 def nested(params: Mapping[str, str]) -> dict[str, Any]:
     """Parameters under dotted keys as they were before they were logged as text."""
     values: dict[str, Any] = {}
@@ -57,7 +68,9 @@ def nested(params: Mapping[str, str]) -> dict[str, Any]:
         section = values
         *path, last = key.split(".")
         for name in path:
-            section = section.setdefault(name, {})
+            if not isinstance(section.get(name), dict):
+                section[name] = {}
+            section = section[name]
         section[last] = _value(text)
     return values
 

@@ -67,7 +67,7 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
         model=model,
         lines=tuple(lines),
         delta=rule.delta,
-        threshold=induced_threshold(rule.delta or 0, rule.w_min or 1, longest) if weighted else (),
+        threshold=induced_threshold(rule.delta or 0, rule.w_min or 1, longest, rule.span) if weighted else (),
         run_ids=tuple(sorted(run_ids)),
         palette=palette,
     )

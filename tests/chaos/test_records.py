@@ -74,6 +74,6 @@ def test_a_store_is_read_whole(workspace: Path, tiny_spec: RunSpec) -> None:
     [[run]] = first.runs.values()
     assert first.statuses == {"FINISHED": 1}
     assert run.points == run.in_file
-    assert {metric.partition("/")[0] for metric, _, _ in run.points} == {"train", "rule", "val"}
+    assert {metric.partition("/")[0] for metric, _, _ in run.points} == {"train", "rule", "val", "mismatch"}
     assert {"config.json", "history.npz"} <= run.artifacts.keys()
     assert compare(first, second) == Comparison(run.points.total(), 0, ())

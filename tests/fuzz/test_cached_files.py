@@ -233,3 +233,35 @@ def test_tags(content: bytes) -> None:
     with within():
         assert isinstance(kept_files({"cppo.report": text}), dict)
         _saved_state(text)
+
+
+@pytest.mark.parametrize("where", ["file", "folder", "top"])
+def test_what_another_account_could_have_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files, name = FileCache(Path("cppo-lab/some")), Path("deep", "one")
+    path = tmp_path / "cppo-lab" / "some" / name
+    before = os.umask(0o002)  # as `cppo` itself has it in a folder that a group shares
+    try:
+        files.put(name, "1", b"content")
+    finally:
+        os.umask(before)
+    assert files.get(name, "1", 100) == b"content"
+    target = {"file": path, "folder": path.parent, "top": tmp_path / "cppo-lab"}[where]
+    target.chmod(target.stat().st_mode | 0o020)
+    assert files.get(name, "1", 100) is None
+    files.put(name, "1", b"again")
+    assert files.get(name, "1", 100) == b"again"
+
+
+def test_a_link_in_place_of_a_kept_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    files, name = FileCache(Path("cppo-lab/some")), Path("deep", "one")
+    files.put(name, "1", b"content")
+    path = tmp_path / "cppo-lab" / "some" / name
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert files.get(name, "1", 100) is None

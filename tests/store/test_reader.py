@@ -1,10 +1,12 @@
 """A SQLite store that is read without MLflow, held against what MLflow's client gives."""
 
+import contextlib
 import math
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -15,6 +17,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import ClientReader
 from cppo_lab.store.read_only import SqliteReader, open_reader
+from cppo_lab.store.reader import StoredRun
+from cppo_lab.tracking import lookup
 from tests.conftest import TINY
 
 MODEL, SECONDS = "cppo.model", "perf/step_seconds"
@@ -153,3 +157,42 @@ def test_commands_that_only_read_import_no_heavy_library(workspace: Path) -> Non
         assert "is not installed" not in done.stderr, words
         if words[0] == "plan":
             assert done.stdout.count(" done") >= 3
+
+
+def test_a_store_that_a_program_keeps_locked_is_one_line(
+    uri: str, client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cppo_lab.store.read_only.BUSY_SECONDS", 0.0)
+    database = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as writer:
+        with pytest.raises(UserError, match="cannot be read: database is locked"), open_reader(uri) as reader:
+            writer.execute("BEGIN EXCLUSIVE")
+            assert reader is not None
+            list(reader.runs("mine", MODEL))
+        with pytest.raises(UserError, match="cannot be read: database is locked"), open_reader(uri):
+            pass
+        writer.execute("ROLLBACK")
+    with open_reader(uri) as reader:
+        assert reader is not None
+        assert len(list(reader.runs("mine", MODEL))) == 7
+
+
+@pytest.mark.parametrize(
+    ("artifact_uri", "found"),
+    [("", {"a": 1}), ("http://[x", {"a": 1}), ("file://[x", {"a": 1}), ("{}/a#b/q?x", {"whole": 1})],
+)  # fmt: skip
+def test_a_configuration_is_the_artifact_or_the_parameters(
+    tmp_path: Path, artifact_uri: str, found: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "cppo_lab.store.client.open_client", lambda uri: Mock(download_artifacts=Mock(side_effect=OSError))
+    )
+    folder = tmp_path / "a#b" / "q?x"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"whole": 1}')
+    run = StoredRun("id", "FINISHED", artifact_uri.format(tmp_path), {}, {"a": "1"})
+    assert lookup._config("sqlite:///x", run) == found
+
+
+def test_parameters_of_which_one_is_a_section_of_another() -> None:
+    assert lookup.nested({"a.b": "1", "a.b.c": "5"}) == {"a": {"b": {"c": 5}}}

@@ -52,14 +52,15 @@ def test_a_file_that_was_cut_short_is_written_again(
     assert path.read_bytes() == whole
 
 
-def test_a_change_of_conf_or_of_added_rules_asks_again(
+def test_a_change_of_conf_or_of_the_version_asks_again(
     folder: Path, asked: list[tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composed_before(CHOICES)
-    monkeypatch.setattr(cache, "added_rules", lambda: {"mine": {"rule": {"name": "mine"}}})
+    monkeypatch.setattr(cache, "__version__", "0.0.1")
+    cache._fingerprint.cache_clear()
     composed_before(CHOICES)
     monkeypatch.undo()
-    monkeypatch.setattr(cache, "FOLDER", folder)
+    cache._fingerprint.cache_clear()
     cache._conf_files.cache_clear()
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("seed: 0\n")
@@ -70,3 +71,11 @@ def test_a_change_of_conf_or_of_added_rules_asks_again(
     assert cache._conf_files() != before
     cache._conf_files.cache_clear()
     assert asked == [CHOICES, CHOICES]
+
+
+def test_choices_of_other_packages_are_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their configuration is in code, which may change without a file of ours."""
+    answers = iter([{"core": "theirs", "rule": 1}, {"core": "theirs", "rule": 2}])
+    monkeypatch.setattr(cache, "composed", lambda choices, resolved: next(answers))
+    assert [composed_before(("core=theirs",))["rule"] for _ in range(2)] == [1, 2]
+    assert not folder.exists()

@@ -6,10 +6,12 @@ import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
+from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.declared import ANY_CORE
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.search.declare import Search
 
 
 def test_quickstart_enumerates_three_rules_by_two_seeds() -> None:
@@ -23,7 +25,40 @@ def test_quickstart_enumerates_three_rules_by_two_seeds() -> None:
 
 @pytest.mark.parametrize("name", [name for name in shipped_sweeps() if not name.startswith("tune_")])
 def test_every_shipped_sweep_composes(name: str) -> None:
-    assert make_plan(load_sweep(name)).runs
+    overrides = ["core=exact"] if name == "exact" else []
+    assert make_plan(load_sweep(name), overrides).runs
+
+
+@pytest.mark.parametrize("core", ["mini", "verl"])
+def test_every_sweep_composes_under_the_authors_recipe(core: str) -> None:
+    """But the one that changes the recipe's choices itself."""
+    planned = 0
+    for name in shipped_sweeps():
+        declared = load_sweep(name)
+        if name == "recipe_choices" or isinstance(declared, Search):
+            continue
+        if isinstance(declared, Sweep) and not {core, ANY_CORE} & declared.models.keys():
+            continue
+        papers, authors = (
+            make_plan(declared, [f"core={core}", f"recipe={one}"]) for one in ("paper", "authors")
+        )
+        assert len(papers.runs) == len(authors.runs), name
+        planned += 1
+    assert planned > 10
+
+
+def _model_of(data: str) -> str:
+    """The model of the exact core whose process has this `data`."""
+    return {"fork_none": "exact_no_fork"}.get(data, data.replace("fork_", "exact_"))
+
+
+def test_a_model_of_one_core_names_its_core() -> None:
+    with pytest.raises(UserError, match="model='exact_early' is a model of core=exact: add core=exact"):
+        compose(["model=exact_early"])
+    with pytest.raises(
+        UserError, match="core='exact' does not train model='mini_base': choose model=exact_early or"
+    ):
+        compose(["core=exact"])
 
 
 @pytest.mark.parametrize(
@@ -38,6 +73,12 @@ def test_every_shipped_option_composes(override: str) -> None:
         needs = ["core=verl"]
     elif override == "data=dapo_math":
         needs = ["core=verl", "model=qwen3_1_7b"]
+    elif override == "core=exact":
+        needs = ["model=exact_early"]
+    elif override.startswith("model=exact_"):
+        needs = ["core=exact"]
+    elif override.startswith("data=fork_"):
+        needs = ["core=exact", f"model={_model_of(option)}"]
     composed = compose([override, *needs])
     assert composed.run.run_id
     named = {"model": composed.run.model, "data": composed.run.data, "layout": composed.layout}
@@ -79,7 +120,10 @@ def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
         (["seed"], "override 'seed' is not of the form key=value"),
         (["seed=x"], "seed='x'"),
         (["rule.w_min=null", "variant=cppo"], "rule.w_min=null: rule 'cppo' needs a value"),
-        (["rule.name=dppo", "variant=cppo"], "rule 'dppo' has no constant 'delta_b' (valid: delta)"),
+        (
+            ["rule.name=dppo", "variant=cppo"],
+            "rule 'dppo' has no constant 'delta_b' (valid: delta, ratio_cap,",
+        ),
         (["+rule.dual_clip=3", "variant=cppo"], "rule 'cppo' has no constant 'dual_clip'"),
         (["rule.clip_low=2", "variant=grpo"], "rule.clip_low=2: must be in [0, 1]"),
         (["optim.beta1=1"], "optim.beta1=1: must be in [0, 1)"),

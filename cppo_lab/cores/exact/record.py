@@ -11,6 +11,7 @@ EXACT = CoreRecord(
     settings="cppo_lab.spec.run:ExactRun",
     train="cppo_lab.cores.exact.loop:train",
     datasets="cppo_lab.cores.exact.datasets:datasets",
+    own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
     doctor="cppo_lab.doctor.packages:MINI",
     miniature="a policy of tables on a small Markov process",
     no_preflight="its runs take seconds on a CPU",

@@ -1,7 +1,7 @@
 """What Hydra composed before, by any command on this machine: a plan of 28 runs takes 28 compositions, three seconds.
 
 One file for each choice of groups under `cppo-lab/compositions/` of the cache (see `cppo_lab.file_cache`). It counts
-while conf/, the rules of other packages and the versions of Hydra and OmegaConf are the same.
+while conf/ and the versions of this package, Hydra and OmegaConf are the same. Choices of other packages are not kept.
 """
 
 import hashlib
@@ -11,11 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from cppo_lab import __version__
 from cppo_lab.file_cache import FileCache
 from cppo_lab.sweep.compose.through_hydra import composed
-from cppo_lab.sweep.groups import CONF, added_rules
+from cppo_lab.sweep.groups import CONF, shipped
 
 FOLDER = Path("cppo-lab/compositions")
+FORMAT = "1"  # another one where `composed` makes something else of the same files
 LARGEST = 1 << 20  # bytes of one composition; they have about 5,000
 MOST_BYTES = 32 << 20  # of all
 
@@ -25,10 +27,9 @@ def composed_before(choices: tuple[str, ...]) -> dict[str, Any]:
 
     Raises UserError for a choice that is not there.
     """
-    files, key = (
-        FileCache(FOLDER),
-        _fingerprint(_conf_files(), json.dumps(added_rules(), sort_keys=True, default=str)),
-    )
+    if any(_of_another_package(choice) for choice in choices):
+        return composed(choices, resolved=False)  # its configuration is in that package's code
+    files, key = FileCache(FOLDER), _fingerprint(_conf_files())
     name = Path(key[:16], hashlib.sha256(json.dumps(choices).encode()).hexdigest()[:32])
     if (content := files.get(name, key, LARGEST)) is not None and (tree := _parsed(content)) is not None:
         return tree
@@ -44,9 +45,15 @@ def _parsed(content: bytes) -> dict[str, Any] | None:
     """None for a file that was cut short or changed."""
     try:
         tree = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return tree if isinstance(tree, dict) else None
+    return tree if isinstance(tree, dict) and {"core", "rule"} <= tree.keys() else None
+
+
+def _of_another_package(choice: str) -> bool:
+    """Whether it chooses a core, a launcher or a rule that is not the product's."""
+    group, _, option = choice.partition("=")
+    return option not in shipped().get(group, ())
 
 
 @cache
@@ -62,5 +69,5 @@ def _conf_files() -> str:
 @cache
 def _fingerprint(*parts: str) -> str:
     """Changes with whatever could change a composition."""
-    versions = [version("hydra-core"), version("omegaconf")]
+    versions = [FORMAT, __version__, version("hydra-core"), version("omegaconf")]
     return hashlib.sha256(json.dumps([*versions, *parts]).encode()).hexdigest()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from cppo_lab.core_records import core_names, core_of, cores_that
+from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.rules import RULES
 from cppo_lab.spec import RunSpec
@@ -14,9 +14,12 @@ from cppo_lab.sweep.groups import groups
 
 
 def check_model(values: Mapping[str, Any]) -> None:
-    """Say which core a published model needs before its keys are compared with those of another kind of model."""
+    """Say which core a model needs before its keys are compared with those of another kind of model."""
     model, core = values.get("model"), values.get("core")
-    if not (isinstance(core, str) and isinstance(model, dict) and "repository" in model):
+    if not (isinstance(core, str) and isinstance(model, dict)):
+        return
+    _check_own_models(str(model.get("name")), core)
+    if "repository" not in model:
         return
     if core in core_names() and not core_of(core).published_models:
         others = " or ".join(f"core={name}" for name in cores_that("published_models"))
@@ -24,6 +27,18 @@ def check_model(values: Mapping[str, Any]) -> None:
             f"configuration: model={model.get('name')!r} is a published model, which core={core!r} cannot train: add "
             f"{others}, or choose a model of its own"
         )
+
+
+def _check_own_models(model: str, core: str) -> None:
+    """Some of the product's cores have models of their own, which no other one trains."""
+    own = {name: core_of(name).own_models for name in BUILT_IN}
+    if core in own and own[core] and model not in own[core]:
+        raise UserError(
+            f"configuration: core={core!r} does not train model={model!r}: choose model={' or '.join(own[core])}"
+        )
+    for owner, models in own.items():
+        if model in models and core in own and core != owner:
+            raise UserError(f"configuration: model={model!r} is a model of core={owner}: add core={owner}")
 
 
 def check_constants(run: RunSpec) -> None:

@@ -219,7 +219,7 @@ def test_jobs_that_end_before_training_are_named_at_the_next_launch(
         until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
     lines = [line for line in capfd.readouterr().err.splitlines() if "before training began" in line]
     assert len(lines) == 1
-    assert "FAILED" in lines[0] and "launcher.python" in lines[0]
+    assert "the last Slurm job of 1 run failed" in lines[0] and "launcher.python" in lines[0]
     assert f"`cppo logs {run_id(sweep)}`" in lines[0]
     assert main(["logs", run_id(sweep)]) == 0
     assert str(absent) in capfd.readouterr().out
