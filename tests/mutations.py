@@ -188,8 +188,8 @@ MATHS = (
     Fault(
         "the padded width does not reach the position weights",
         "cppo_lab/spec/rule.py",
-        'else found | {"span": width}',
-        "else found",
+        'found | {"span": width} if',
+        "found if",
         "tests/maths/test_recipe.py",
     ),
     Fault(
