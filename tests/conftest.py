@@ -155,6 +155,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _rules_of_the_product() -> Iterator[None]:
+    """Rules beside a sweep file stay for the rest of a process: not for the next test."""
+    from cppo_lab.sweep import groups
+
+    before = dict(groups._ADDED)
+    yield
+    if before != groups._ADDED:
+        groups._ADDED.clear()
+        groups._ADDED.update(before)
+        groups.groups.cache_clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """MLflow makes the tables of a SQLite store by some fifty migrations, each brought through to the disk: seconds.

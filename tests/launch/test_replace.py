@@ -13,8 +13,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.attempt import Attempt, execute
 from cppo_lab.cli import main
+from cppo_lab.cores import loop
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.cores.mini import loop
 from cppo_lab.launch.reconcile import repair
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.snapshot import look_at

@@ -18,8 +18,8 @@ def check_model(values: Mapping[str, Any]) -> None:
     model, core = values.get("model"), values.get("core")
     if not (isinstance(core, str) and isinstance(model, dict)):
         return
-    _check_own_models(str(model.get("name")), core)
     if "repository" not in model:
+        _check_own_models(str(model.get("name")), core)
         return
     if core in core_names() and not core_of(core).published_models:
         others = " or ".join(f"core={name}" for name in cores_that("published_models"))
