@@ -107,10 +107,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 # Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two
-# Rays at once would starve each other). The longest come first.
+# Rays at once would starve each other). The longest come first. Slurm's take a cluster for each of three groups: on
+# one, they would still wait for it when all others are done.
 _TOGETHER = (
     ("ray", ("tests/cores/verl/", "tests/slurm/test_ray_nodes.py")),
-    ("slurm", ("tests/launch/slurm/", "tests/slurm/")),
+    ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
+    ("slurm", ("tests/launch/slurm/",)),
+    ("queues", ("tests/slurm/",)),
     ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
     ("searches", ("tests/sweep/test_search_",)),
     ("launch", ("tests/launch/",)),
