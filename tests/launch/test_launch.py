@@ -291,7 +291,7 @@ def test_repair_spares_a_run_that_ended_while_it_looked(
         recorder.finish(FINISHED)
         return False
 
-    monkeypatch.setattr("cppo_lab.launch.snapshot.is_held", ends_now)
+    monkeypatch.setattr("cppo_lab.launch.reconcile.is_held", ends_now)
     assert repair([tiny_spec.run_id], "mini", tracking_uri(), workspace / "runs") == []
     assert [run.info.status for run in mlflow_runs()] == ["FINISHED"]
 

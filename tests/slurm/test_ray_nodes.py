@@ -176,7 +176,7 @@ def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) 
     command = [sys.executable, "-m", "cppo_lab.cli", "launch", "two.yaml", *overrides, *shorter]
     launcher = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
     launched = machines.run("env", "-C", str(tmp_path), *command, *launcher, seconds=CEILING_SECONDS)
-    assert "queued" in launched.stdout, launched.stderr
+    assert "Slurm has them" in launched.stdout, launched.stderr  # queued or already running
     until("it ends", lambda: not machines.call("squeue", "-h"))
     run = next((tmp_path / "runs").glob("*/status.json")).parent
     told = json.loads((run / "status.json").read_text())
