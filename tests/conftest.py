@@ -106,12 +106,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if tier(collection_path.relative_to(ROOT)) not in CHOICES[chosen] else None
 
 
-# Rooms whose tests share a server, a cluster or files made once: one process runs them all. The longest come first.
-# Ray's tests are two groups and Slurm's three, each with a cluster of its own: in one group they would still run when
-# all others are done.
+# Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two
+# Rays at once would starve each other). The longest come first. Slurm's take a cluster for each of three groups: on
+# one, they would still wait for it when all others are done.
 _TOGETHER = (
-    ("vllm", ("tests/cores/verl/vllm/", "tests/slurm/test_ray_nodes.py")),
-    ("ray", ("tests/cores/verl/",)),
+    ("ray", ("tests/cores/verl/", "tests/slurm/test_ray_nodes.py")),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
     ("queues", ("tests/slurm/",)),
