@@ -19,7 +19,7 @@ help:
 	@echo "make quickstart  install, train three rules with two seeds, write the report page (3 to 4 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
 	@echo "make test        install the development tools and run the fast tests (8 minutes; docs/tests.md)"
-	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (25 minutes)"
+	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (half an hour)"
 	@echo "make soak        search for rare failures: long fuzzing, random kills, simulations, chaos, benchmarks (hours)"
 	@echo "make lint        run ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"

@@ -1,6 +1,6 @@
 """The exact core's study: the surrogate's error at equal movement, its dependence on the horizon, bounds against truth.
 
-A curve is one run's values step by step. Runs are told apart by `Condition`; seeds are the units of every interval.
+A curve is one run's values step by step. `Condition` distinguishes runs; seeds are the units of every interval.
 """
 
 import math

@@ -29,7 +29,8 @@ KINDS = [schema.DONE] * 6 + [schema.FAILED] * 2 + [schema.PARTIAL, schema.QUEUED
 ARRAY = 1000  # tasks of one submission
 SQUEUE = """#!{python}
 import sys
-sys.stdout.write(open("{lines}").read())
+mark = next(word for word in sys.argv if word.startswith("--format=")).removeprefix("--format=").partition("%")[0]
+sys.stdout.writelines(mark + line for line in open("{lines}"))
 """
 
 
@@ -99,7 +100,10 @@ def measure(number: int) -> dict[str, float]:
         taken, said = seconds([sys.executable, "-m", "cppo_lab.cli", "status"], folder)
         assert f"{number} runs: " in said.splitlines()[-1]
         assert f"{number // 10} queued" in said.splitlines()[-1]
-        return {"status": taken, "squeue": seconds([str(folder / "bin" / "squeue")], folder)[0]}
+        return {
+            "status": taken,
+            "squeue": seconds([str(folder / "bin" / "squeue"), "--format=%i"], folder)[0],
+        }
 
 
 def main() -> None:

@@ -108,17 +108,21 @@ def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
 def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
     """(core, run, paths) of every run of a sweep."""
     declared, found = load_sweep(name), []
+    fault: UserError | None = None
     for core in core_names():
         if isinstance(declared, Sweep) and not {core, ANY_CORE} & declared.models.keys():
             continue
         if isinstance(declared, Sweep | Study):
             try:
                 plan = make_plan(declared, [f"core={core}"])
-            except UserError:
+            except UserError as error:
                 if core in BUILT_IN and isinstance(declared, Sweep):
                     raise
-                continue  # a study, or another package's core, whose sweeps do not all have models for it
+                fault = error  # a study, or another package's core: not all of its sweeps have models for it
+                continue
             found += [(core, run, plan.paths) for run in plan.runs]
+    if fault is not None and not found:
+        raise fault
     return tuple(found)
 
 

@@ -92,8 +92,8 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
 
 def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], look: Snapshot) -> None:
     """Say which runs had a Slurm job that failed before the run began: a wrong launcher.python ends every job so."""
-    never_begun = [run.run_id for run in todo if "record" not in read_status(look.runs / run.run_id)]
-    words = look.slurm.words([run_id for run_id in never_begun if look.slurm.job_of(run_id)])
+    had_jobs = [run.run_id for run in todo if look.slurm.job_of(run.run_id)]
+    words = look.slurm.words([one for one in had_jobs if "record" not in read_status(look.runs / one)])
     failed = [run_id for run_id, word in words.items() if word == "FAILED"]
     if failed:
         runs = "1 run" if len(failed) == 1 else f"{len(failed)} runs"

@@ -70,6 +70,7 @@ class TestSlurm(LauncherTests):
     test_every_job_runs_once_in_its_own_process = None  # type: ignore[assignment]
     test_no_more_jobs_than_workers_run_at_a_time = None  # type: ignore[assignment]
     test_what_is_reported = None  # type: ignore[assignment]
+    test_a_job_cancelled_while_it_waits_does_not_begin = None  # type: ignore[assignment]
 
 
 def package(folder: Path, module: str = MODULE) -> Path:

@@ -37,8 +37,14 @@ def composed_before(choices: tuple[str, ...]) -> dict[str, Any]:
     content = json.dumps(tree).encode()
     if _parsed(content) == tree:  # JSON has no tuples, and no keys but text
         files.put(name, key, content)
-        files.prune(MOST_BYTES)
+        _prune()
     return tree
+
+
+@cache
+def _prune() -> None:
+    """Once in a process: a plan keeps some thirty compositions, and each look goes through the whole folder."""
+    FileCache(FOLDER).prune(MOST_BYTES)
 
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
