@@ -195,6 +195,9 @@ class _Rows:
         if step > self._known:
             self.rows[step], self.times[step] = dict(metrics), time.time()
 
+    def tag(self, name: str, value: str) -> None:
+        """Not kept."""
+
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Not kept."""
 

@@ -174,6 +174,7 @@ TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
+TAG_WARM_START = "cppo.warm_start"  # digest of the weights from which training began
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has, with their fingerprints
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one
 TAG_COLOUR = "mlflow.runColor"  # MLflow's own: of a run's curves in its page
@@ -208,6 +209,9 @@ TAG_MLFLOW_COMMIT = "mlflow.source.git.commit"
 TAG_MLFLOW_SOURCE = "mlflow.source.name"
 TAG_MLFLOW_SOURCE_TYPE = "mlflow.source.type"
 TAG_MLFLOW_USER = "mlflow.user"
+
+# Tags that a core may give its run.
+TAGS_OF_CORES = frozenset({TAG_WARM_START})
 
 # Values of TAG_STATUS.
 RUNNING = "running"  # MLflow: RUNNING

@@ -23,6 +23,9 @@ class MetricSink(Protocol):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` (names of schema.py) of training step `step`. Never blocks training on a server."""
 
+    def tag(self, name: str, value: str) -> None:
+        """Give the run a tag of schema.TAGS_OF_CORES, of what is known only once training begins."""
+
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 

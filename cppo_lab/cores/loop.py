@@ -1,5 +1,6 @@
 """One run of an embedded core from its first step or its checkpoint to its end."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,11 @@ class SteppedTrainer(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """Tags of the run that are known only once its trainer exists (schema.TAGS_OF_CORES)."""
+        ...
 
     @property
     def diagnostics(self) -> Diagnostics: ...
@@ -72,6 +78,8 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
     else:
         sink.begin(None)
         history = [(0, trainer.validate())]
+    for name, value in trainer.tags.items():
+        sink.tag(name, value)
     for step, metrics in history:
         sink.log(step, metrics)
     best = resources.folder / BEST_MODEL

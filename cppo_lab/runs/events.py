@@ -52,6 +52,13 @@ class Artifact:
 
 
 @dataclass(frozen=True)
+class Tags:
+    """Tags of the run that are known only once training has begun."""
+
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class End:
     """How an attempt ended: `status` as in schema.STATUSES, behind training step `step`."""
 
@@ -62,10 +69,11 @@ class End:
     reason: str = ""
 
 
-Line = StepEvent | Begin | Artifact | End
-_KINDS: dict[str, type[Begin] | type[Artifact] | type[End]] = {
+Line = StepEvent | Begin | Artifact | Tags | End
+_KINDS: dict[str, type[Begin] | type[Artifact] | type[Tags] | type[End]] = {
     "begin": Begin,
     "artifact": Artifact,
+    "tags": Tags,
     "end": End,
 }
 
@@ -111,9 +119,11 @@ def _fits(number: int) -> bool:
     return -_MOST <= number <= _MOST
 
 
-def _checked(line: Begin | Artifact | End) -> Line | None:
+def _checked(line: Begin | Artifact | Tags | End) -> Line | None:
     """`line`, if its values are of the types that they are declared to be, and such as a recorder writes."""
     if isinstance(line, End) and line.status not in schema.STATUSES:
+        return None
+    if isinstance(line, Tags) and not set(line.tags) <= schema.TAGS_OF_CORES:
         return None
     for name, value in vars(line).items():
         if name in ("tags", "params"):

@@ -38,7 +38,7 @@ class WarmStart(Spec):
     batch: Count
     learning_rate: Positive
     step_noise: Probability
-    seed: Seed = 0
+    seed: Seed | None = None  # None: the run's seed, so that each seed of a study draws its own start
 
 
 class MadeModel(Spec):
@@ -47,6 +47,19 @@ class MadeModel(Spec):
     name: Name
     architecture: Architecture
     warm_start: WarmStart
+
+    def for_seed(self, seed: int) -> Self:
+        """The model whose warm start has a seed: its own if one is set, else that of the run."""
+        if self.warm_start.seed is not None:
+            return self
+        return self.model_copy(update={"warm_start": self.warm_start.model_copy(update={"seed": seed})})
+
+    @property
+    def start_seed(self) -> int:
+        """The seed of the warm start. Raises ValueError if it is that of a run (`for_seed`)."""
+        if self.warm_start.seed is None:
+            raise ValueError("the warm start has no seed of its own: MadeModel.for_seed sets that of the run")
+        return self.warm_start.seed
 
 
 class TaskData(Spec):

@@ -202,6 +202,9 @@ class _FileSink:
             os.kill(os.getpid(), signal.SIGKILL)
         self._add("row", step, dict(metrics))
 
+    def tag(self, name: str, value: str) -> None:
+        self._add("tag", name, value)
+
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         self._add("artifact", name, dict(values))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.redaction import redacted
-from cppo_lab.runs.events import Artifact, Begin, End, StepEvent
+from cppo_lab.runs.events import Artifact, Begin, End, StepEvent, Tags
 from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
@@ -110,6 +110,12 @@ class Recorder:
             self._told_at = time.monotonic()
             with contextlib.suppress(OSError):  # a full disk; the next one says it
                 self._status(schema.RUNNING, step)
+
+    def tag(self, name: str, value: str) -> None:
+        """Give the MLflow run a tag of the schema. Raises ValueError for a name that is not in schema.TAGS_OF_CORES."""
+        if name not in schema.TAGS_OF_CORES:
+            raise ValueError(f"tag {name!r} is not in schema.TAGS_OF_CORES: add it there")
+        self.spool.add(Tags({name: value}))
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` (a relative path) of the run; a later one of the name replaces it."""

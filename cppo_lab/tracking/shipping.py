@@ -18,7 +18,7 @@ from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent
+from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent, Tags
 from cppo_lab.runs.offsets import ShippedRecord, load_shipped, save_shipped
 from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
 from cppo_lab.safe_open import open_lock
@@ -168,6 +168,8 @@ class _Shipment:
         elif isinstance(line, Artifact):
             if line.path not in self.record.pending:
                 self.record.pending.append(line.path)
+        elif isinstance(line, Tags):
+            self._tags(line.tags)
         else:
             self._flush()
             self._end(line)

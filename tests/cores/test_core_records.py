@@ -107,6 +107,9 @@ class InThisProcess(CoreTests):
                     raise Killed
                 rows.append((step, dict(metrics)))
 
+            def tag(self, name: str, value: str) -> None:
+                pass
+
             def artifact(self, name: str, values: Mapping[str, Any]) -> None:
                 pass
 

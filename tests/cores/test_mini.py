@@ -219,6 +219,7 @@ class ListSink:
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.artifacts: dict[str, Mapping[str, Any]] = {}
+        self.tags: dict[str, str] = {}
         self.began: list[int | None] = []
 
     def begin(self, step: int | None) -> None:
@@ -226,6 +227,9 @@ class ListSink:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append((step, dict(metrics)))
+
+    def tag(self, name: str, value: str) -> None:
+        self.tags[name] = value
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         self.artifacts[name] = values
@@ -328,28 +332,50 @@ class TestTrainer:
         horizon = spec.rollout.max_response_length
         assert values["seq-mean-token-sum-norm"] == pytest.approx(values["seq-mean-token-sum"] / horizon)
 
-    def test_warm_start_is_shared_and_depends_on_model_and_task_alone(
+    def test_warm_start_depends_on_model_its_seed_and_the_task_alone(
         self, tmp_path: Path, tiny_spec: RunSpec
     ) -> None:
         def file(spec: RunSpec) -> Path:
-            return warm_start_file(spec.model, spec.data, tmp_path)
+            return warm_start_file(spec.model.for_seed(spec.seed), spec.data, tmp_path)
 
         first = file(tiny_spec)
-        assert file(compose([*TINY, "rule=grpo", "seed=5"]).run) == first
+        assert file(compose([*TINY, "rule=grpo", "optim.learning_rate=0.1"]).run) == first
+        assert file(compose([*TINY, "seed=5"]).run) != first  # each seed draws its own start
+        fixed = [*TINY, "seed=5", "model.warm_start.seed=0"]
+        assert file(compose(fixed).run) == file(compose([*TINY, "model.warm_start.seed=0"]).run) == first
         assert file(compose([*TINY, "data.operations=1"]).run) != first
         assert file(compose([*TINY, "model.warm_start.steps=21"]).run) != first
+
+    def test_each_seed_begins_from_its_own_start_and_its_digest_tells_which(self, tmp_path: Path) -> None:
+        def start(*overrides: str) -> tuple[str, dict[str, torch.Tensor]]:
+            trainer = Trainer(compose([*TINY, *overrides]).run, Resources(tmp_path, tmp_path, device="cpu"))
+            return trainer.tags[schema.TAG_WARM_START], trainer.weights()
+
+        tags = {}
+        for name, overrides in {
+            "0": ["seed=0"],
+            "1": ["seed=1"],
+            "fixed": ["seed=1", "model.warm_start.seed=0"],
+            "rule": ["seed=1", "rule=grpo"],
+        }.items():
+            tags[name], weights = start(*overrides)
+            if name == "0":
+                first = weights
+            same = all(torch.equal(weights[key], first[key]) for key in first)
+            assert same == (name in ("0", "fixed"))
+        assert tags["0"] == tags["fixed"] != tags["1"] == tags["rule"]
 
     def test_warm_start_learns(self, tiny_spec: RunSpec) -> None:
         torch.manual_seed(0)
         model = Transformer(tiny_spec.model.architecture, TOKENIZER.vocabulary, 32)
         longer = tiny_spec.model.warm_start.model_copy(update={"steps": 200, "batch": 32})
-        made = tiny_spec.model.model_copy(update={"warm_start": longer})
+        made = tiny_spec.model.model_copy(update={"warm_start": longer}).for_seed(0)
         uniform_guess = math.log(TOKENIZER.vocabulary)
         assert train_warm_start(made, tiny_spec.data, model) < 0.45 * uniform_guess
 
     @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])
     def test_a_short_warm_start_has_a_schedule(self, tiny_spec: RunSpec, steps: int) -> None:
         short = tiny_spec.model.warm_start.model_copy(update={"steps": steps, "batch": 2})
-        made = tiny_spec.model.model_copy(update={"warm_start": short})
+        made = tiny_spec.model.model_copy(update={"warm_start": short}).for_seed(0)
         model = Transformer(tiny_spec.model.architecture, make_task(tiny_spec.data).tokenizer.vocabulary, 32)
         assert math.isfinite(train_warm_start(made, tiny_spec.data, model))

@@ -218,11 +218,14 @@ def test_a_broken_warm_start_is_made_anew(
     spec: MiniRun, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     whole = Trainer(spec, Resources(shared, shared, device="cpu")).model.state_dict()
-    path = warm_start_file(spec.model, spec.data, tmp_path / "warm_starts")
+    path = warm_start_file(spec.model.for_seed(spec.seed), spec.data, tmp_path / "warm_starts")
     path.parent.mkdir()
     path.write_bytes(content)
     found = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu")).model.state_dict()
     assert f"warm start {path} is not used" in capsys.readouterr().err
     assert all(torch.equal(found[name], whole[name]) for name in whole)
     path.write_bytes(path.read_bytes())
-    assert warm_start_file(spec.model, spec.data, shared / "warm_starts").read_bytes() == path.read_bytes()
+    assert (
+        warm_start_file(spec.model.for_seed(spec.seed), spec.data, shared / "warm_starts").read_bytes()
+        == path.read_bytes()
+    )

@@ -42,6 +42,7 @@ LINES: list[dict[str, Any]] = [
         "datasets": [DATASET],
     },
     {"kind": "artifact", "path": "config.json"},
+    {"kind": "tags", "tags": {"cppo.warm_start": "0123456789ab"}},
     {"step": 0, "time_ms": 1001, "metrics": {"train/reward": 0.25}},
     {"step": 1, "time_ms": 1002, "metrics": {"train/reward": 0.5, "train/loss": float("nan")}},
     {"kind": "end", "record": "ab" * 16, "status": "failed", "step": 1, "time_ms": 1003, "reason": "r"},

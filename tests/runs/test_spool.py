@@ -8,13 +8,13 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.runs import spool as spool_module
-from cppo_lab.runs.events import Artifact, Begin, End, StepEvent
+from cppo_lab.runs.events import Artifact, Begin, End, StepEvent, Tags
 from cppo_lab.runs.spool import FOLDER, files, lines, newest_record, open_spool, read_lines, read_rows
 
 ROWS = [StepEvent(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
 BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"})
 END = End(BEGIN.record, schema.PARTIAL, 2, 2000, "interrupted: cancelled at step 2")
-ALL = [BEGIN, Artifact("config.json"), *ROWS, END]
+ALL = [BEGIN, Artifact("config.json"), Tags({schema.TAG_WARM_START: "0123"}), *ROWS, END]
 
 
 def written(folder: Path, *some: object) -> Path:

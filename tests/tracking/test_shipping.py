@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
+from cppo_lab.runs.events import decoded
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.offsets import unsent
 from cppo_lab.runs.spool import FOLDER
@@ -304,6 +306,18 @@ def test_a_result_that_a_user_deleted_stays_deleted(folder: Path, tiny_spec: Run
     log(anew, 0)
     assert steps(folder) == [0]
     assert len(all_runs(ViewType.ACTIVE_ONLY)) == 1
+
+
+def test_what_is_known_once_training_begins_becomes_a_tag(folder: Path, tiny_spec: RunSpec) -> None:
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.tag(schema.TAG_WARM_START, "0123456789ab")
+    log(recorder, 0)
+    with pytest.raises(ValueError, match=schema.TAG_STATUS):
+        recorder.tag(schema.TAG_STATUS, schema.DONE)
+    forged = {"kind": "tags", "tags": {schema.TAG_STATUS: schema.DONE}}  # as another program could write it
+    assert decoded(json.dumps(forged).encode()) is None
+    recorder.finish(FINISHED)
+    assert mlflow_run(folder).data.tags[schema.TAG_WARM_START] == "0123456789ab"
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/hostname", "link/x", "gone.json"])

@@ -60,6 +60,11 @@ class Trainer:
         """All that decides the further numbers of this run."""
         return {"steps": self.steps, **self.learner.state()}
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """None: there is no warm start."""
+        return {}
+
     def load_state(self, state: dict[str, Any], step: int) -> None:
         """Continue from `state`, which was taken behind `step`.
 

@@ -50,14 +50,12 @@ class Trainer:
         self.device = _device(resources.device)
         self.task = make_task(spec.data)
         self.tokenizer = self.task.tokenizer
-        # Decides the initial weights of a first warm start only.
-        torch.manual_seed(spec.model.warm_start.seed)
-        self.model = Transformer(
-            spec.model.architecture,
-            self.tokenizer.vocabulary,
-            spec.data.prompt_length + spec.rollout.max_response_length,
-        ).to(self.device)
-        load_warm_start(spec.model, spec.data, self.model, resources.shared / "warm_starts")
+        made = spec.model.for_seed(spec.seed)
+        torch.manual_seed(made.start_seed)  # decides the initial weights of a first warm start only
+        context = spec.data.prompt_length + spec.rollout.max_response_length
+        self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(self.device)
+        start = load_warm_start(made, spec.data, self.model, resources.shared / "warm_starts")
+        self.tags = {schema.TAG_WARM_START: start}
         optim = spec.optim
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(),

@@ -1,10 +1,11 @@
 """Supervised warm start: the role of the pre-trained checkpoint from which RL begins.
 
-A warm start depends on model and task alone, so all runs of a study share one file; it is made once, under a
-lock, by whichever run needs it first.
+A warm start depends on the model, its seed and the task, so all runs of one seed share one file; it is made once,
+under a lock, by whichever run needs it first.
 """
 
 import fcntl
+import hashlib
 import sys
 from pathlib import Path
 
@@ -32,13 +33,20 @@ class _Identity(Spec):
 
 
 def warm_start_file(made: MadeModel, data: TaskData, folder: Path) -> Path:
-    """Where the warm start of `made` on the task of `data` lives below `folder`."""
+    """Where the warm start of `made` on the task of `data` lives below `folder`.
+
+    Raises ValueError if the seed of the warm start is not set (`MadeModel.for_seed`).
+    """
+    _ = made.start_seed
     identity = _Identity(model=made.model_dump(mode="json"), data=data.model_dump(mode="json"))
     return folder / f"{made.name}-{fingerprint(identity)}.pt"
 
 
-def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder: Path) -> None:
-    """Load the warm-started weights into `model`, training them first if no run has done so yet."""
+def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder: Path) -> str:
+    """Load the warm-started weights into `model`, training them first if no run has done so yet.
+
+    Returns their digest. `made` has the seed of its warm start (`MadeModel.for_seed`).
+    """
     path = warm_start_file(made, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(path.with_suffix(".lock")) as lock:
@@ -49,6 +57,19 @@ def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder:
             save_whole(path, model.state_dict())
             weights = load_whole(path)
     model.load_state_dict(weights)
+    return weights_digest(weights)
+
+
+def weights_digest(weights: dict[str, Tensor]) -> str:
+    """First 12 hex digits of the SHA-256 of all weights, in the order of their names.
+
+    Another processor rounds otherwise and trains other weights from the same seed: two runs with one digest began
+    from the same policy.
+    """
+    found = hashlib.sha256()
+    for name in sorted(weights):
+        found.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
@@ -66,12 +87,12 @@ def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
 
 
 def train_warm_start(made: MadeModel, data: TaskData, model: Transformer) -> float:
-    """Train `model` in place on noisy worked examples; the validation problems are not among them.
+    """Train a new `model` in place on noisy worked examples; the validation problems are not among them.
 
     Returns the last loss (nats per response token).
     """
     settings, task = made.warm_start, make_task(data)
-    generator = torch.Generator().manual_seed(settings.seed)
+    generator = torch.Generator().manual_seed(made.start_seed)
     held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True

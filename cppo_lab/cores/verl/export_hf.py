@@ -104,10 +104,11 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
         if folder.exists():
             return
         tokenizer = make_task(spec.data).tokenizer
-        torch.manual_seed(spec.model.warm_start.seed)
+        made = spec.model.for_seed(spec.seed)
+        torch.manual_seed(made.start_seed)
         context = spec.data.prompt_length + spec.rollout.max_response_length
         ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-        load_warm_start(spec.model, spec.data, ours, shared / "warm_starts")
+        load_warm_start(made, spec.data, ours, shared / "warm_starts")
         partial = folder.with_suffix(".partial")
         shutil.rmtree(partial, ignore_errors=True)
         as_qwen3(ours, tokenizer).save_pretrained(partial)

@@ -36,7 +36,8 @@ def planned_files(
     assert isinstance(spec.data, TaskData)
     # The weights do not depend on the context, but the model's own limit on it does.
     context = spec.data.prompt_length + spec.rollout.max_response_length
-    model = str(shared / "made_models" / f"{warm_start_file(spec.model, spec.data, shared).stem}-{context}")
+    made = spec.model.for_seed(spec.seed)
+    model = str(shared / "made_models" / f"{warm_start_file(made, spec.data, shared).stem}-{context}")
     own = folder / "data"
     return Files(model, own / "train.parquet", (own / "validation.parquet",), folder, resume)
 

@@ -80,7 +80,7 @@ def test_the_exported_model_computes_what_ours_does(made: tuple[VerlRun, Files, 
     tokenizer = make_task(spec.data).tokenizer
     context = spec.data.prompt_length + spec.rollout.max_response_length
     ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)  # type: ignore[union-attr]
-    load_warm_start(spec.model, spec.data, ours, shared / "warm_starts")
+    load_warm_start(spec.model.for_seed(spec.seed), spec.data, ours, shared / "warm_starts")
     theirs = AutoModelForCausalLM.from_pretrained(files.model, dtype=torch.float32)
     tokens = torch.randint(0, tokenizer.vocabulary, (5, context), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
