@@ -15,8 +15,9 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build, drawings
-from cppo_lab.reports.build import ReportRequest, current_inputs, make_report
+from cppo_lab.reports.build import current_inputs, make_report
 from cppo_lab.reports.folder import MARKER, read_marker
+from cppo_lab.reports.sweep import ReportRequest
 
 
 def contents(folder: Path) -> dict[str, bytes]:
