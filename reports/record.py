@@ -12,9 +12,8 @@ from typing import Any
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
-from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import Verdict, judge
+from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.saved import FORMAT, RECORD
@@ -41,9 +40,7 @@ def record(
     files: Mapping[str, bytes],
 ) -> bytes:
     """The record of a report with these scored sweeps, drawings (by the name of their files) and files."""
-    values = {name: run_values(board) for name, board in boards.items()}
-    heard = heard_claims(boards, about.kind == "study")
-    judged = [judge(claim, boards[claim.sweep], values[claim.sweep]) for claim in heard]
+    judged = verdicts(boards, heard_claims(boards, about.kind == "study"))
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},

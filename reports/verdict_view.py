@@ -2,20 +2,22 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind
+from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, claims_about
+from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
-from cppo_lab.analysis.statistics.verdict_words import reason
-from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, judge
+from cppo_lab.analysis.statistics.verdict_words import exploratory, place, reason
+from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import miniature_of
-from cppo_lab.reports.names import OURS, display_name
+from cppo_lab.reports.names import display_name
 
 ABSENT = "–"
+OVER_MODELS = "mean over models"
 SCORES: Mapping[Score, str] = {
     Score.BEST: "best step",
     Score.CORRECTED: "best step, corrected",
@@ -76,20 +78,14 @@ class VerdictView:
 
 
 def heard_claims(boards: Mapping[str, Scoreboard], whole: bool = False) -> list[Claim]:
-    """The claims that these sweeps can speak to. A sweep of which the paper says nothing is asked whether CPPO is best
-    in it, unless it is one of a `whole` study.
-    """
-    heard = [claim for claim in CLAIMS if claim.sweep in boards]
-    if heard or whole:
-        return heard
-    return [claim for name, board in boards.items() for claim in _own_claim(name, board)]
+    """The claims that these sweeps can speak to; see `claims_about`."""
+    return claims_about({name: board.variants for name, board in boards.items()}, whole)
 
 
 def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = False) -> VerdictView:
     """The claims that these sweeps, by name, can speak to; of the `whole` study the others are named as well."""
-    heard = heard_claims(boards, whole)
     values = {name: run_values(board) for name, board in boards.items()}
-    found = [judge(claim, boards[claim.sweep], values[claim.sweep]) for claim in heard]
+    found = verdicts(boards, heard_claims(boards, whole))
     alone = bool(found) and all(map(_single_runs, found))
     return VerdictView(
         summary=_summary(found),
@@ -111,14 +107,6 @@ _METHOD = (
     "margin of ours: the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
     "its level is 0.025."
 )
-
-
-def _own_claim(name: str, board: Scoreboard) -> tuple[Claim, ...]:
-    """What the paper claims of its main grid, asked of a sweep that it says nothing of."""
-    if OURS not in board.variants or len(board.variants) < 2:
-        return ()
-    text = "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
-    return (replace(CLAIMS[0], text=text, sweep=name, kind=Kind.BEST, tiers=((OURS,),)),)
 
 
 def _caution(core: str, judged: bool) -> str:
@@ -156,15 +144,19 @@ def _line(verdict: Verdict, runs: tuple[RunValues, ...]) -> VerdictLine:
 def _single_runs(verdict: Verdict) -> bool:
     """Whether every comparison is of one run with one run."""
     found = [each.difference for each in verdict.comparisons]
-    return bool(found) and all(each is not None and each.ours == each.theirs == 1 for each in found)
+    return bool(found) and all(
+        each is not None and each.ours == each.theirs and each.estimate.unknown == ONE_RUN for each in found
+    )
 
 
 def _one_run(verdict: Verdict) -> str:
     found = verdict.deciding
     if found is None or found.difference is None:
         return ""
-    pair = f"{display_name(found.variant)} against {display_name(found.against)} on {found.model}"
+    pair = f"{display_name(found.variant)} against {display_name(found.against)} {place(found.model)}"
     more = " Runs of the sweep are missing or unfinished, so this may change." if verdict.provisional else ""
+    if verdict.after is not None:
+        more += f" {exploratory(verdict.after)}"
     return f"With one run on each side nothing is decided; the least clear is {pair}.{more}"
 
 
@@ -207,16 +199,17 @@ def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
     squares = [
         None if run.step_noise is None or not run.late else run.step_noise**2 / run.late
         for run in runs
-        if run.model == found.model and run.variant in (found.variant, found.against)
+        if run.model == (found.model or run.model) and run.variant in (found.variant, found.against)
     ]
     known = [square for square in squares if square is not None]
-    return math.sqrt(math.fsum(known)) if len(known) == len(squares) else None
+    models = 1 if found.model else len({run.model for run in runs})
+    return math.sqrt(math.fsum(known)) / models if len(known) == len(squares) else None
 
 
 def _comparison(each: Comparison) -> ComparisonLine:
     found = each.difference
     return ComparisonLine(
-        model=each.model,
+        model=each.model or OVER_MODELS,
         label=display_name(each.variant),
         against=display_name(each.against),
         ours=(each.model, each.variant),

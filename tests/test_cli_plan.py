@@ -133,3 +133,36 @@ def test_a_title_that_ends_a_sentence_gets_no_second_stop(
     said = capsys.readouterr().out
     assert "mine: How much weight? Does it matter?" in said
     assert "1 run: 1 missing" in said
+
+
+def test_power_says_what_the_planned_runs_can_decide(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "main", "seed=0,1,2", "--power", "--deviation=1,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    powers = {(one["claim"], one["deviation"]): one for one in found["claims"]}
+    assert (found["sweep"], found["core"], found["effect"]) == ("main", "mini", "paper")
+    # With the paper's own effects three seeds decide the primary claim, and nothing like that decides every cell.
+    assert powers["cppo_mean", 1.0]["power"] > 0.95
+    assert powers["cppo_best", 1.0]["power"] < 0.05
+    assert powers["cppo_best", 2.0]["seeds_needed"] > powers["cppo_best", 1.0]["seeds_needed"] > 10
+    assert main(["plan", "drift_strong", "--power", "--effect=5", "--deviation=2"]) == 0
+    assert "if the truth is a lead of 5 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["main", "--deviation=1"], "--deviation=1: is for --power"),
+        (["main", "--power", "--deviation=0"], "must be above 0 points"),
+        (["main", "--power", "--deviation=1,x"], "--deviation=x: must be a number of points"),
+        (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),
+        (["main", "--power", "--csv"], "use --json"),
+        (["drift_strong", "--power"], "--effect=POINTS"),
+    ],
+)
+def test_power_names_the_remedy(
+    workspace: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(["plan", *words]) == 2
+    assert message in capsys.readouterr().err

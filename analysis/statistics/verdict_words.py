@@ -13,6 +13,8 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     if found is None:
         return f"Nothing of sweep {verdict.claim.sweep!r} can be compared yet."
     sentence = f"{_count(verdict, count)} {_numbers(verdict.claim, found, name)}"
+    if verdict.after is not None:
+        sentence += f" {exploratory(verdict.after)}"
     if verdict.provisional:
         sentence += " Runs of the sweep are missing or unfinished, so this may change."
     if verdict.outcome is not VerdictOutcome.UNDECIDED:
@@ -29,6 +31,16 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     )
 
 
+def exploratory(before: Claim) -> str:
+    """Why a verdict is no test of its claim."""
+    return f"Exploratory: the claim before it is not supported ({before.text})."
+
+
+def place(model: str) -> str:
+    """Where a comparison is made, as the end of a sentence; "" is the mean over the models."""
+    return f"on {model}" if model else "in the mean over the models"
+
+
 def _count(verdict: Verdict, count: int) -> str:
     held = sum(each.outcome is verdict.outcome for each in verdict.comparisons)
     if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
@@ -39,7 +51,7 @@ def _count(verdict: Verdict, count: int) -> str:
 
 
 def _numbers(claim: Claim, found: Comparison, name: Callable[[str], str]) -> str:
-    pair = f"{name(found.variant)} against {name(found.against)} on {found.model}"
+    pair = f"{name(found.variant)} against {name(found.against)} {place(found.model)}"
     if found.difference is None:
         return f"{pair}, where one side has no finished run."
     estimate = found.difference.estimate

@@ -9,18 +9,21 @@ The claim is supported if every comparison is, without adjustment: all must hold
 luck is no larger than that of the worst (Berger's intersection-union test). It is not supported if any comparison is
 refuted, with Holm's adjustment over them, since any of many may be refuted by luck. Otherwise it is undecided.
 
+A claim with `after` is confirmatory only if the claim of that name is supported: in a fixed order the family of claims
+errs no more often than one of them. Otherwise its outcome stands as exploratory.
+
 By default verdicts are about the mean of the last part of the window: nothing is picked there, and a collapse counts.
 `others` says what the same claim comes to with the other scores.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, pairs
 from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.paired import Difference, difference
+from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
 from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
 
@@ -35,7 +38,9 @@ class VerdictOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One pair of variants on one model; `difference` is None where a side has no finished run.
+    """One pair of variants on one model, or in the mean over the models (`model` is then "").
+
+    `difference` is None where a side has no finished run.
 
     `p_for`, `p_against`: see the module's text; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment, to
     single out this comparison from the others of the claim. `seeds`: what would decide it (if it is decided, what did).
@@ -60,7 +65,8 @@ class Verdict:
     """A claim judged by one score. `deciding`: the comparison that the outcome hangs on (None: nothing to compare).
 
     `seeds`: how many per variant would decide it if the observed differences are the true ones. `provisional`: runs of
-    the sweep are missing or unfinished. `others`: the outcome by the other scores.
+    the sweep are missing or unfinished. `others`: the outcome by the other scores. `after`: the claim that had to be
+    supported first and is not, or could not be judged here: the outcome is exploratory.
     """
 
     claim: Claim
@@ -71,14 +77,31 @@ class Verdict:
     seeds: Seeds
     provisional: bool
     others: Mapping[Score, VerdictOutcome]
+    after: Claim | None = None
 
 
-def verdicts(boards: Mapping[str, Scoreboard], score: Score = Score.FINAL) -> tuple[Verdict, ...]:
-    """All claims against the sweeps, by name; a claim whose sweep is not there is undecided."""
+def verdicts(
+    boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS, score: Score = Score.FINAL
+) -> tuple[Verdict, ...]:
+    """The claims against the sweeps, by name; a claim whose sweep is not there is undecided."""
     values = {name: run_values(board) for name, board in boards.items()}
-    return tuple(
-        judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ()), score) for claim in CLAIMS
-    )
+    found: dict[str, Verdict] = {}
+    for claim in claims:
+        verdict = judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ()), score)
+        found[claim.key] = replace(verdict, after=_closed_by(claim, claims, found))
+    return tuple(found.values())
+
+
+def _closed_by(claim: Claim, claims: Sequence[Claim], found: Mapping[str, Verdict]) -> Claim | None:
+    """The first claim before `claim` in its order that is not supported."""
+    if claim.after is None:
+        return None
+    before = found.get(claim.after)
+    if before is None:
+        return next(one for one in (*claims, *CLAIMS) if one.key == claim.after)
+    if before.after is not None:
+        return before.after
+    return None if before.outcome is VerdictOutcome.SUPPORTED else before.claim
 
 
 def judge(
@@ -111,6 +134,8 @@ def _compare_all(
         for model in board.models
         for pair in pairs(claim, [name for name in board.variants if (model, name) in board.cells])
     ]
+    if claim.over_models:
+        compared = _over_models(compared, runs)
     p_for = [None if found is None else _p_for(claim, found) for *_, found in compared]
     p_against = [None if found is None else _p_against(claim, found) for *_, found in compared]
     adjusted_for, adjusted_against = _holm(p_for), _holm(p_against)
@@ -130,6 +155,18 @@ def _compare_all(
         )
         for index, (model, variant, against, found) in enumerate(compared)
     )
+
+
+def _over_models(
+    compared: Sequence[tuple[str, str, str, Difference | None]], runs: tuple[RunValues, ...]
+) -> list[tuple[str, str, str, Difference | None]]:
+    """The mean over the models for each pair of variants; None where a model lacks runs of one of them."""
+    found = []
+    for pair in dict.fromkeys((variant, against) for _, variant, against, _ in compared):
+        parts = [each for *names, each in compared if tuple(names[1:]) == pair]
+        known = [each for each in parts if each is not None]
+        found.append(("", *pair, mean_difference(known, runs) if len(known) == len(parts) else None))
+    return found
 
 
 def _p_for(claim: Claim, found: Difference) -> float | None:

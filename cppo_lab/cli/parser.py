@@ -62,6 +62,15 @@ def _add_training(commands: Commands) -> None:
         "list the runs of a sweep with ids, states and cost",
     )
     add_listing(plan)
+    plan.add_argument(
+        "--power", action="store_true", help="show what the planned runs can decide: the power of each claim"
+    )
+    plan.add_argument(
+        "--deviation", metavar="POINTS,...", help="with --power: standard deviation over seeds (default: 1,2)"
+    )
+    plan.add_argument(
+        "--effect", metavar="POINTS", help="with --power: the lead to look for (default: the paper's scores)"
+    )
     show = add_sweep(
         commands,
         "show",

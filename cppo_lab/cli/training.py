@@ -11,6 +11,7 @@ from cppo_lab.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from cppo_lab.cli.power import PowerQuestion
     from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Plan
@@ -47,9 +48,17 @@ def plan(options: argparse.Namespace) -> int:
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
     found, uri = planned(options)
+    question = _power_question(options)
     states, costs = plan_states(found, uri), past_costs(found.runs, uri)
     rows = listing.make_listing(found, states, costs, only)
-    if options.json:
+    if question is not None:
+        from cppo_lab.cli.power import power_json, power_of, power_text
+
+        powers = power_of(found, question)
+        print(
+            power_json(found, powers, question) if options.json else power_text(powers, question, rows.costs)
+        )
+    elif options.json:
         print(listing.to_json(rows))
     elif options.csv:
         print(listing.to_csv(rows), end="")
@@ -64,6 +73,20 @@ def plan(options: argparse.Namespace) -> int:
         if cost := cost_summary(found.runs, costs, rows.costs):
             print(cost)
     return 0
+
+
+def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
+    """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
+    from cppo_lab.cli.power import parse_question
+
+    if options.power:
+        if options.csv:
+            raise UserError("--csv with --power: use --json")
+        return parse_question(options.deviation, options.effect)
+    for name in ("deviation", "effect"):
+        if getattr(options, name) is not None:
+            raise UserError(f"--{name}={getattr(options, name)}: is for --power")
+    return None
 
 
 def show(options: argparse.Namespace) -> int:

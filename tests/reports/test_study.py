@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.study import StudyResults, read_study
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
@@ -197,7 +198,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     assert figures <= {first for first, _ in loaded}
     # Verdicts first, one for each of the paper's claims, labelled as what they are.
     assert html.index('id="verdicts"') < html.index('id="findings"') < html.index('id="main"')
-    assert html.count('<span class="verdict">core=mini</span>') == 9
+    assert html.count('<span class="verdict">core=mini</span>') == len(CLAIMS)
     assert "no evidence for or against the paper" in html
     assert html.count("<script") == 1 + len(SWEEPS)  # the page's own, and the curves of every sweep as data
     assert files["table_3.csv"].decode().splitlines()[:2] == [

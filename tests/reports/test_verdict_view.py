@@ -8,6 +8,7 @@ import pytest
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.reports.verdict_view import verdict_view
@@ -26,11 +27,18 @@ def demo_board(demo_request: ReportRequest) -> Callable[..., Scoreboard]:
 
 def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Scoreboard) -> None:
     view = verdict_view({"main": paper_board}, "paper")
-    (line,) = view.lines
-    assert (line.outcome, view.summary) == ("undecided", "1 claim: 1 undecided.")
+    mean, each, line = view.lines
+    assert (line.outcome, view.summary) == ("undecided", "3 claims: 3 undecided.")
+    assert [one.model for one in mean.comparisons] == ["mean over models"]
+    assert "CPPO against DPPO in the mean over the models" in mean.sentence
+    assert "Exploratory" not in mean.sentence
+    before = (
+        "Exploratory: the claim before it is not supported (CPPO is above DPPO in the mean over the models)."
+    )
+    assert each.sentence.endswith(before) and line.sentence.endswith(before)
     assert view.cannot == CANNOT
     assert line.observed == "The observed differences point its way in 24 of 24 comparisons."
-    assert line.sentence.endswith("the least clear is CPPO against CISPO on Qwen3-1.7B-Base.")
+    assert "the least clear is CPPO against CISPO on Qwen3-1.7B-Base." in line.sentence
     numbers = dict(line.numbers)
     assert numbers["difference"] == "+1.05 points"  # 11.60 and 10.56, as the findings have them
     assert numbers["noise of the evaluations alone"] == "0.19 points"
@@ -63,7 +71,7 @@ def test_a_sweep_without_cppo_has_no_claim(demo_board: Callable[..., Scoreboard]
 
 def test_a_study_names_the_claims_that_it_cannot_judge(paper_board: Scoreboard) -> None:
     view = verdict_view({"main": paper_board}, "paper", whole=True)
-    assert len(view.lines) + len(view.not_judged) == 9
+    assert len(view.lines) + len(view.not_judged) == len(CLAIMS)
     assert "The binary divergence is about Top-K (sweep binary_vs_topk)" in view.not_judged
 
 

@@ -1,5 +1,6 @@
 """Verdicts on made sweeps whose truth is plain, and the claims' table against the shipped sweeps."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,10 +160,13 @@ def test_every_claim_gets_a_verdict() -> None:
     board = board_of(flat({"cppo": moved(0.05), "dppo": BASE}))
     found = verdicts({"main": board})
     assert [verdict.claim for verdict in found] == list(CLAIMS)
-    assert [verdict.outcome for verdict in found] == [VerdictOutcome.SUPPORTED] + [
+    about_main = [verdict.outcome for verdict in found if verdict.claim.sweep == "main"]
+    assert about_main == [VerdictOutcome.SUPPORTED] * 3
+    assert {verdict.outcome for verdict in found if verdict.claim.sweep != "main"} == {
         VerdictOutcome.UNDECIDED
-    ] * (len(CLAIMS) - 1)
-    assert "no run of sweep 'kl_vs_tv' is finished" in reason(found[6]) or "kl_vs_tv" in reason(found[6])
+    }
+    [words] = [reason(verdict) for verdict in found if verdict.claim.key == "kl_above"]
+    assert words == "Nothing of sweep 'kl_vs_tv' can be compared yet."
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.key)
@@ -196,3 +200,46 @@ def test_seeds_of_a_claim_are_those_of_its_hardest_comparison_unless_one_leans_a
     assert verdict.outcome is VerdictOutcome.UNDECIDED and not against.leans_for
     assert verdict.seeds == against.seeds
     assert against.seeds.count is not None and against.seeds.count < counts["hard"]
+
+
+def test_the_mean_over_models_is_one_test() -> None:
+    """Neither model shows it alone; together they do."""
+    claim = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, (("a",), ("b",)), over_models=True)
+    wiggles = ((0.02, -0.015, -0.02, 0.015), (0.015, 0.02, -0.015, -0.02), (-0.02, 0.015, 0.02, -0.015))
+    runs = [
+        run
+        for model, wiggle in zip("mno", wiggles, strict=True)
+        for run in flat({"a": moved(0.02, *wiggle), "b": BASE}, model)
+    ]
+    assert judged(ABOVE, runs).outcome is VerdictOutcome.UNDECIDED
+    verdict = judged(claim, runs)
+    [comparison] = verdict.comparisons
+    assert (comparison.model, verdict.outcome) == ("", VerdictOutcome.SUPPORTED)
+    assert comparison.difference is not None
+    assert comparison.difference.estimate.value == pytest.approx(0.02)
+    assert "in the mean over the models" in reason(verdict)
+    lacking = [run for run in runs if (run.model, run.variant) != ("o", "b")]
+    assert judged(claim, lacking).outcome is VerdictOutcome.UNDECIDED  # not the mean of what is there
+
+
+def test_a_claim_is_exploratory_until_the_one_before_it_is_supported() -> None:
+    first = replace(ABOVE, key="first")
+    claims = (first, replace(BEST, after="first"), replace(ABOUT, after="best"))
+
+    def closed(levels: dict[str, list[float]]) -> list[str]:
+        found = verdicts({"main": board_of(flat(levels))}, claims)
+        return ["" if one.after is None else one.after.key for one in found]
+
+    above, low = moved(0.05), moved(-0.05)
+    assert closed({"a": above, "b": BASE}) == ["", "", ""]
+    assert closed({"a": low, "b": BASE}) == ["", "first", "first"]
+    assert closed({"a": above, "b": BASE, "c": moved(0.1)}) == ["", "", "best"]
+    [alone] = verdicts({"main": board_of(flat({"a": above, "b": BASE}))}, [replace(BEST, after="cppo_mean")])
+    assert alone.after is not None and alone.after.key == "cppo_mean"  # it is not judged here
+    assert "Exploratory: the claim before it is not supported (CPPO is above" in reason(alone)
+
+
+def test_the_order_of_the_shipped_claims() -> None:
+    order = [claim.key for claim in CLAIMS]
+    assert all(claim.after is None or order.index(claim.after) < order.index(claim.key) for claim in CLAIMS)
+    assert len(set(order)) == len(order)

@@ -1,0 +1,206 @@
+"""`cppo plan SWEEP --power`: what the planned runs can decide, before any of them is trained."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from cppo_lab import schema
+from cppo_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from cppo_lab.analysis.statistics.claims import Claim
+    from cppo_lab.analysis.statistics.planned_power import PlannedPower
+    from cppo_lab.sweep.cost import CostSum
+    from cppo_lab.sweep.plan import Plan
+
+DEVIATIONS = (1.0, 2.0)  # points; of runs that differ in the seed, where the user names none
+Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
+
+
+@dataclass(frozen=True)
+class PowerQuestion:
+    """Standard `deviations` of runs over seeds, and the lead `effect` of each claim's methods over the next ones, in
+    points; None: the paper's scores.
+    """
+
+    deviations: tuple[float, ...]
+    effect: float | None
+
+
+def parse_question(deviation: str | None, effect: str | None) -> PowerQuestion:
+    """Raises UserError for what is no list of positive numbers, or no number."""
+    found = tuple(
+        _points("--deviation", text) for text in (deviation or "").split(",") if deviation is not None
+    )
+    if any(value <= 0 for value in found):
+        raise UserError(f"--deviation={deviation}: standard deviations must be above 0 points")
+    return PowerQuestion(found or DEVIATIONS, None if effect is None else _points("--effect", effect))
+
+
+def _points(option: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) <= 100:
+        raise UserError(f"{option}={text}: must be a number of points between -100 and 100")
+    return value
+
+
+def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
+    """The power of each claim that the plan's sweeps speak to, for each deviation.
+
+    Raises UserError if there is none, or nothing says what the true scores may be.
+    """
+    from cppo_lab.analysis.statistics.claims import claims_about, pairs
+    from cppo_lab.analysis.statistics.planned_power import planned_power
+
+    cells = {sweep.name: _cells(plan, sweep.name) for sweep in plan.sweeps}
+    variants = {
+        name: [*dict.fromkeys(one for model in found.values() for one in model)]
+        for name, found in cells.items()
+    }
+    found = []
+    for claim in claims_about(variants, plan.is_study):
+        planned = cells[claim.sweep]
+        means = (
+            _paper_means(plan, claim.sweep)
+            if question.effect is None
+            else _means_with(claim, planned, question.effect / 100)
+        )
+        means = {
+            model: {variant: means[model][variant] for variant in planned[model] if variant in means[model]}
+            for model in planned
+            if model in means
+        }
+        if not any(pairs(claim, tuple(of_model)) for of_model in means.values()):
+            continue
+        seeds = min(count for of_model in planned.values() for count in of_model.values())
+        found += [planned_power(claim, means, value / 100, seeds) for value in question.deviations]
+    if not found:
+        raise UserError(
+            f"{plan.name}: the paper has no claim with scores about its variants: name the lead to look for with "
+            "--effect=POINTS, or a sweep of the paper (`cppo plan main --power`)"
+        )
+    return found
+
+
+def _cells(plan: "Plan", sweep: str) -> dict[str, dict[str, int]]:
+    """Model -> variant -> number of planned runs of a sweep."""
+    found: dict[str, Counter[str]] = {}
+    for run in plan.runs:
+        if sweep in run.variants:
+            found.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
+    return {model: dict(counts) for model, counts in found.items()}
+
+
+def _means_with(claim: "Claim", planned: Mapping[str, Mapping[str, int]], effect: float) -> Means:
+    """Each tier of the claim leads the next one, and the last one those without a tier, by `effect`."""
+    from cppo_lab.analysis.statistics.claims import Kind
+
+    step = 0.0 if claim.kind is Kind.EQUIVALENCE else effect
+    level = {one: step * (len(claim.tiers) - i) for i, tier in enumerate(claim.tiers) for one in tier}
+    return {model: {one: level.get(one, 0.0) for one in variants} for model, variants in planned.items()}
+
+
+def _paper_means(plan: "Plan", sweep: str) -> Means:
+    """The paper's final means for the models of the plan: each stands for the one at its place in the verl list."""
+    from cppo_lab.analysis.statistics.claims import named
+    from cppo_lab.analysis.window import LATE_SHARE
+    from cppo_lab.tracking.reference import reference_runs
+
+    metric = schema.validation_metric(schema.MEAN)
+    [declared] = [one for one in plan.sweeps if one.name == sweep]
+    if not {plan.core, "verl"} <= declared.models.keys():
+        return {}
+    stands_for = dict(zip(declared.models[plan.core], declared.models["verl"], strict=False))
+    found: Means = {}
+    for run in reference_runs():
+        if sweep not in run.sweeps:
+            continue
+        late = [value for step, value in run.points[metric].items() if step > (1 - LATE_SHARE) * run.t_stop]
+        # A run that the paper ended early is at its last score.
+        score = fmean(late) if late else run.points[metric][max(run.points[metric])]
+        slug = run.model.lower().replace("-", "_").replace(".", "_")
+        for model, original in stands_for.items():
+            if original == slug:
+                variants = tuple(_cells(plan, sweep).get(model, ()))
+                found.setdefault(model, {})[named(run.sweeps[sweep], variants)] = score
+    return found
+
+
+def power_text(found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Sequence[CostSum]") -> str:
+    """The powers as a table for people, and what they rest on."""
+    rows = [("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", _unit(costs))]
+    rows += [
+        (
+            *(
+                one.claim.text,
+                str(one.comparisons),
+                str(one.seeds),
+                f"{100 * one.deviation:g}",
+                f"{one.power:.2f}",
+            ),
+            *(_needed(one.needed), _cost(one, costs)),
+        )
+        for one in found
+    ]
+    rows = [row if _unit(costs) else row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            text.ljust(width) if i == 0 else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    effect = "the paper's scores" if question.effect is None else f"a lead of {question.effect:g} points"
+    note = (
+        f"Power: the probability that the claim comes out supported with the planned seeds, if the truth is {effect} "
+        "and runs of one method have the given standard deviation over seeds (points); by simulation."
+    )
+    return "\n".join(line.rstrip() for line in lines) + f"\n\n{note}"
+
+
+def _needed(seeds: int | None) -> str:
+    from cppo_lab.analysis.statistics.power import MOST
+
+    return f"over {MOST}" if seeds is None else str(seeds)
+
+
+def _unit(costs: "Sequence[CostSum]") -> str:
+    """The heading of the cost column; empty where the cost is not known."""
+    if not costs:
+        return ""
+    return "GPU-hours for it" if all(one.gpu_hours is not None for one in costs) else "hours for it"
+
+
+def _cost(one: "PlannedPower", costs: "Sequence[CostSum]") -> str:
+    """What all runs of the plan cost with so many seeds."""
+    if one.needed is None:
+        return ""
+    hours = sum(cost.hours if cost.gpu_hours is None else cost.gpu_hours for cost in costs)
+    hours *= one.needed / one.seeds
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+
+
+def power_json(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQuestion) -> str:
+    """One JSON object: the sweep, what was assumed, and each claim with its power."""
+    claims = [
+        {
+            "claim": one.claim.key,
+            "text": one.claim.text,
+            "sweep": one.claim.sweep,
+            "comparisons": one.comparisons,
+            "deviation": 100 * one.deviation,
+            "seeds": one.seeds,
+            "power": round(one.power, 4),
+            "seeds_needed": one.needed,
+        }
+        for one in found
+    ]
+    effect = "paper" if question.effect is None else question.effect
+    return json.dumps({"sweep": plan.name, "core": plan.core, "effect": effect, "claims": claims}, indent=1)
