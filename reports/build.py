@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.redaction import redacted
 from cppo_lab.reports.drawings import draw_ahead, without_cache
 from cppo_lab.reports.figures.files import render
@@ -33,7 +34,8 @@ class Contents:
     """What a report has, scored and not yet drawn.
 
     `texts`: table files by name. `pictures`: the figures with files of their own. `inline`: calls that make the
-    drawings of the page, so that they can be made ahead, in two processes. `boards`: the scored sweeps of the record.
+    drawings of the page, so that they can be made ahead, in two processes. `boards`: the scored sweeps of the record,
+    `claims` their own hypotheses.
     `page`: makes the info that `template` shows.
     """
 
@@ -44,6 +46,7 @@ class Contents:
     boards: Mapping[str, Scoreboard]
     template: str
     page: Callable[[], object]
+    claims: tuple[Claim, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +120,7 @@ def _files(contents: Contents) -> dict[str, bytes]:
     drawings = {
         one.name: partial(one.drawing) for one in contents.pictures if not isinstance(one.drawing, Absent)
     }
-    return files | {RECORD: record(contents.about, contents.boards, drawings, files)}
+    return files | {RECORD: record(contents.about, contents.boards, drawings, files, contents.claims)}
 
 
 def _draw(contents: Contents) -> dict[str, bytes]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
+from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
@@ -38,9 +39,10 @@ def record(
     boards: Mapping[str, Scoreboard],
     drawings: Mapping[str, partial[Any]],
     files: Mapping[str, bytes],
+    claims: Sequence[Claim] = (),
 ) -> bytes:
     """The record of a report with these scored sweeps, drawings (by the name of their files) and files."""
-    judged = verdicts(boards, heard_claims(boards, about.kind == "study"))
+    judged = verdicts(boards, heard_claims(boards, about.kind == "study", claims))
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},

@@ -25,6 +25,7 @@ from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.record import About
+from cppo_lab.reports.registration import NONE_STATED, Hypotheses, registration_words
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.table_files import Table, table_files
@@ -44,7 +45,8 @@ class ReportRequest:
     `out`.
 
     `title` and `question` head the page; `command` is what rebuilds it. `partial` reports a grid with gaps,
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweep's own
+    hypotheses.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ReportRequest:
     partial: bool = False
     command: str = ""
     palette: str = PAPER
+    stated: Hypotheses = NONE_STATED
 
     def collect(self) -> Collected:
         """Raises UserError as `list_runs`; to score it, as `read_sweep` and `score_sweep`."""
@@ -149,7 +152,11 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     parts = _Parts(
         main=main_table(board, f"Mean score by model ({heads[0]})"),
         full=full_table(board, f"Score by benchmark ({heads[1]})"),
-        verdicts=verdict_view({request.name: board}, core_of(board)),
+        verdicts=verdict_view(
+            {request.name: board},
+            core_of(board),
+            own={one: registration_words(request.stated, one, board) for one in request.stated.claims},
+        ),
         statistics=statistics_tables(board, request.title),
         mismatch=mismatch_view(board, request.title, request.palette),
         curves=curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette),
@@ -176,6 +183,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         boards={request.name: board},
         template="page.html.j2",
         page=partial(_page, board, parts, request.uri),
+        claims=request.stated.claims,
     )
 
 

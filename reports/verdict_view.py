@@ -1,8 +1,9 @@
 """The paper's claims as the page begins with them: each with its verdict, its numbers and why."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
@@ -47,12 +48,13 @@ class ComparisonLine:
 @dataclass(frozen=True)
 class VerdictLine:
     """One claim. `numbers`: (what, value) of the comparison that the outcome hangs on, `deciding` the (model, variant)
-    whose runs those are; `observed`: what the runs show whatever that is worth; `others`: the outcome by the other
-    scores.
+    whose runs those are; `registered`: whether it was stated before its runs; `observed`: what the runs show whatever
+    that is worth; `others`: the outcome by the other scores.
     """
 
     sweep: str
     text: str
+    registered: str
     outcome: str
     sentence: str
     observed: str
@@ -77,21 +79,33 @@ class VerdictView:
     not_judged: tuple[str, ...]
 
 
-def heard_claims(boards: Mapping[str, Scoreboard], whole: bool = False) -> list[Claim]:
-    """The claims that these sweeps can speak to; see `claims_about`."""
-    return claims_about({name: board.variants for name, board in boards.items()}, whole)
+def heard_claims(
+    boards: Mapping[str, Scoreboard], whole: bool = False, own: Sequence[Claim] = ()
+) -> list[Claim]:
+    """The sweeps' `own` hypotheses, then the paper's claims that they can speak to; see `claims_about`."""
+    return [*own, *claims_about({name: board.variants for name, board in boards.items()}, whole)]
 
 
-def verdict_view(boards: Mapping[str, Scoreboard], core: str, whole: bool = False) -> VerdictView:
-    """The claims that these sweeps, by name, can speak to; of the `whole` study the others are named as well."""
+def verdict_view(
+    boards: Mapping[str, Scoreboard],
+    core: str,
+    whole: bool = False,
+    own: Mapping[Claim, str] = MappingProxyType({}),
+) -> VerdictView:
+    """The claims that these sweeps, by name, can speak to; of the `whole` study the others are named as well.
+
+    `own`: the sweeps' hypotheses, with whether they were registered.
+    """
     values = {name: run_values(board) for name, board in boards.items()}
-    found = verdicts(boards, heard_claims(boards, whole))
+    found = verdicts(boards, heard_claims(boards, whole, tuple(own)))
     alone = bool(found) and all(map(_single_runs, found))
     return VerdictView(
         summary=_summary(found),
         caution=_caution(core, bool(found)),
         core=core,
-        lines=tuple(_line(verdict, values[verdict.claim.sweep]) for verdict in found),
+        lines=tuple(
+            _line(verdict, values[verdict.claim.sweep], own.get(verdict.claim, "")) for verdict in found
+        ),
         method=_METHOD,
         cannot=CANNOT if alone else (),
         not_judged=tuple(
@@ -118,7 +132,7 @@ def _caution(core: str, judged: bool) -> str:
     return ""
 
 
-def _summary(found: list[Verdict]) -> str:
+def _summary(found: Sequence[Verdict]) -> str:
     if not found:
         return "None of the paper's claims is about the variants of this sweep."
     counts = [(outcome, sum(verdict.outcome is outcome for verdict in found)) for outcome in VerdictOutcome]
@@ -126,11 +140,12 @@ def _summary(found: list[Verdict]) -> str:
     return f"{len(found)} claim{'s' if len(found) > 1 else ''}: {said}."
 
 
-def _line(verdict: Verdict, runs: tuple[RunValues, ...]) -> VerdictLine:
+def _line(verdict: Verdict, runs: tuple[RunValues, ...], registered: str) -> VerdictLine:
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
         sweep=verdict.claim.sweep,
         text=verdict.claim.text,
+        registered=registered,
         outcome=verdict.outcome.value,
         sentence=_one_run(verdict) if _single_runs(verdict) else reason(verdict, display_name),
         observed=_observed(verdict),

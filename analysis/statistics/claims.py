@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from cppo_lab.analysis.statistics.values import Score
+
 # An advantage below this is none worth claiming: one point of Avg@16, the noise of one evaluation to the next in the
 # paper's curves (0.5 to 1.4 points). It makes "no advantage" something that a finite number of seeds can show.
 SMALLEST = 0.01
@@ -28,6 +30,8 @@ class Claim:
 
     `over_models`: what is compared is the mean over the sweep's models, in one test, not each model by itself.
     `after`: key of the claim that must be supported for this one to be confirmatory; otherwise it is exploratory.
+    `smallest`: an advantage below this fraction counts as none. `score`: the one that decides, None for the usual one.
+    `seeds`: of the runs that judge it, None for all.
     """
 
     key: str
@@ -38,6 +42,9 @@ class Claim:
     margin: float | None = None
     over_models: bool = False
     after: str | None = None
+    smallest: float = SMALLEST
+    score: Score | None = None
+    seeds: tuple[int, ...] | None = None
 
 
 # The primary claim is the mean of CPPO - DPPO over the models: one test, which three seeds decide at the paper's

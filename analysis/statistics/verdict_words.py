@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from cppo_lab.analysis.statistics.claims import SMALLEST, Claim
+from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.power import POWER
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome
 
@@ -60,7 +60,7 @@ def _numbers(claim: Claim, found: Comparison, name: Callable[[str], str]) -> str
         return f"{value}, without an interval: {estimate.unknown}."
     how = f"{estimate.n} pairs of runs" if found.difference.paired else "unpaired runs"
     limit = (
-        f"an advantage below {_plain(SMALLEST)} counts as none"
+        f"an advantage below {_plain(claim.smallest)} counts as none"
         if claim.margin is None
         else f"margin {_plain(claim.margin)} points"
     )

@@ -2,7 +2,7 @@
 
 A claim is made of comparisons, one per pair of variants and model. Each has two one-sided p-values at level 0.025:
 
-    superiority   for: the difference is 0 or less         against: it is `SMALLEST` or more
+    superiority   for: the difference is 0 or less         against: it is `Claim.smallest` or more
     equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
 
 The claim is supported if every comparison is, without adjustment: all must hold, and the chance that all come out by
@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, pairs
+from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, pairs
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
 from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
-from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
+from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score, run_values
 
 
 class VerdictOutcome(StrEnum):
@@ -87,7 +87,8 @@ def verdicts(
     values = {name: run_values(board) for name, board in boards.items()}
     found: dict[str, Verdict] = {}
     for claim in claims:
-        verdict = judge(claim, boards.get(claim.sweep), values.get(claim.sweep, ()), score)
+        runs = values.get(claim.sweep, ())
+        verdict = judge(claim, boards.get(claim.sweep), runs, claim.score or score)
         found[claim.key] = replace(verdict, after=_closed_by(claim, claims, found))
     return tuple(found.values())
 
@@ -111,6 +112,8 @@ def judge(
     if board is None:
         no_runs = Seeds(None, f"no run of sweep {claim.sweep!r} is finished")
         return Verdict(claim, score, VerdictOutcome.UNDECIDED, (), None, no_runs, False, {})
+    if claim.seeds is not None:
+        runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
     found = _compare_all(claim, board, runs, score)
     outcome = _outcome(found)
     others = {other: _outcome(_compare_all(claim, board, runs, other)) for other in Score if other != score}
@@ -178,13 +181,13 @@ def _p_for(claim: Claim, found: Difference) -> float | None:
 
 def _p_against(claim: Claim, found: Difference) -> float | None:
     if claim.margin is None:
-        return found.estimate.p_below(SMALLEST)
+        return found.estimate.p_below(claim.smallest)
     above, below = found.estimate.p_above(claim.margin), found.estimate.p_below(-claim.margin)
     return None if above is None or below is None else min(above, below)
 
 
 def _leans_for(claim: Claim, value: float) -> bool:
-    return value > SMALLEST / 2 if claim.margin is None else abs(value) < claim.margin
+    return value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin
 
 
 def _seeds_for(claim: Claim, found: Difference | None, outcome: VerdictOutcome, comparisons: int) -> Seeds:
@@ -193,7 +196,7 @@ def _seeds_for(claim: Claim, found: Difference | None, outcome: VerdictOutcome, 
     if outcome is not VerdictOutcome.UNDECIDED:
         return Seeds(found.estimate.n)
     if claim.margin is None:
-        return seeds_for_superiority(found.estimate, SMALLEST, comparisons)
+        return seeds_for_superiority(found.estimate, claim.smallest, comparisons)
     return seeds_for_equivalence(found.estimate, claim.margin, comparisons)
 
 
@@ -204,7 +207,7 @@ def _holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _one_outcome(p_for: float | None, p_against: float | None) -> VerdictOutcome:
-    """A tiny but sure advantage is both above 0 and below SMALLEST: above 0 is what is claimed."""
+    """A tiny but sure advantage is both above 0 and below `smallest`: above 0 is what is claimed."""
     if p_for is not None and p_for <= ALPHA:
         return VerdictOutcome.SUPPORTED
     return (

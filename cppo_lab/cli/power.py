@@ -134,7 +134,9 @@ def _paper_means(plan: "Plan", sweep: str) -> Means:
 
 def power_text(found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Sequence[CostSum]") -> str:
     """The powers as a table for people, and what they rest on."""
-    rows = [("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", _unit(costs))]
+    rows: list[tuple[str, ...]] = [
+        ("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", _unit(costs))
+    ]
     rows += [
         (
             *(

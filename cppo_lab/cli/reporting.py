@@ -12,8 +12,10 @@ from cppo_lab.redaction import redacted
 
 if TYPE_CHECKING:
     from cppo_lab.reports.folder import Built
+    from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
+    from cppo_lab.sweep.declare import Sweep
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
     from cppo_lab.tracking.sweep_note import SweepText
@@ -163,7 +165,38 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         text = SweepText(plan.name, plan.title, plan.question)
         return StudyRequest(plan.name, uri, experiment, grids, out, **about), text
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
-    return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
+    stated = _stated(plan.sweeps[0], uri, experiment)
+    return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, stated=stated, **about), text
+
+
+def _stated(sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
+    """The hypotheses of a sweep file as claims, and what is registered for the sweep."""
+    from cppo_lab.analysis.statistics.claims import Claim, Kind
+    from cppo_lab.analysis.statistics.values import Score
+    from cppo_lab.reports.registration import NONE_STATED, Hypotheses
+    from cppo_lab.store.client import open_client
+    from cppo_lab.tracking.registration import find_registrations
+
+    if not sweep.hypotheses:
+        return NONE_STATED
+    claims = tuple(
+        Claim(
+            key=f"hypothesis {key}",  # the paper's claims have keys too
+            text=one.claim,
+            sweep=sweep.name,
+            kind=Kind.SUPERIORITY if one.within is None else Kind.EQUIVALENCE,
+            tiers=(one.better, one.than),
+            margin=None if one.within is None else one.within / 100,
+            over_models=one.models == "mean",
+            after=None if one.after is None else f"hypothesis {one.after}",
+            smallest=one.smallest / 100,
+            score=Score(one.outcome),
+            seeds=one.test_seeds,
+        )
+        for key, one in sweep.hypotheses.items()
+    )
+    registered = find_registrations(open_client(uri), experiment, sweep.name)
+    return Hypotheses(claims, sweep.statement[1], tuple((one.digest, one.time_ms) for one in registered))
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.core_records import core_names
@@ -14,6 +14,7 @@ from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.base import Positive
 from cppo_lab.spec.resources import Features, Hours, Word
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
+from cppo_lab.sweep.hypotheses import Hypotheses, check_hypotheses, statement
 from cppo_lab.sweep.rule_files import read_rules
 from cppo_lab.sweep.source import mapping, read_text
 
@@ -139,7 +140,8 @@ class Sweep(Declared):
     Every run of the sweep is a model x variant x one value of each axis that it has. A variant is a name and the
     configuration keys that make it; an axis is a configuration key and its values. `models` and axes are a list, or
     a list for each trainer core: the same comparison then serves every scale. A plain list is kept under ANY_CORE.
-    `exclude` leaves out the runs that meet all conditions of one of its entries.
+    `exclude` leaves out the runs that meet all conditions of one of its entries. `hypotheses` are registered in the
+    store before the runs that test them.
     """
 
     models: Models
@@ -149,6 +151,17 @@ class Sweep(Declared):
     )
     exclude: tuple[Conditions, ...] = ()
     resources: tuple[ResourceRule, ...] = ()
+    hypotheses: Hypotheses = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check_hypotheses(self) -> Self:
+        check_hypotheses(self.hypotheses, self.variants)
+        return self
+
+    @property
+    def statement(self) -> tuple[str, str]:
+        """What is registered of the hypotheses: a JSON text and its digest."""
+        return statement(self.hypotheses, self.models, self.variants, self.axes)
 
     def models_of(self, core: str) -> tuple[str, ...]:
         """The models to train with `core`.

@@ -21,7 +21,7 @@ from cppo_lab.signals import Interrupted
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.parents import describe_sweeps, ensure_parents
+from cppo_lab.sweep.parents import describe_sweeps, ensure_parents, register_hypotheses
 from cppo_lab.sweep.paths import require_folder, runs_folder
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
@@ -60,6 +60,7 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     going = outdated if replace else {}
     ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
     states = look.states(ignoring)
+    register_hypotheses(plan, uri, parents)
     open_runs = [
         run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}
     ]

@@ -20,6 +20,7 @@ from cppo_lab.tracking.colours import colour
 from cppo_lab.tracking.experiment_note import describe_experiment
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.parents import ensure_parent, living, nest, update_parent
+from cppo_lab.tracking.registration import register
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText
 from cppo_lab.tracking.views import save_views
 
@@ -73,6 +74,23 @@ def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> 
         }
         nest(client, orphans)
     return parents
+
+
+def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
+    """Register the hypotheses of the plan's sweeps, before any run begins that tests them.
+
+    Raises UserError if the store does not take them: without a registration the runs would be no test.
+    """
+    for sweep in plan.sweeps:
+        if not sweep.hypotheses:
+            continue
+        try:
+            register(open_client(uri), uri, parents.by_sweep[sweep.name], sweep.statement)
+        except (*STORE_FAULTS, KeyError) as error:
+            raise UserError(
+                f"sweep {sweep.source}: its hypotheses could not be registered ({type(error).__name__}), and nothing "
+                "was started: launch again when the tracking store takes them"
+            ) from error
 
 
 def describe_sweeps(

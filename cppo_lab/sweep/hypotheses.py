@@ -1,0 +1,99 @@
+"""What a sweep file states before its runs: claims, how each is judged, and the seeds that judge it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from cppo_lab.spec import Spec
+from cppo_lab.spec.base import Name, Positive, Seed, canonical, digest
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
+
+
+class Hypothesis(Spec):
+    """One claim about the variants of a sweep.
+
+    `better` are above `than`, each against each; with `within` (points) they differ by less than that instead.
+    `outcome` is the score that decides: final (mean of the last part of the window), area, best or corrected.
+    `smallest` (points): an advantage below it counts as none. `models`: the mean over the models is compared in one
+    test, or each model by itself. `after`: the hypothesis that has to be supported first. Runs with `test_seeds` alone
+    judge it; `selection_seeds` name those by which settings were chosen.
+    """
+
+    claim: Annotated[str, Field(min_length=1, max_length=300)]
+    better: Names
+    than: Names
+    outcome: Literal["final", "area", "best", "corrected"] = "final"
+    models: Literal["mean", "each"] = "each"
+    smallest: Positive = 1.0
+    within: Positive | None = None
+    after: Name | None = None
+    test_seeds: Seeds
+    selection_seeds: tuple[Seed, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if both := sorted(set(self.better) & set(self.than)):
+            raise ValueError(f"{both[0]!r} is in `better` and in `than`: remove it from one")
+        if seeds := sorted(set(self.test_seeds) & set(self.selection_seeds)):
+            raise ValueError(
+                f"seed {seeds[0]} is in test_seeds and in selection_seeds: what it has chosen it cannot test"
+            )
+        return self
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All that are compared."""
+        return self.better + self.than
+
+
+Hypotheses = dict[Name, Hypothesis]
+
+
+class _Stated(Spec):
+    """All that a change of which makes another hypothesis."""
+
+    hypotheses: dict[str, Hypothesis]
+    models: dict[str, tuple[str, ...]]
+    variants: dict[str, dict[str, str]]
+    axes: dict[str, dict[str, tuple[str, ...]]]
+
+
+def statement(
+    hypotheses: Mapping[str, Hypothesis],
+    models: Mapping[str, tuple[str, ...]],
+    variants: Mapping[str, Mapping[str, object]],
+    axes: Mapping[str, Mapping[str, tuple[object, ...]]],
+) -> tuple[str, str]:
+    """The hypotheses of a sweep and what its variants are, as one JSON text; and the digest of that."""
+    stated = _Stated(
+        hypotheses=dict(hypotheses),
+        models=dict(models),
+        variants={name: {key: repr(value) for key, value in keys.items()} for name, keys in variants.items()},
+        axes={
+            key: {core: tuple(map(repr, values)) for core, values in lists.items()}
+            for key, lists in axes.items()
+        },
+    )
+    text = canonical(stated)
+    return text, digest(text)
+
+
+def check_hypotheses(hypotheses: Mapping[str, Hypothesis], variants: Mapping[str, object]) -> None:
+    """Raises ValueError for a variant that the sweep does not have, or an order that is none."""
+    for key, one in hypotheses.items():
+        for name in one.variants:
+            # With axes a run's variant has their values behind the name of the file: `cppo delta=0.1`.
+            if name not in variants and name.split(" ")[0] not in variants:
+                raise ValueError(f"{key}: variant {name!r} is not in variants (valid: {', '.join(variants)})")
+        seen = {key}
+        before = one.after
+        while before is not None:
+            if before not in hypotheses:
+                raise ValueError(f"{key}: after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})")
+            if before in seen:
+                raise ValueError(f"{key}: after={one.after!r} leads back to it: name one that comes before")
+            seen.add(before)
+            before = hypotheses[before].after

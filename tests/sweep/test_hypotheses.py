@@ -1,0 +1,144 @@
+"""Hypotheses of a sweep file: what is refused, what is registered and when, and what the report makes of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from cppo_lab import attempt, schema
+from cppo_lab.cli import main
+from cppo_lab.errors import UserError
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
+from cppo_lab.sweep import parents
+from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.tracking.registration import find_registrations, parse_registrations
+from tests.plausible import train
+
+HEAD = """
+title: Two rules
+question: Which one?
+models: [mini_base]
+variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}
+axes: {seed: [0, 1, 2]}
+"""
+FIRST = "claim: CPPO is above DPPO\n    better: [cppo]\n    than: [dppo]\n    test_seeds: [1, 2]\n"
+STATED = f"{HEAD}hypotheses:\n  above:\n    {FIRST}    smallest: 2.0\n    selection_seeds: [0]\n"
+LAUNCH = ["launch", "two.yaml", "launcher=inline"]
+
+
+def loaded(text: str) -> Sweep:
+    Path("two.yaml").write_text(text)
+    found = load_sweep("two.yaml")
+    assert isinstance(found, Sweep)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FIRST.replace("[dppo]", "[grpo]"), r"variant 'grpo' is not in variants \(valid: cppo, dppo\)"),
+        (FIRST.replace("[dppo]", "[cppo]"), "'cppo' is in `better` and in `than`"),
+        (FIRST + "    selection_seeds: [2]\n", "seed 2 is in test_seeds and in selection_seeds"),
+        (FIRST + "    after: other\n", r"after='other' is no hypothesis \(valid: above\)"),
+        (FIRST + "    after: above\n", "leads back to it"),
+        (FIRST.replace("[1, 2]", "[]"), "test_seeds"),
+        (FIRST + "    outcome: luck\n", "outcome"),
+        (FIRST + "    smallest: 0\n", "smallest"),
+        (FIRST + "    margin: 1.0\n", "margin"),
+    ],
+)
+def test_what_is_wrong_is_named(workspace: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        loaded(f"{HEAD}hypotheses:\n  above:\n    {text}")
+
+
+def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) -> None:
+    first = loaded(STATED).statement
+    assert loaded(STATED.replace("Two rules", "Another title")).statement == first
+    assert json.loads(first[0])["hypotheses"]["above"]["test_seeds"] == [1, 2]
+    for old, new in (
+        ("smallest: 2.0", "smallest: 1.0"),
+        ("{rule: dppo}", "{rule: dppo, rule.delta: 0.1}"),
+        ("[mini_base]", "[mini_strong]"),
+        ("seed: [0, 1, 2]", "seed: [0, 1, 2, 3]"),
+        ("selection_seeds: [0]", "selection_seeds: [4]"),
+    ):
+        assert loaded(STATED.replace(old, new)).statement[1] != first[1]
+
+
+def stated_times() -> list[tuple[str, int]]:
+    found = find_registrations(open_client(tracking_uri()), schema.experiment_name("mini"), "two")
+    return [(one.digest, one.time_ms) for one in found]
+
+
+def verdict_words(workspace: Path) -> str:
+    """What the page says of the first claim, between its heading and its numbers."""
+    assert main(["report", "two.yaml", "--partial"]) == 0
+    page = (workspace / "reports" / "build" / "two" / "index.html").read_text()
+    found = re.search(r'<ol class="verdicts">(.*?)<dl', page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt, "load_core", lambda name: train)
+
+
+def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(workspace: Path, fast: None) -> None:
+    digest = loaded(STATED).statement[1]
+    assert main([*LAUNCH, "seed=0"]) == 0
+    [(registered, since)] = stated_times()
+    assert registered == digest
+    assert main(LAUNCH) == 0
+    assert stated_times() == [(digest, since)]  # once
+    client = MlflowClient(tracking_uri())
+    experiment = client.get_experiment_by_name(schema.experiment_name("mini"))
+    assert experiment is not None
+    [parent] = [
+        run
+        for run in client.search_runs([experiment.experiment_id])
+        if schema.TAG_SWEEP_PARENT in run.data.tags
+    ]
+    text = client.download_artifacts(parent.info.run_id, f"hypotheses/{digest}.json")
+    assert json.loads(Path(text).read_text())["hypotheses"]["above"]["claim"] == "CPPO is above DPPO"
+    words = verdict_words(workspace)
+    assert "CPPO is above DPPO" in words
+    assert f"({digest}), before any of the 4 runs that test it; unchanged." in words
+    record = json.loads((workspace / "reports" / "build" / "two" / "report.json").read_text())
+    first = record["verdicts"][0]
+    assert (first["claim"], first["pairs"]) == ("hypothesis above", 2)  # not three: seed 0 chose the settings
+    loaded(STATED.replace("smallest: 2.0", "smallest: 1.0"))  # after the fact
+    assert "the sweep file has changed since" in verdict_words(workspace)
+    assert main(LAUNCH) == 0  # registers what it has become, and says that the runs were there before
+    assert len(stated_times()) == 2
+    assert "when 4 of the 4 runs that test it had begun. Exploratory." in verdict_words(workspace)
+
+
+def test_without_a_registration_the_report_says_so(workspace: Path, fast: None) -> None:
+    loaded(HEAD)
+    assert main(LAUNCH) == 0
+    assert stated_times() == []
+    loaded(STATED)
+    assert "Not registered: `cppo launch` registers hypotheses" in verdict_words(workspace)
+
+
+def test_nothing_starts_if_the_store_does_not_take_them(
+    workspace: Path, fast: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away(*arguments: object) -> None:
+        raise ConnectionError("the store is away")
+
+    loaded(STATED)
+    monkeypatch.setattr(parents, "register", away)
+    assert main(LAUNCH) == 2
+    assert "its hypotheses could not be registered (ConnectionError)" in capsys.readouterr().err
+    assert not list((workspace / "runs").glob("*/status.json"))
+
+
+@pytest.mark.parametrize("text", ["", "x", "[1]", '[["a"]]', '[["a", "b"]]', '{"a": 1}', "null", "[[1, 2]]"])
+def test_a_tag_of_somebody_else_counts_as_none(text: str) -> None:
+    assert parse_registrations(text) == ()
