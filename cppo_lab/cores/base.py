@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import unknown
 from cppo_lab.schema import Dataset, Outcome
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
+from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, RunSpec
 
 
 class MetricSink(Protocol):
@@ -28,6 +28,9 @@ class MetricSink(Protocol):
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
+
+    def file(self, name: str, content: bytes) -> None:
+        """Keep `content` as the file `name` of the run; only called where `Resources.answers` is set."""
 
 
 # In the run's folder.
@@ -73,6 +76,7 @@ class Resources:
     memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: as much as there is
     allocation: Allocation | None = None  # None: this machine alone
     mismatch: bool = True  # whether the metrics `mismatch/*` are computed
+    answers: AnswersSpec | None = None  # what is kept of the answers; None: nothing
 
 
 class Core(Protocol):
