@@ -1,7 +1,9 @@
 """Do repeated validation seeds make the errors of two evaluations dependent? The embedded core's own trainer.
 
-Three runs (DPPO with two seeds, CPPO) are validated with the seed that all validations repeat, and once more with a
-seed of each evaluation's own. phi: the correlation of answers with the same random numbers, given both chances of being
+Three runs (DPPO with two seeds, CPPO) are validated with the seed that all validations repeat, with a seed of each
+evaluation's own, and `aligned`: token t of answer j to a problem takes the same random number in every evaluation, as with
+verl's seed of each request. The embedded core draws for the answers that still run, so its numbers come out of step as
+soon as an answer ends elsewhere. phi: the correlation of answers with the same random numbers, given both chances of being
 right (`analysis/statistics/repeated_draws.py`), for neighbouring validations, for validations five apart, for two seeds
 and for two methods at the same step. least phi: the bound that counts alone give.
 
@@ -14,6 +16,8 @@ import argparse
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -22,28 +26,30 @@ from summary.table import Rows, show
 
 from cppo_lab.analysis.statistics.repeated_draws import draw_correlation, least_correlation
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini.sampler import sample
+from cppo_lab.cores.mini import sampler
+from cppo_lab.cores.mini.sampler import Rollout, sample
 from cppo_lab.cores.mini.tasks.problems import Problems
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 
 RUNS = {"dppo, seed 0": ("dppo", 0), "dppo, seed 1": ("dppo", 1), "cppo, seed 0": ("cppo", 0)}
+SEEDS = ("repeated", "aligned", "fresh")
 FRESH = 1_000_003  # far from every validation seed
 Graded = np.ndarray  # [validations, P, k] bool
 
 
-def graded(trainer: Trainer, seed: int) -> np.ndarray:
+def graded(trainer: Trainer, seed: int, aligned: bool = False) -> np.ndarray:
     """One validation, answer by answer [P, k], with random numbers from `seed`."""
     spec, problems = trainer.spec, Problems.cat(trainer.validation_sets.values())
-    rollout = sample(
+    rollout = (_sample_aligned if aligned else sample)(
         trainer.model,
         problems.prompts,
         trainer.tokenizer,
         copies=spec.validation.samples,
         max_response_length=spec.rollout.max_response_length,
         temperature=spec.validation.temperature,
-        top_p=spec.validation.top_p,
+        top_p=1.0 if aligned else spec.validation.top_p,  # drawing from a nucleus may take several numbers
         generator=torch.Generator().manual_seed(seed),
     )
     own = problems.repeat(spec.validation.samples)
@@ -51,15 +57,23 @@ def graded(trainer: Trainer, seed: int) -> np.ndarray:
     return (rewards > 0).view(-1, spec.validation.samples).numpy()
 
 
+def _sample_aligned(*args: Any, **kwargs: Any) -> Rollout:
+    """`sample` in which answers that have ended go on taking random numbers."""
+    with patch.object(sampler, "COMPACT_BELOW", 0.0):
+        return sample(*args, **kwargs)
+
+
 def trained(trainer: Trainer, number: int, validations: int) -> dict[str, Graded]:
     """The validations of one run with the repeated seed and with fresh ones."""
     assert isinstance(trainer.spec, MiniRun)
-    found: dict[str, list[np.ndarray]] = {"repeated": [], "fresh": []}
+    found: dict[str, list[np.ndarray]] = {kind: [] for kind in SEEDS}
     for validation in range(validations + 1):
         if validation:
             for _ in range(trainer.spec.validation.every):
                 trainer.step()
-        found["repeated"].append(graded(trainer, trainer.spec.data.validation_seed))
+        repeated = trainer.spec.data.validation_seed
+        found["repeated"].append(graded(trainer, repeated))
+        found["aligned"].append(graded(trainer, repeated, aligned=True))
         found["fresh"].append(graded(trainer, FRESH * (1 + number) + validation))
     return {kind: np.stack(own) for kind, own in found.items()}
 
@@ -77,7 +91,7 @@ def pairs(evaluations: dict[str, Graded]) -> Iterator[tuple[str, Graded, Graded]
 def correlations(runs: dict[str, dict[str, Graded]]) -> Rows:
     """(kind of pair, phi by kind of seed): means over the pairs."""
     columns: dict[str, dict[str, float]] = {}
-    for seeds in ("repeated", "fresh"):
+    for seeds in SEEDS:
         for kind, ours, theirs in pairs({name: own[seeds] for name, own in runs.items()}):
             each = [draw_correlation(a, b) for a, b in zip(ours, theirs, strict=True)]
             values = [one.value for one in each if one is not None]
@@ -85,7 +99,7 @@ def correlations(runs: dict[str, dict[str, Graded]]) -> Rows:
             row = columns.setdefault(kind, {})
             row[f"phi, {seeds}"] = float(np.mean(values))
             row[f"error of one, {seeds}"] = float(np.mean(errors))
-    for seeds in ("repeated", "fresh"):
+    for seeds in SEEDS:
         right = [own[seeds][1:].sum(axis=-1) for own in runs.values()]
         least = [least_correlation(own, runs["dppo, seed 0"][seeds].shape[-1]) for own in right]
         bound = float(np.mean([one.value for one in least if one is not None]))
@@ -115,8 +129,8 @@ def main() -> None:
     figures = {
         "phi_neighbours": near["phi, repeated"],
         "phi_methods": found["two methods"]["phi, repeated"],
+        "phi_aligned": near["phi, aligned"],
         "phi_fresh": near["phi, fresh"],
-        "least_phi": near["least phi, repeated"],
     }
     print(
         result(

@@ -53,7 +53,7 @@ def least_correlation(right: Counts, samples: int) -> DrawCorrelation | None:
     """A lower bound of phi for neighbouring evaluations from counts alone, `right` [V, P] of `samples` > 1.
 
     Two evaluations with fresh answers differ by at least the two variances within problems; counts that differ by less
-    share their draws: phi >= 1 - E (R_a - R_b)^2 / (k (w_a + w_b)). How far the policy moved in between lowers the bound.
+    share their draws: phi >= 1 - E (R_a - R_b)^2 / (k (w_a + w_b)). What the policy moved in between lowers the bound.
     """
     counts = np.asarray(right, dtype=np.float64)
     if samples < 2 or len(counts) < 2:

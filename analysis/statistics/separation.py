@@ -2,8 +2,8 @@
 
 Each problem: Fisher's exact test of the answers right under one method against the other, over all runs of each; Holm's
 adjustment over the problems, so that the chance of naming any problem wrongly is at most the level. What it finds holds
-for these trained runs: that other seeds would agree is seen only where every run of one is above every run of the other,
-and with few seeds even that happens by chance (at three seeds each in one of ten, for equal methods).
+for these trained runs: that other seeds would agree is seen only where every run of one is above every run of the
+other, and with few seeds even that happens by chance (at three seeds each in one of ten, for equal methods).
 
 Answers drawn with repeated seeds (`repeated_draws`) make the test err on the side of finding nothing: what two
 evaluations share cancels in their difference. That holds also for several seeds of a method, as both methods share.
