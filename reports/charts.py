@@ -211,8 +211,7 @@ def charts_json(charts: Charts) -> str:
             for view in charts.views
         ],
     }
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return escape_json(content)
 
 
 def _json(series: Series) -> dict[str, Any]:

@@ -81,8 +81,8 @@ def solved_by_one(ours: Counts, theirs: Counts, samples: int) -> tuple[int, ...]
 def performance_profile(
     shares: FloatArray, thresholds: Sequence[float], benchmark_of: Counts
 ) -> tuple[Estimate, ...]:
-    """Share of problems with at least each threshold of their answers right: [S, P] shares by run, mean over runs, error
-    over other problems.
+    """Share of problems with at least each threshold of their answers right: [S, P] shares by run, mean over runs,
+    error over other problems.
     """
     return tuple(
         clustered_mean((shares >= threshold - 1e-9).mean(axis=0), benchmark_of) for threshold in thresholds
