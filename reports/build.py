@@ -14,6 +14,7 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import csv_tables, markup
+from cppo_lab.reports.answers.view import answers_view, kept_answers
 from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.discrepancies import oddities
 from cppo_lab.reports.drawings import draw_ahead, without_cache
@@ -136,7 +137,8 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     shown = curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette)
     traces = diagnostics.diagnostics_info(board, f"Training diagnostics ({request.title})", request.palette)
     verdicts = verdict_view({request.name: board}, core_of(board))
-    sure = statistics_tables(board, request.title)
+    kept = kept_answers(request.uri, board)
+    sure = statistics_tables(board, request.title, kept)
     gap = mismatch_view(board, request.title, request.palette)
     texts = _table_files(board, (main, full), verdicts, sure, gap)
     command = request.command or f"cppo report {request.name}"
@@ -159,7 +161,10 @@ def _files(request: ReportRequest, board: Scoreboard) -> dict[str, bytes]:
     texts["tables.tex"] = markup.latex_wrapper(texts)
     about = (request.name, request.title, request.question, command)
     tables, offered = (main, full, tuple(sure.values())), listed_files([*texts, *pictures])
-    page = page_info(board, tables, verdicts, (shown, traces), view, about, request.uri, offered, gap)
+    answers = answers_view(board, kept)
+    page = page_info(
+        board, tables, verdicts, (shown, traces), view, about, request.uri, offered, gap, answers
+    )
     texts[PAGE] = render_page(page)
     files = {name: text.encode() for name, text in texts.items()} | pictures
     drawn = {name: draw for name, (draw, _) in drawings.items()}

@@ -10,6 +10,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
+from cppo_lab.reports.answers.view import AnswersView
 from cppo_lab.reports.audit_view import AuditView
 from cppo_lab.reports.charts import Charts, charts_json, charts_of
 from cppo_lab.reports.figures import curves, diagnostics
@@ -25,6 +26,7 @@ from cppo_lab.reports.text_tables import TextTable
 from cppo_lab.reports.verdict_view import VerdictView
 
 MOST_ROWS = 500  # of one table; of a longer one the page has the first, and the files beside it have all
+ANSWERS = ("answers",)  # the template of the part that a report without answers does not have
 _LIST = "0"  # the page has one list of runs
 
 
@@ -60,6 +62,7 @@ class PageInfo:
     served: bool
     unused: tuple[str, ...]
     files: tuple[str, ...]
+    answers: AnswersView | None = None
 
 
 def page_info(
@@ -72,6 +75,7 @@ def page_info(
     uri: str,
     files: Sequence[str],
     mismatch: MismatchView | None = None,
+    answers: AnswersView | None = None,
 ) -> PageInfo:
     """Puts the page together; `about` is (name, title, question, command), `uri` that of the store."""
     name, title, question, command = about
@@ -106,6 +110,7 @@ def page_info(
         served=uri.startswith("http"),
         unused=tuple(sorted(board.unused["run_id"])),
         files=tuple(files),
+        answers=answers,
     )
 
 
@@ -113,11 +118,11 @@ def render_page(info: PageInfo) -> str:
     """The page as HTML. Every text in `info` is escaped; only the drawings (`InlineFigure.svg`) are markup. The page's
     policy lets the browser run its own script alone, known by its hash, and load nothing.
     """
-    return render_template("page.html.j2", info)
+    return render_template("page.html.j2", info, ANSWERS if info.answers else ())
 
 
-def render_template(name: str, page: object) -> str:
-    """One of the templates with its `page`."""
+def render_template(name: str, page: object, parts: Sequence[str] = ()) -> str:
+    """One of the templates with its `page`; `parts` have a style and a script of their own."""
     environment = Environment(
         loader=FunctionLoader(_template),
         autoescape=True,
@@ -126,11 +131,12 @@ def render_template(name: str, page: object) -> str:
     )
     environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup, charts_json=_charts_json)
     environment.globals["most_rows"] = MOST_ROWS
-    script = _template("page.js")
+    script = "\n".join(_template(f"{part}.js") for part in ("page", *parts))
+    style = "\n".join(_template(f"{part}.css") for part in ("page", *parts))
     return environment.get_template(name).render(
         page=page,
-        style=Markup(_template("page.css")),  # noqa: S704  a file of this package
-        script=Markup(script),  # noqa: S704  a file of this package
+        style=Markup(style),  # noqa: S704  files of this package
+        script=Markup(script),  # noqa: S704  files of this package
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
     )
 

@@ -85,7 +85,11 @@ def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
     if sample.truth is not None:
         entry["truth"] = visible(sample.truth[:LONGEST_NAME])
     if sample.kind == TRAINING:
-        entry |= {"group": sample.group, "reward": _digits(sample.reward), "advantage": _digits(sample.advantage)}
+        entry |= {
+            "group": sample.group,
+            "reward": _digits(sample.reward),
+            "advantage": _digits(sample.advantage),
+        }
     return entry
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cppo_lab.analysis.answers import RunAnswers
+from cppo_lab.analysis.answers import RunAnswers, read_answers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.answers import samples as texts
@@ -38,11 +38,15 @@ def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
     return tuple(found)
 
 
+def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
+    """The texts and tokens of `shown_runs`, from the store. Raises UserError as `read_answers`."""
+    ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
+    return read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS) if ids else {}
+
+
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> AnswersView | None:
     """The part of the page; None where no run of the board kept any answers. `answers`: of `shown_runs`."""
-    runs = [
-        (run, own) for run in shown_runs(board) if (own := answers.get(run.mlflow_id or "")) is not None
-    ]
+    runs = [(run, own) for run in shown_runs(board) if (own := answers.get(run.mlflow_id or "")) is not None]
     maps = problem_maps(board)
     samples = shown_samples(runs, texts.MOST_BYTES)
     responses = token_responses(runs, token_traces.MOST_BYTES)
