@@ -76,7 +76,7 @@ def logistic(x: np.ndarray) -> np.ndarray:
 
 
 def methods(rng: np.random.Generator, seeds: int, spread: float, problems: int = 90) -> np.ndarray:
-    """Chances [2, seeds, problems]: difficulty shared by both methods, an effect of each seed, and of seed and problem."""
+    """Chances [2, seeds, problems]: shared difficulty, an effect of each seed, and of seed and problem."""
     difficulty = rng.normal(-1, 2.0, problems)
     own = rng.normal(0, 0.5, (2, 1, problems))
     effect = spread * rng.standard_normal((2, seeds, 1)) + 0.4 * rng.standard_normal((2, seeds, problems))

@@ -17,7 +17,7 @@ BEST, SECOND = "best", "second"
 NOT_DECLARED = "not declared"
 EVALUATION = (
     "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
-    "problem's outcome. The deviation over seeds contains it."
+    "problem's outcome. The deviation over seeds contains it, but for what equal sampling seeds make all runs share."
 )
 
 

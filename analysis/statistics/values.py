@@ -104,8 +104,8 @@ def cell_runs(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[Ru
 
 
 def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
-    """Validated step -> its share in the score `final`, which is their mean; a collapsed run's missing validations count
-    for the one whose score is filled in. Nothing for a run without a score.
+    """Validated step -> its share in the score `final`, which is their mean; a collapsed run's missing validations
+    count for the one whose score is filled in. Nothing for a run without a score.
     """
     window, shares = _window(board.curves.of(run.mlflow_id or ""), run.t_stop), defaultdict[int, float](float)
     seen = window[schema.MEAN].dropna()

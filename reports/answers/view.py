@@ -8,6 +8,7 @@ from typing import Any
 from cppo_lab.analysis.answers import RunAnswers, read_answers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
+from cppo_lab.answers.texts import VALIDATION
 from cppo_lab.reports.answers import samples as texts
 from cppo_lab.reports.answers import token_traces
 from cppo_lab.reports.answers.problem_map import problem_maps
@@ -41,7 +42,20 @@ def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
 def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
     """The texts and tokens of `shown_runs`, from the store. Raises UserError as `read_answers`."""
     ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
-    return read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS) if ids else {}
+    if not ids:
+        return {}
+    shown = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS)
+    if not all(_complete(board, mlflow_id, own) for mlflow_id, own in shown.items()):
+        return shown
+    others = [mlflow_id for mlflow_id in board.data.outcomes if mlflow_id not in ids]
+    return {**shown, **read_answers(uri, others, 1, 0)}  # for maj@k, over all runs
+
+
+def _complete(board: Scoreboard, mlflow_id: str, answers: RunAnswers) -> bool:
+    """Whether answers to all problems are kept at the last validation."""
+    last = answers.texts[-1].samples if answers.texts else ()
+    kept = {sample.problem for sample in last if sample.kind == VALIDATION}
+    return set(board.data.outcomes[mlflow_id].problems) <= kept
 
 
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> AnswersView | None:

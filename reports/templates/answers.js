@@ -28,6 +28,8 @@
   const short = (value) => value >= 65504 ? "∞" : value === 0 ? "0" : Math.abs(value) < 1e-3 || Math.abs(value) >= 1e4
     ? value.toExponential(2) : String(Number(value.toPrecision(3)));
   const percent = (share) => `${Number((100 * share).toFixed(1))} %`;
+  const models = new Set([...data.texts.samples, ...data.tokens].map((one) => one.model));
+  const place = (one) => `${models.size > 1 ? `${one.model}, ` : ""}${one.method}, step ${one.step}, group ${one.group}`;
   const unique = (values) => [...new Set(values)];
   // A <select> with its label; `fill` keeps the choice where it is still there.
   const chooser = (label, changed) => {
@@ -56,7 +58,7 @@
   // ---- problems by step
   const drawMaps = () => {
     const model = chooser("Model", () => show());
-    const problem = chooser("Problem", () => place(Number(problem.value), null));
+    const problem = chooser("Problem", () => choose(Number(problem.value), null));
     const ours = chooser("Solved by", () => alone());
     const theirs = chooser("and never by", () => alone());
     const figures = make("div", { class: "maps" });
@@ -108,7 +110,7 @@
         (value === null ? "not validated" : `${percent(value)} right`);
       problem.select.value = at.problem;
     };
-    const place = (row, step, method = at.method, settled = true) => {
+    const choose = (row, step, method = at.method, settled = true) => {
       at = { problem: Math.max(0, Math.min(map.problems.length - 1, row)), method,
         step: step === null ? at.step : Math.max(0, Math.min(map.steps.length - 1, step)) };
       mark();
@@ -128,7 +130,7 @@
       const found = map.alone.find(([one, other]) => one === a && other === b)?.[2] ?? [];
       names.replaceChildren(...found.map((row) => {
         const button = make("button", { type: "button" }, map.problems[row]);
-        button.addEventListener("click", () => place(row, map.steps.length - 1, a));
+        button.addEventListener("click", () => choose(row, map.steps.length - 1, a));
         return button;
       }));
       if (!found.length) names.append(a === b ? "Choose two methods." : "None.");
@@ -149,17 +151,16 @@
           return [Math.floor((event.clientY - box.top) / box.height * map.problems.length),
             Math.floor((event.clientX - box.left) / box.width * map.steps.length), number];
         };
-        canvas.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") place(...found(event), false); });
-        canvas.addEventListener("click", (event) => place(...found(event)));
+        canvas.addEventListener("pointermove", (event) => { if (event.pointerType === "mouse") choose(...found(event), false); });
+        canvas.addEventListener("click", (event) => choose(...found(event)));
         canvas.addEventListener("focus", () => { at.method = number; mark(); });
         canvas.addEventListener("keydown", (event) => {
           const moved = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-          if (moved) place(at.problem + moved[0], at.step + moved[1], number, false);
-          else if (event.key === "Enter" || event.key === " ") place(at.problem, at.step, number);
+          if (moved) choose(at.problem + moved[0], at.step + moved[1], number, false);
+          else if (event.key === "Enter" || event.key === " ") choose(at.problem, at.step, number);
           else return;
           event.preventDefault();
         });
-        figures.append();
         return { canvas, spot, cells: bytes(method.cells), figure: make("figure", {},
           make("figcaption", {}, method.runs > 1 ? `${method.name} (mean of ${method.runs} runs)` : method.name), frame,
           make("div", { class: "ends" }, make("span", {}, `step ${map.steps[0]}`),
@@ -172,7 +173,7 @@
       theirs.fill(methods, 0);
       paint();
       alone();
-      place(0, null);
+      choose(0, null);
     };
     section("Problems by step",
       make("p", { class: "quiet" }, "A row is a problem, the easiest above (by the mean over all methods and steps); a column is a " +
@@ -184,7 +185,7 @@
     show();
     new MutationObserver(paint).observe(document.documentElement, { attributeFilter: ["data-scheme"] });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
-    return () => place(at.problem, null);
+    return () => choose(at.problem, null);
   };
 
   // ---- texts
@@ -243,7 +244,7 @@
   const drawGroups = () => {
     const all = data.texts.samples.filter((sample) => sample.group !== undefined);
     if (!all.length) return;
-    const key = (one) => `${one.model}, ${one.method}, step ${one.step}, group ${one.group}`;
+    const key = place;
     const found = make("div");
     const group = chooser("Group", () => show());
     const show = () => {
@@ -312,8 +313,8 @@
           if (!styles.has(signed)) styles.set(signed, own ? `--tint:var(--${name === "kept" ? "mark" : value < 0 ? "cold" : "hot"});--much:${Math.round(62 * own / LEVELS)}%` : "");
           pane.spans[i].style.cssText = styles.get(signed);
         }
-        pane.legend.textContent = !found ? "" : name === "kept" ? "" : ` · ${colour.select.selectedOptions[0].textContent}: ${short(least)} to ${short(most)}`;
-        if (name !== "none" && !found) pane.legend.textContent = ` · this rule has no ${colour.select.selectedOptions[0].textContent}`;
+        pane.legend.textContent = !found ? "" : name === "kept" ? "" : `${colour.select.selectedOptions[0].textContent}: ${short(least)} to ${short(most)}`;
+        if (name !== "none" && !found) pane.legend.textContent = `This rule has no ${colour.select.selectedOptions[0].textContent}`;
       }
     };
     const lay = (pane) => {
@@ -340,10 +341,16 @@
       context.clearRect(0, 0, strip.width, strip.height);
       shown.forEach((pane, row) => {
         context.fillStyle = style.getPropertyValue(row ? "--cold" : "--mark");
-        const height = strip.height / shown.length;
-        for (let i = 0; i < response.n; i++) {
-          if (dropped(pane.rule, i)) context.fillRect(Math.floor(i / response.n * strip.width), row * height, Math.max(1, strip.width / response.n), height - 1);
+        const height = strip.height / shown.length, bins = Math.min(strip.width, response.n);
+        for (let bin = 0; bin < bins; bin++) { // the darker, the more of its tokens are dropped
+          const from = Math.floor(bin * response.n / bins), to = Math.floor((bin + 1) * response.n / bins);
+          let count = 0;
+          for (let i = from; i < to; i++) count += dropped(pane.rule, i);
+          context.globalAlpha = Math.sqrt(count / (to - from));
+          const x = Math.floor(bin * strip.width / bins);
+          if (count) context.fillRect(x, row * height, Math.floor((bin + 1) * strip.width / bins) - x, height - 1);
         }
+        context.globalAlpha = 1;
       });
       context.fillStyle = style.getPropertyValue("--ink");
       context.fillRect(Math.floor(at / response.n * strip.width), 0, 2, strip.height);
@@ -365,10 +372,10 @@
         }
       }
       const entry = (name, value) => make("span", {}, make("b", {}, `${name} `), value);
-      const own = shown[0].rule;
+      const own = (shown.find((pane) => pane.rule.w) ?? shown[0]).rule;
       facts.replaceChildren(entry(`token ${i + 1} of ${response.n}`, `‹${response.raw.pieces[i].replaceAll("\n", "⏎")}›`),
         entry("log μ", short(response.mu[i])), entry("log π − log μ", short(response.ratio[i])), entry("D", short(response.d[i])),
-        ...(own.w ? [entry("w", short(own.w[i])), entry("prefix sum", short(own.s[i])), entry("limit c", short(own.c[i]))] : []),
+        ...(own.w ? [entry(`w (${own.name})`, short(own.w[i])), entry("prefix sum", short(own.s[i])), entry("limit c", short(own.c[i]))] : []),
         ...shown.map((pane) => make("span", dropped(pane.rule, i) ? { class: "dropped" } : {}, `${pane.rule.name}: ${fate(pane.rule, i)}`)));
       drawStrip();
     };
@@ -438,7 +445,7 @@
       build();
     };
     section("Tokens", make("div", { class: "pick" }, which.box, first.box, second.box, colour.box), summary, steps, strip, facts, panes);
-    which.fill(data.tokens.map((one, number) => [number, `${one.model}, ${one.method}, step ${one.step}, group ${one.group}, response ${one.draw + 1} (${one.length} tokens)`]));
+    which.fill(data.tokens.map((one, number) => [number, `${place(one)}, response ${one.draw + 1} (${one.length} tokens)`]));
     colour.fill(COLOURS, "d");
     open();
     new ResizeObserver(drawStrip).observe(strip);
