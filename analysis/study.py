@@ -55,9 +55,9 @@ class StudyResults:
         return f"the study has no sweep {name!r}" if sweep is None else sweep.absent
 
     @property
-    def boards(self) -> tuple[Scoreboard, ...]:
-        """The scored sweeps."""
-        return tuple(sweep.board for sweep in self.sweeps if sweep.board is not None)
+    def boards(self) -> dict[str, Scoreboard]:
+        """The scored sweeps by name."""
+        return {sweep.grid.name: sweep.board for sweep in self.sweeps if sweep.board is not None}
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ files = {
 }
 lap("tables")
 files = {name: text.encode() for name, text in files.items()}
-size = len(record(About("sweep", "demo", "", "", "mini", ""), {"demo": board}, {}, files))
+size = len(record(About("sweep", "demo", "", "", "", "mini", ""), {"demo": board}, {}, files))
 lap("record")
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 print(json.dumps({"seconds": time.perf_counter() - start, "peak": peak, "runs": len(board.runs), "laps": laps}))

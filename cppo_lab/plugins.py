@@ -6,7 +6,8 @@ the user has installed; never a file that somebody else may have written.
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,26 +15,56 @@ from cppo_lab.errors import UserError, one_line
 
 # Groups of entry points; those of rules: rules/__init__.py.
 CORE_GROUP, LAUNCHER_GROUP = "cppo_lab.cores", "cppo_lab.launchers"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # a name in the configuration
 PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class EntryPoints(Mapping[str, str]):
+    """The entry points of installed packages in a group: name -> `package.module:name`. Imports none of them.
+
+    A look-up raises UserError for a name that two packages give to different objects, and for one that is no word of a
+    configuration; other names are not affected. `packages`: name -> `package.module:name` -> the package.
+    """
+
+    group: str
+    packages: Mapping[str, Mapping[str, str]]
+
+    def __getitem__(self, name: str) -> str:
+        found = self.packages[name]
+        listed = " and ".join(f"{path} of package {package}" for path, package in found.items())
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"entry point {name!r} of {self.group!r} ({listed}): a name has letters, digits, '_', '.' and '-', at "
+                "most 64: rename it in its package"
+            )
+        if len(found) > 1:
+            raise UserError(
+                f"entry point {name!r} of {self.group!r} is both {listed}: uninstall one of the packages"
+            )
+        return next(iter(found))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.packages
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packages)
+
+    def __len__(self) -> int:
+        return len(self.packages)
 
 
 @cache
 def entry_points(group: str) -> Mapping[str, str]:
-    """The entry points of installed packages in a group: name -> `package.module:name`. Imports none of them.
-
-    Raises UserError for a name that two packages give to different objects.
-    """
+    """The entry points in a group, see `EntryPoints`."""
     # Reads the folders of all packages: only when somebody asks for a foreign name.
     from importlib import metadata
 
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
     for point in metadata.entry_points(group=group):
-        if found.setdefault(point.name, point.value) != point.value:
-            raise UserError(
-                f"entry point {point.name!r} of {group!r} is both {found[point.name]} and {point.value}: uninstall one "
-                "of the packages"
-            )
-    return found
+        package = "unknown" if point.dist is None else point.dist.name
+        found.setdefault(point.name, {}).setdefault(point.value, package)
+    return EntryPoints(group, found)
 
 
 def resolve(path: str) -> Any:
@@ -48,12 +79,17 @@ def resolve(path: str) -> Any:
 def load(path: str, what: str) -> Any:
     """The object at `package.module:name`; `what` names it in messages.
 
-    Raises UserError if it cannot be imported.
+    Raises UserError if it cannot be imported, also where its module ends the process.
     """
     if not PATH.fullmatch(path):
         raise UserError(f"{what}={path!r} must be package.module:name")
     try:
         return resolve(path)
+    except SystemExit as error:
+        raise UserError(
+            f"{what}={path!r} cannot be imported: its module calls sys.exit({error.code!r}) as it is imported: remove "
+            "that call, or put it under `if __name__ == '__main__'`"
+        ) from error
     except Exception as error:
         raise UserError(
             f"{what}={path!r} cannot be imported ({type(error).__name__}: {one_line(str(error))}): install its "

@@ -23,11 +23,12 @@ from cppo_lab.reports.verdict_view import heard_claims
 
 @dataclass(frozen=True)
 class About:
-    """What a record says of the report as a whole; `kind` is sweep, study or search."""
+    """The report as a whole; `kind` is sweep, study or search. Its record has all but the question."""
 
     kind: str
     name: str
     title: str
+    question: str
     experiment: str
     core: str
     command: str

@@ -1,30 +1,24 @@
-"""A hyper-parameter search in the store -> a folder with figures, tables and one page. All or nothing, as with the
-report of a sweep.
-"""
+"""The report of a hyper-parameter search: figures, tables, and its page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from cppo_lab.analysis.search import SearchResult, Value
+from cppo_lab.analysis.search import FAILED, SearchResult, Value
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.analysis.search_noise import SeedValues, read_seed_values
-from cppo_lab.reports.drawings import without_cache
-from cppo_lab.reports.figures.files import render
+from cppo_lab.reports.build import Collected, Contents
+from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.figures.search_gallery import course_figures, space_figures
-from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure
+from cppo_lab.reports.figures.search_panels import SearchFigure, draw_figure, inline_panels
 from cppo_lab.reports.fingerprint import fingerprint
-from cppo_lab.reports.folder import PAGE, Built, is_current, require_ours, swap_in
-from cppo_lab.reports.inputs import report_inputs
-from cppo_lab.reports.markup import latex_wrapper
-from cppo_lab.reports.names import origin
-from cppo_lab.reports.record import About, listed_files, record
-from cppo_lab.reports.saved import RECORD
-from cppo_lab.reports.search_page import render_search, search_page
-from cppo_lab.reports.search_tables import space_table, trial_table, trials_csv, trials_text
-from cppo_lab.reports.search_text import tune_command
-from cppo_lab.reports.text_tables import text_csv, text_latex, text_markdown
+from cppo_lab.reports.page import PageFigure
+from cppo_lab.reports.record import About
+from cppo_lab.reports.search_tables import TrialTable, space_table, trial_table, trials_csv, trials_text
+from cppo_lab.reports.search_text import certainty, finding, launch_commands, states_text, tune_command
+from cppo_lab.reports.table_files import table_files
+from cppo_lab.reports.text_tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -44,65 +38,86 @@ class SearchRequest:
     tune: str = ""
     shipped: Mapping[str, Value] = field(default_factory=dict)
 
-
-def build_search(request: SearchRequest, force: bool = False) -> Path:
-    """Builds the report and returns the path of its page, `index.html`; see `make_search`."""
-    return make_search(request, force).page
-
-
-def make_search(request: SearchRequest, force: bool = False) -> Built:
-    """Builds the report, unless the folder has the one that the same state of the search gave before.
-
-    The same state of the search gives the same bytes. Until the last moment nothing at `request.out` changes. Raises
-    UserError, with nothing written, if the search cannot be read (see `read_search`), or if `request.out` is
-    something else than a report of ours. `force`: build it in any case.
-    """
-    out = request.out.absolute()
-    require_ours(out)
-    result = read_search(request.uri, request.experiment, request.study)
-    seeds = read_seed_values(request.uri, request.experiment, result)
-    inputs = report_inputs(request, (fingerprint((result, seeds)),))
-    if not force and is_current(out, inputs):
-        return Built(request.out / PAGE, anew=False)
-    with without_cache(force):
-        files = _files(request, result, seeds)
-    swap_in(out, files, (result.study, origin(result.core)), inputs)
-    return Built(request.out / PAGE, anew=True)
+    def collect(self) -> Collected:
+        """Raises UserError as `read_search`."""
+        result = read_search(self.uri, self.experiment, self.study)
+        seeds = read_seed_values(self.uri, self.experiment, result)
+        return Collected((fingerprint((result, seeds)),), partial(search_contents, self, result, seeds))
 
 
-def _files(request: SearchRequest, result: SearchResult, seeds: tuple[SeedValues, ...]) -> dict[str, bytes]:
-    """Every file of the report by name."""
-    command = request.command or f"cppo report {result.name}"
-    trials = trial_table(result, seeds)
-    space = space_table(result, request.shipped)
-    plain = trials_text(trials)
-    texts = {
-        "table_trials.md": text_markdown(plain),
-        "table_trials.tex": text_latex(plain),
-        "table_trials.csv": trials_csv(result, seeds),
-        "table_space.md": text_markdown(space),
-        "table_space.tex": text_latex(space),
-        "table_space.csv": text_csv(space),
-    }
-    texts["tables.tex"] = latex_wrapper(texts)
+@dataclass(frozen=True)
+class SearchPage:
+    """Everything on the page but what `About` has. `failures`: (number of the trial, reason)."""
+
+    title: str
+    mlflow_id: str
+    model: str
+    states: str
+    finding: tuple[str, ...]
+    certainty: tuple[str, ...]
+    figures: tuple[PageFigure, ...]
+    space: TextTable
+    trials: TrialTable
+    failures: tuple[tuple[int, str], ...]
+    launches: tuple[str, ...]
+    tune: str
+    trial_count: int
+
+
+def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequence[SeedValues]) -> Contents:
+    """The report of a search."""
+    space, trials = space_table(result, request.shipped), trial_table(result, seeds)
     history, curves, importances = course_figures(result)
     figures = (*space_figures(result, request.shipped), importances, history, curves)
-    drawn: dict[str, bytes] = {}
-    for figure in figures:
-        drawn |= _draw(figure, command)
-    about = (request.experiment, command, request.tune or tune_command(result))
-    page = search_page(result, seeds, (space, trials), figures, about, listed_files([*texts, *drawn]))
-    texts[PAGE] = render_search(page)
-    files = {name: text.encode() for name, text in texts.items()} | drawn
-    drawings = {figure.name: partial(draw_figure, figure) for figure in figures if not figure.absent}
-    head = About("search", request.study, result.name, request.experiment, result.core, command)
-    return files | {RECORD: record(head, {}, drawings, files)}
+    texts = table_files({"table_trials": trials_text(trials), "table_space": space})
+    return Contents(
+        about=About(
+            kind="search",
+            name=request.study,
+            title=result.name,
+            question=result.question,
+            experiment=request.experiment,
+            core=result.core,
+            command=request.command or f"cppo report {result.name}",
+        ),
+        texts=texts | {"table_trials.csv": trials_csv(result, seeds)},
+        pictures=tuple(_picture(figure) for figure in figures),
+        inline=tuple(partial(inline_panels, figure) for figure in figures),
+        boards={},
+        template="search.html.j2",
+        page=partial(_page, result, seeds, (space, trials), figures, request.tune or tune_command(result)),
+    )
 
 
-def _draw(figure: SearchFigure, command: str) -> dict[str, bytes]:
-    """The files of one figure; none where it cannot be drawn."""
-    if figure.absent:
-        return {}
-    title = f"{figure.title} ({figure.source})"
-    files = render(partial(draw_figure, figure), title, figure.run_ids, command)
-    return {f"{figure.name}.{kind}": data for kind, data in files.items()}
+def _picture(figure: SearchFigure) -> Picture:
+    drawing = Absent(figure.absent) if figure.absent else partial(draw_figure, figure)
+    return Picture(figure.name, "", figure.title, figure.caption, drawing, figure.source, figure.run_ids)
+
+
+def _page(
+    result: SearchResult,
+    seeds: Sequence[SeedValues],
+    tables: tuple[TextTable, TrialTable],
+    figures: Sequence[SearchFigure],
+    tune: str,
+) -> SearchPage:
+    space, trials = tables
+    return SearchPage(
+        title=result.title,
+        mlflow_id=result.mlflow_id,
+        model=result.model,
+        states=states_text(result),
+        finding=finding(result),
+        certainty=certainty(result, seeds),
+        figures=tuple(PageFigure(one.title, one.caption, inline_panels(one), one.absent) for one in figures),
+        space=space,
+        trials=trials,
+        failures=tuple(
+            (trial.number, trial.reason or "no reason was recorded")
+            for trial in result.trials
+            if trial.state == FAILED
+        ),
+        launches=launch_commands(result),
+        tune=tune,
+        trial_count=len(result.trials),
+    )

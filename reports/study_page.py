@@ -7,32 +7,19 @@ from functools import partial
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, StudyResults
+from cppo_lab.reports.answers.view import AnswersView
 from cppo_lab.reports.charts import Charts, charts_of
 from cppo_lab.reports.figures.ablations import full_method
 from cppo_lab.reports.figures.curves import curves_info
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
-from cppo_lab.reports.figures.inline import inline_svg
+from cppo_lab.reports.figures.inline import InlineFigure, inline_svg
 from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.headlines import Headline, headlines
-from cppo_lab.reports.names import origin
-from cppo_lab.reports.page import render_template
+from cppo_lab.reports.page import PageFigure
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.tables import FullTable, MainTable, core_of
 from cppo_lab.reports.text_tables import TextTable
 from cppo_lab.reports.verdict_view import VerdictView
-
-
-@dataclass(frozen=True)
-class PageFigure:
-    """One numbered figure: `svg` is markup of our own, empty where there is a `reason` not to draw it. `data`: the file
-    with its numbers.
-    """
-
-    heading: str
-    caption: str
-    svg: str
-    reason: str
-    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +37,7 @@ class Ablation:
 @dataclass(frozen=True)
 class StudyTables:
     """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show. `statistics`: sweep ->
-    its tables.
+    its tables. `answers`: of the main sweep's runs.
     """
 
     main: MainTable | None
@@ -60,95 +47,56 @@ class StudyTables:
     ablations: tuple[Ablation, ...]
     statistics: Mapping[str, Mapping[str, TextTable]]
     verdicts: VerdictView
+    answers: AnswersView | None
 
 
 @dataclass(frozen=True)
 class StudyPage:
-    """Everything on the page. `anchors`, `charts` and `statistics` are by sweep."""
+    """Everything on the page but what `About` has. `anchors` and `charts` are by sweep, as the tables' statistics."""
 
-    name: str
-    title: str
-    question: str
-    experiment: str
-    command: str
-    core: str
-    origin: str
     run_count: int
     sweep_count: int
     gaps: tuple[str, ...]
     absent: tuple[str, ...]
-    verdicts: VerdictView
     headlines: tuple[Headline, ...]
-    main: MainTable | None
+    tables: StudyTables
     main_absent: str
-    distinction: TextTable
-    configuration: TextTable | None
-    full: FullTable | None
-    ablations: tuple[Ablation, ...]
-    statistics: Mapping[str, Mapping[str, TextTable]]
     charts: Mapping[str, Charts]
     anchors: Mapping[str, Mapping[tuple[str, str], str]]
     figures: tuple[PageFigure, ...]
     runs: tuple[tuple[str, tuple[RunGroup, ...]], ...]
     served: bool
     unused: tuple[str, ...]
-    files: tuple[str, ...]
+    answers: AnswersView | None
 
 
-def study_page(
-    study: StudyResults,
-    tables: StudyTables,
-    pictures: Sequence[Picture],
-    about: tuple[str, str, str],
-    uri: str,
-    files: Sequence[str],
-) -> StudyPage:
-    """Puts the page together; `about` is (title, question, command), `uri` that of the store."""
-    title, question, command = about
-    core = study_core(study)
-    shown = [(sweep.grid, sweep.board) for sweep in study.sweeps if sweep.board is not None]
+def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Picture], uri: str) -> StudyPage:
+    """Puts the page together; `uri` is that of the store."""
     gaps: dict[str, list[str]] = {}
-    for grid, board in shown:
+    for name, board in study.boards.items():
         for run in board.gaps:
-            gaps.setdefault(describe_gap(run), []).append(grid.name)
-    lists = {grid.name: str(number) for number, (grid, _) in enumerate(shown)}
-    anchors = {grid.name: anchors_of(board, lists[grid.name]) for grid, board in shown}
-    used = {run.run_id for board in study.boards for run in board.runs}
-    unused = {run_id for board in study.boards for run_id in board.unused["run_id"]} - used
+            gaps.setdefault(describe_gap(run), []).append(name)
+    lists = {name: str(number) for number, name in enumerate(study.boards)}
+    anchors = {name: anchors_of(board, lists[name]) for name, board in study.boards.items()}
+    boards = study.boards.values()
+    used = {run.run_id for board in boards for run in board.runs}
+    unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
     return StudyPage(
-        name=study.name,
-        title=title,
-        question=question,
-        experiment=study.experiment,
-        command=command,
-        core=core,
-        origin=origin(core),
-        run_count=len({run.mlflow_id or describe_gap(run) for board in study.boards for run in board.runs}),
+        run_count=len({run.mlflow_id or describe_gap(run) for board in boards for run in board.runs}),
         sweep_count=len(study.sweeps),
         gaps=tuple(f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()),
         absent=absent_parts(study, pictures),
-        verdicts=tables.verdicts,
         headlines=study_headlines(study),
-        main=tables.main,
+        tables=tables,
         main_absent=study.why_absent(MAIN) if tables.main is None else "",
-        distinction=tables.distinction,
-        configuration=tables.configuration,
-        full=tables.full,
-        ablations=tables.ablations,
-        statistics=tables.statistics,
         charts=study_charts(study, anchors),
         anchors=anchors,
         figures=tuple(page_figure(picture) for picture in pictures),
-        runs=tuple((grid.name, run_groups(board, lists[grid.name], uri)) for grid, board in shown),
+        runs=tuple((name, run_groups(board, lists[name], uri)) for name, board in study.boards.items()),
         served=uri.startswith("http"),
         unused=tuple(sorted(unused)),
-        files=tuple(files),
+        answers=tables.answers,
     )
-
-
-def render_study(page: StudyPage) -> str:
-    """The page as HTML; every text is escaped, only the drawings are markup."""
-    return render_template("study.html.j2", page)
 
 
 def study_charts(
@@ -168,7 +116,7 @@ def study_charts(
 
 def study_core(study: StudyResults) -> str:
     """The core behind the study's runs; several are named together."""
-    cores = {core for board in study.boards for core in core_of(board).split("+")}
+    cores = {core for board in study.boards.values() for core in core_of(board).split("+")}
     return "+".join(sorted(cores)) or schema.PAPER
 
 
@@ -202,8 +150,8 @@ def study_headlines(study: StudyResults) -> tuple[Headline, ...]:
 def page_figure(picture: Picture) -> PageFigure:
     """A figure as it is on the page: without its title, which the caption has."""
     if isinstance(picture.drawing, Absent):
-        return PageFigure(picture.heading, picture.caption, "", picture.drawing.reason)
+        return PageFigure(picture.heading, picture.caption, (), picture.drawing.reason)
     draw = partial(picture.drawing, headed=False)
     svg = inline_svg(draw, picture.name, (8.0, 4.0), picture.heading)
     caption = f"{picture.caption} Source: {picture.source}."
-    return PageFigure(picture.heading, caption, svg, "", f"{picture.name}.csv")
+    return PageFigure(picture.heading, caption, (InlineFigure("", svg),), "", f"{picture.name}.csv")

@@ -63,12 +63,3 @@ def text_csv(table: TextTable) -> str:
     core = [table.core] if table.core not in ("", schema.PAPER) else []
     rows = ([row.label, *row.cells, *core] for row in table.rows)
     return csv_text([table.lead, *table.headings, *(["core"] if core else [])], rows)
-
-
-def text_files(name: str, table: TextTable) -> dict[str, str]:
-    """The table under `name` in all three formats, by file name."""
-    return {
-        f"{name}.md": text_markdown(table),
-        f"{name}.tex": text_latex(table),
-        f"{name}.csv": text_csv(table),
-    }

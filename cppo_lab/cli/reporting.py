@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 
 if TYPE_CHECKING:
-    from cppo_lab.reports.build import ReportRequest
     from cppo_lab.reports.folder import Built
     from cppo_lab.reports.study import StudyRequest
+    from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
     from cppo_lab.tracking.sweep_note import SweepText
@@ -61,23 +61,19 @@ def _chosen(options: argparse.Namespace) -> list[str]:
 def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Built":
     """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of and what was `said`."""
     from cppo_lab.cli.unchanged import database_state, note
-    from cppo_lab.reports import build, study
+    from cppo_lab.reports.build import current_inputs, make_report
     from cppo_lab.store import address
 
     request, text = wanted
     database = address.sqlite_file(request.uri)
     state = database_state(database) if database is not None else ()
-    if isinstance(request, study.StudyRequest):
-        make, inputs = partial(study.make_study, request), partial(study.current_inputs, request)
-    else:
-        make, inputs = partial(build.make_report, request), partial(build.current_inputs, request)
-    built = make(options.force)
+    built = make_report(request, options.force)
     if options.log:
         if not _kept_in_store(request, text, options.force and built.anew):
             return built
         # Keeping it has changed the database: the note is of the state after, if the runs are still the same.
         state = database_state(database) if database is not None else ()
-    note(said, request.out, state, inputs())
+    note(said, request.out, state, current_inputs(request))
     return built
 
 
@@ -108,8 +104,8 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
 
 
 def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
-    from cppo_lab.reports.build import paper_request
     from cppo_lab.reports.study import paper_study_request
+    from cppo_lab.reports.sweep import paper_request
     from cppo_lab.store import address
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.tracking.sweep_note import SweepText
@@ -135,8 +131,8 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab import schema
     from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
-    from cppo_lab.reports.build import ReportRequest
     from cppo_lab.reports.study import StudyRequest
+    from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.store import address
     from cppo_lab.tracking.sweep_note import SweepText
 
@@ -174,7 +170,8 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     import shlex
 
     from cppo_lab import schema
-    from cppo_lab.reports.search import SearchRequest, make_search
+    from cppo_lab.reports.build import make_report
+    from cppo_lab.reports.search import SearchRequest
     from cppo_lab.store import address
     from cppo_lab.sweep.search.space import resolve
 
@@ -187,7 +184,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
-    return make_search(
+    return make_report(
         SearchRequest(
             uri=address.tracking_uri(tuning.base.tracking.uri),
             experiment=schema.experiment_name(tuning.core),

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from cppo_lab.plugins import NAME
+
 
 def _one_zero(value: float) -> float:
     """-0.0 is equal to 0.0 and would be written differently: one run would have two ids."""
@@ -19,7 +21,7 @@ Probability = Annotated[Finite, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # no loop over a count of anything takes longer than that
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 # Names become parts of file names and of metric names.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
 class Spec(BaseModel):

@@ -84,7 +84,7 @@ def _seeds(study: StudyResults) -> str:
     """What the bands are, where cells have several seeds."""
     counts = {
         sum(run.state not in GAPS for run in runs_of(board, *pair))
-        for board in study.boards
+        for board in study.boards.values()
         for pair in board.cells
     }
     if max(counts, default=1) < 2:

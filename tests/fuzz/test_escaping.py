@@ -18,9 +18,10 @@ from mlflow.entities import Param
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.reports.build import ReportRequest, build_report
+from cppo_lab.reports.build import build_report
 from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.run_list import mlflow_link
+from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.tracking.markdown import code, escaped
 from cppo_lab.tracking.report_log import ReportLog, verdict_markdown
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note

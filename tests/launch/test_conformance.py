@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cppo_lab.launch import launchers
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
 from cppo_lab.testing import LauncherTests
@@ -129,6 +132,41 @@ def late(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
         report(Event("started", job))
         job.run()
         report(Event("ended", job))
+
+
+def queue_up(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A launcher with a queue, which is empty when it returns."""
+    assert callable(report)
+    for job in jobs:
+        job.run()
+        report(Event("submitted", job))
+
+
+def elsewhere(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A queue whose machines see other folders: they do not learn that a job was cancelled."""
+    for job in jobs:
+        replace(job, created=None).run()
+
+
+def nothing_waits(folder: Path) -> dict[str, object]:
+    """A queue that is empty."""
+    return {}
+
+
+@pytest.mark.parametrize("function", [queue_up, elsewhere])
+def test_a_job_cancelled_in_a_queue(function: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{__name__}:{function.__name__}"
+    record = LauncherRecord("line", "a line", path, in_process=True, queue=f"{__name__}:nothing_waits")
+    monkeypatch.setattr(launchers, "LAUNCHERS", {**LAUNCHERS, "line": record})
+    monkeypatch.setattr(
+        LauncherTests, "_settings", lambda self: LauncherSpec(name="line", workers=1, threads=1)
+    )
+    tests = type("Line", (LauncherTests,), {"launcher": record})()
+    if function is queue_up:
+        tests.test_a_job_cancelled_while_it_waits_does_not_begin()
+    else:
+        with pytest.raises(AssertionError, match="a cancelled job ran"):
+            tests.test_a_job_cancelled_while_it_waits_does_not_begin()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports.build import ReportRequest
 from cppo_lab.reports.printed import main_grid
+from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.tracking.reference import import_reference
 
 DEMO = {"grpo": 0.30, "cppo": 0.50}  # variant -> its best score; seed 1 is 0.02 higher

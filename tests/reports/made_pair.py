@@ -7,7 +7,7 @@ from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.reports.build import ReportRequest
+from cppo_lab.reports.sweep import ReportRequest
 
 MODEL, CORE = "qwen3_8b_base", "verl"
 T_STOP, EVERY = 200, 10

@@ -16,8 +16,9 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
 from cppo_lab.reports import build
-from cppo_lab.reports.build import ReportRequest, build_report, paper_request
+from cppo_lab.reports.build import build_report
 from cppo_lab.reports.folder import MARKER
+from cppo_lab.reports.sweep import ReportRequest, paper_request
 
 TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
 VERDICTS = {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
@@ -167,7 +168,7 @@ def test_an_interrupted_build_leaves_the_old_report(
     beside = set(demo_request.out.parent.iterdir())
     with monkeypatch.context() as patched:
         if moment == "drawing":
-            patched.setattr(build, "render_page", interrupted)
+            patched.setattr(build, "render_template", interrupted)
         elif moment == "writing":
             patched.setattr(Path, "write_bytes", interrupted)
         else:

@@ -10,11 +10,11 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import charts
-from cppo_lab.reports.build import ReportRequest
 from cppo_lab.reports.charts import charts_json, charts_of
 from cppo_lab.reports.figures.curves import curves_info
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.run_list import anchors_of, mlflow_link, run_groups
+from cppo_lab.reports.sweep import ReportRequest
 from tests.reports.made_pair import request_for_pair, write_pair
 
 

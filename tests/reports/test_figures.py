@@ -15,13 +15,13 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
 from cppo_lab.analysis.statistics.estimate import mean_estimate
-from cppo_lab.reports.build import FIGURE_4_MODELS
 from cppo_lab.reports.figures import curves, diagnostics, frame, lines, palette
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.frame import legend_columns
 from cppo_lab.reports.figures.inline import inline_svg
 from cppo_lab.reports.figures.palette import PALETTES
 from cppo_lab.reports.figures.style import figure_style
+from cppo_lab.reports.sweep import FIGURE_4_MODELS
 from cppo_lab.rules import METHOD_COLOURS
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 

@@ -14,9 +14,10 @@ from mlflow.entities import Metric
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.errors import UserError
-from cppo_lab.reports import build, drawings
-from cppo_lab.reports.build import ReportRequest, current_inputs, make_report
+from cppo_lab.reports import drawings, sweep
+from cppo_lab.reports.build import current_inputs, make_report
 from cppo_lab.reports.folder import MARKER, read_marker
+from cppo_lab.reports.sweep import ReportRequest
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -43,7 +44,7 @@ def test_the_same_inputs_make_nothing_again(
     assert make_report(demo_request).anew
     before = contents(demo_request.out)
     with monkeypatch.context() as patched:
-        patched.setattr(build, "read_sweep", None)  # no history is read either
+        patched.setattr(sweep, "read_sweep", None)  # no history is read either
         assert not make_report(demo_request).anew
         assert not make_report(replace(demo_request, uri=f"{demo_request.uri}")).anew
     assert contents(demo_request.out) == before

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ from cppo_lab.reports import page, run_list
 from cppo_lab.reports.figures.curves import CurvesInfo, curves_info
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
 from cppo_lab.reports.figures.lines import FEW, MOST_VARIANTS, draw_line
-from cppo_lab.reports.page import page_info, render_page
+from cppo_lab.reports.page import render_template
 from cppo_lab.reports.run_list import MANY, run_groups
-from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.tables import core_of, full_table, main_table
-from cppo_lab.reports.verdict_view import verdict_view
+from cppo_lab.reports.sweep import ReportRequest, sweep_contents
+from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
 REWARD = "train/reward"
@@ -43,14 +43,9 @@ def board_of(runs: Sequence[MadeRun], partial: bool = False) -> Scoreboard:
 
 
 def page_of(board: Scoreboard) -> str:
-    tables = (main_table(board, "Main"), full_table(board, "Full"))
-    sure = tuple(statistics_tables(board, "Sure").values())
-    verdicts = verdict_view({"demo": board}, core_of(board))
-    about = ("demo", "Title", "Question?", "cppo report demo")
-    info = page_info(
-        board, (*tables, sure), verdicts, (curves_info(board, "Curves"), None), None, about, "sqlite://", ()
-    )
-    return render_page(info)
+    request = ReportRequest("demo", "sqlite://", "cppo-mini", (), Path(), "Title", "Question?")
+    made = sweep_contents(request, board)
+    return render_template(made.template, made.about, made.page(), ())
 
 
 def lines_drawn(info: CurvesInfo) -> int:

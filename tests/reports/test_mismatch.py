@@ -11,8 +11,9 @@ from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.reports.build import ReportRequest, build_report
+from cppo_lab.reports.build import build_report
 from cppo_lab.reports.mismatch import SHOWN
+from cppo_lab.reports.sweep import ReportRequest
 
 BEFORE = schema.mismatch_metric("token_mult_prob_error", before_update=True)
 OVER = schema.mismatch_metric("token_mult_prob_error")

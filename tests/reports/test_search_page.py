@@ -20,12 +20,13 @@ from cppo_lab.analysis.search import SearchResult, Value
 from cppo_lab.analysis.search_file import parse_search, read_search
 from cppo_lab.analysis.search_noise import read_seed_values
 from cppo_lab.errors import UserError
-from cppo_lab.reports import search
+from cppo_lab.reports import build
+from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import search_course as course
 from cppo_lab.reports.figures import search_space as space
 from cppo_lab.reports.figures.search_pareto import pareto_info
 from cppo_lab.reports.folder import MARKER
-from cppo_lab.reports.search import SearchRequest, build_search
+from cppo_lab.reports.search import SearchRequest
 from cppo_lab.reports.search_text import certainty, finding, launch_commands, override, tune_command
 from tests.analysis.made_search import (
     copied,
@@ -65,13 +66,13 @@ def made(empty_store: Path, tmp_path: Path) -> SearchRequest:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn for the page alone; their files stay empty."""
-    monkeypatch.setattr(search, "render", lambda *_: dict.fromkeys(("png", "svg", "pdf"), b""))
+    monkeypatch.setattr(build, "render", lambda *_: dict.fromkeys(("png", "svg", "pdf"), b""))
 
 
 def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:
     """The files of the report of `content`."""
     log_search(request.uri, content)
-    return contents(build_search(request).parent)
+    return contents(build_report(request).parent)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def reported(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     uri, content = copied(empty_store, folder), made_search()
     log_search(uri, content)
     log_training(uri, content)
-    page = build_search(
+    page = build_report(
         SearchRequest(uri, "cppo-mini", STUDY, folder / "r", "cppo report tune_made", shipped=SHIPPED)
     )
     assert page == folder / "r" / "index.html"
@@ -139,8 +140,8 @@ def test_the_tables(reported: dict[str, bytes]) -> None:
 
 def test_the_same_search_gives_the_same_bytes_in_another_process(made: SearchRequest) -> None:
     first = built(made, made_search())
-    code = "import pickle, sys; from cppo_lab.reports.search import build_search;"
-    code += "build_search(pickle.loads(sys.stdin.buffer.read()), force=True)"
+    code = "import pickle, sys; from cppo_lab.reports.build import build_report;"
+    code += "build_report(pickle.loads(sys.stdin.buffer.read()), force=True)"
     environment = dict(os.environ, PYTHONHASHSEED="7")
     subprocess.run([sys.executable, "-c", code], input=pickle.dumps(made), check=True, env=environment)
     again = contents(made.out)
@@ -173,7 +174,7 @@ def test_hostile_text_is_text(made: SearchRequest) -> None:
         trial["run_ids"] = [hostile]
     log_search(made.uri, content, hostile)
     request = replace(made, study=hostile, command=hostile)
-    files = contents(build_search(request).parent)
+    files = contents(build_report(request).parent)
     html = files["index.html"].decode()
     assert "<script" not in html
     assert html.count("&lt;script&gt;") > 50
@@ -387,10 +388,10 @@ def test_a_refused_build_leaves_the_old_report(made: SearchRequest) -> None:
     before = built(made, made_search())
     log_search(made.uri, made_search(best=[3]))
     with pytest.raises(UserError, match="best="):
-        build_search(made)
+        build_report(made)
     assert contents(made.out) == before
     other = made.out.parent / "mine"
     other.mkdir()
     (other / "thesis.tex").write_text("mine")
     with pytest.raises(UserError, match="is not a report of ours"):
-        build_search(replace(made, out=other))
+        build_report(replace(made, out=other))

@@ -4,8 +4,8 @@ import pytest
 
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports.build import ReportRequest
 from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.reports.tables import main_table
 from cppo_lab.reports.text_tables import TextTable
 

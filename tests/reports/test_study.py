@@ -14,6 +14,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.analysis.study import StudyResults, read_study
 from cppo_lab.errors import UserError
+from cppo_lab.reports.build import build_report
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.figures import ablations, gaps, model_curves, schematic, token_window, warmup
 from cppo_lab.reports.figures.gallery import gallery
@@ -21,7 +22,7 @@ from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.names import METHOD_ORDER
 from cppo_lab.reports.rule_comparison import distinction_table
-from cppo_lab.reports.study import StudyRequest, build_study, paper_study_request
+from cppo_lab.reports.study import StudyRequest, paper_study_request
 from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
 
@@ -171,7 +172,7 @@ def test_a_stopped_run_is_a_collapse_and_no_gap(study: StudyResults) -> None:
 
 
 def test_the_report(made_store: str, tmp_path: Path) -> None:
-    page = build_study(request_for(made_store, tmp_path / "report"))
+    page = build_report(request_for(made_store, tmp_path / "report"))
     files = contents(page.parent)
     tables = {
         f"table_{name}.{kind}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:]) for kind in ("md", "tex", "csv")
@@ -206,7 +207,7 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     for name in ("figure_1.png", "figure_11.svg", "figure_6.pdf"):
         assert b"core=mini" in files[name] or b"/Title" in files[name]
     assert b"base_s-cppo_kl-1" in files["figure_6.svg"]
-    build_study(request_for(made_store, tmp_path / "again"))
+    build_report(request_for(made_store, tmp_path / "again"))
     assert contents(tmp_path / "again") == files
 
 
@@ -223,10 +224,10 @@ def test_a_study_with_gaps_is_refused_or_marked(empty_store: Path, tmp_path: Pat
     late = replace(some.grids()[0], name="late", title="Late")
     request = replace(request_for(uri, tmp_path / "out"), sweeps=(*grids, replace(late, expected=())))
     with pytest.raises(UserError, match=r"dppo on post, seed 0 \(missing\)"):
-        build_study(request)
+        build_report(request)
     assert not (tmp_path / "out").exists()
 
-    files = contents(build_study(replace(request, partial=True)).parent)
+    files = contents(build_report(replace(request, partial=True)).parent)
     html = files["index.html"].decode()
     assert "dppo on post, seed 0 (missing): in main, single_mechanism" in html
     for reason in (
@@ -256,7 +257,7 @@ def test_a_broken_diagnostic_is_named_and_nothing_written(made_store: str, tmp_p
     try:
         broken.write_text("{")
         with pytest.raises(UserError, match=r"diagnostics/positions.json of MLflow run .* is no JSON"):
-            build_study(request_for(uri, tmp_path / "out"))
+            build_report(request_for(uri, tmp_path / "out"))
     finally:
         broken.write_text(kept)
     assert not (tmp_path / "out").exists()

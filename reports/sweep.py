@@ -1,0 +1,260 @@
+"""The report of one sweep: its tables and figures, and its page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from cppo_lab import schema
+from cppo_lab.analysis.audit import audit_tables, shared_curves
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.reader import list_runs, read_sweep
+from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
+from cppo_lab.reports import csv_tables, markup
+from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
+from cppo_lab.reports.audit_view import AuditView, audit_view
+from cppo_lab.reports.build import Collected, Contents
+from cppo_lab.reports.charts import Charts, charts_of
+from cppo_lab.reports.discrepancies import oddities
+from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.inline import InlineFigure, inline_curves, inline_diagnostics
+from cppo_lab.reports.figures.lines import FEW
+from cppo_lab.reports.figures.palette import PAPER
+from cppo_lab.reports.figures.picture import Picture
+from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
+from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
+from cppo_lab.reports.record import About
+from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
+from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.table_files import Table, table_files
+from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
+from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.verdict_table import verdict_table
+from cppo_lab.reports.verdict_view import VerdictView, verdict_view
+
+MAIN = "main"
+FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
+_LIST = "0"  # the page has one list of runs
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """What to report: the runs `expected` of sweep `name` in `experiment` of the store at `uri`, into folder
+    `out`.
+
+    `title` and `question` head the page; `command` is what rebuilds it. `partial` reports a grid with gaps,
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
+    """
+
+    name: str
+    uri: str
+    experiment: str
+    expected: tuple[ExpectedRun, ...]
+    out: Path
+    title: str
+    question: str
+    partial: bool = False
+    command: str = ""
+    palette: str = PAPER
+
+    def collect(self) -> Collected:
+        """Raises UserError as `list_runs`; to score it, as `read_sweep` and `score_sweep`."""
+        run_ids = [entry.run_id for entry in self.expected if entry.run_id is not None]
+        listing = list_runs(self.uri, self.experiment)
+
+        def score() -> Contents:
+            data = read_sweep(self.uri, self.experiment, self.name, _is_shown, run_ids, listing)
+            return sweep_contents(self, score_sweep(data, self.expected, self.partial))
+
+        return Collected(listing.versions({self.name: run_ids}), score)
+
+
+def paper_request(
+    uri: str,
+    out: Path,
+    partial: bool = False,
+    command: str = "cppo report main --from paper",
+    palette: str = PAPER,
+) -> ReportRequest:
+    """The report of the paper's own main grid, from the curves that `cppo reference import` put into the
+    store.
+    """
+    return ReportRequest(
+        name=MAIN,
+        uri=uri,
+        experiment=schema.experiment_name(schema.PAPER),
+        expected=main_grid(),
+        out=out,
+        title="The paper's main results, recomputed from its curves",
+        question="Do the paper's plotted curves give its printed Tables 1 and 4, and how firm is the order?",
+        partial=partial,
+        command=command,
+        palette=palette,
+    )
+
+
+def _is_shown(metric: str) -> bool:
+    """Whether the report has a use for a metric: thousands of runs have millions of points of others."""
+    return (
+        metric in diagnostics.LABELS or metric in SHOWN or schema.parse_validation_metric(metric) is not None
+    )
+
+
+@dataclass(frozen=True)
+class SweepPage:
+    """Everything on the page but what `About` has. `statistics` and the tables of `mismatch`: kind -> table."""
+
+    run_count: int
+    several_seeds: bool
+    crowded: bool
+    gap_count: int
+    gaps: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    main: MainTable
+    full: FullTable
+    verdicts: VerdictView
+    statistics: Mapping[str, TextTable]
+    charts: Charts
+    anchors: Mapping[tuple[str, str], str]
+    legend: tuple[tuple[str, str], ...]
+    curves: tuple[InlineFigure, ...]
+    diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
+    mismatch: MismatchView | None
+    audit: AuditView | None
+    runs: tuple[RunGroup, ...]
+    served: bool
+    unused: tuple[str, ...]
+    answers: AnswersView | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """The tables and figures of a sweep."""
+
+    main: MainTable
+    full: FullTable
+    verdicts: VerdictView
+    statistics: Mapping[str, TextTable]
+    mismatch: MismatchView | None
+    curves: curves.CurvesInfo
+    diagnostics: diagnostics.DiagnosticsInfo | None
+    audit: AuditView | None
+    answers: AnswersView | None
+
+
+def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
+    """The report of a scored sweep."""
+    of_paper = request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN
+    heads = ("Table 1", "Table 4") if of_paper else (request.title,) * 2
+    kept = kept_answers(request.uri, board)
+    audit, audit_texts = _audit(board) if of_paper and not board.gaps else (None, {})
+    parts = _Parts(
+        main=main_table(board, f"Mean score by model ({heads[0]})"),
+        full=full_table(board, f"Score by benchmark ({heads[1]})"),
+        verdicts=verdict_view({request.name: board}, core_of(board)),
+        statistics=statistics_tables(board, request.title, kept),
+        mismatch=mismatch_view(board, request.title, request.palette),
+        curves=curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette),
+        diagnostics=diagnostics.diagnostics_info(
+            board, f"Training diagnostics ({request.title})", request.palette
+        ),
+        audit=audit,
+        answers=answers_view(board, kept),
+    )
+    inline = [partial(inline_curves, parts.curves)]
+    about = About(
+        kind="sweep",
+        name=request.name,
+        title=request.title,
+        question=request.question,
+        experiment=request.experiment,
+        core=core_of(board),
+        command=request.command or f"cppo report {request.name}",
+    )
+    return Contents(
+        about=about,
+        texts=_texts(board, parts) | audit_texts,
+        pictures=_pictures(board, parts, request.palette if of_paper else None),
+        inline=(*inline, *([partial(inline_diagnostics, parts.diagnostics)] if parts.diagnostics else [])),
+        boards={request.name: board},
+        template="page.html.j2",
+        page=partial(_page, board, parts, request.uri),
+    )
+
+
+def _texts(board: Scoreboard, parts: _Parts) -> dict[str, str]:
+    """Every table in Markdown, LaTeX and CSV, and the list of runs."""
+    tables: dict[str, Table | None] = {
+        "table_main": parts.main,
+        "table_full": parts.full,
+        "verdicts": verdict_table(parts.verdicts),
+    }
+    tables |= {f"statistics_{kind}": one for kind, one in parts.statistics.items()}
+    tables |= (
+        {f"mismatch_{kind}": one for kind, one in parts.mismatch.tables.items()} if parts.mismatch else {}
+    )
+    lists = {"table_long.csv": csv_tables.long_csv(board), "runs.csv": csv_tables.runs_csv(board)}
+    return table_files(tables) | lists
+
+
+def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
+    anchors = anchors_of(board, _LIST)
+    return SweepPage(
+        run_count=len(board.runs),
+        several_seeds=any(cell.expected > 1 for cell in board.cells.values()),
+        crowded=any(cell.expected > FEW for cell in board.cells.values()),
+        gap_count=len(board.gaps),
+        gaps=tuple(describe_gaps(board.gaps)),
+        headlines=headlines(board),
+        main=parts.main,
+        full=parts.full,
+        verdicts=parts.verdicts,
+        statistics=parts.statistics,
+        charts=charts_of(board, "main", anchors, parts.curves, parts.diagnostics),
+        anchors=anchors,
+        legend=parts.curves.legend,
+        curves=inline_curves(parts.curves),
+        diagnostics=inline_diagnostics(parts.diagnostics) if parts.diagnostics else (),
+        mismatch=parts.mismatch,
+        audit=parts.audit,
+        runs=run_groups(board, _LIST, uri),
+        served=uri.startswith("http"),
+        unused=tuple(sorted(board.unused["run_id"])),
+        answers=parts.answers,
+    )
+
+
+def _pictures(board: Scoreboard, parts: _Parts, paper_palette: str | None) -> tuple[Picture, ...]:
+    """The curves; with a `paper_palette` the paper's Figure 4 in it; the diagnostics."""
+    infos: dict[str, curves.CurvesInfo | diagnostics.DiagnosticsInfo] = {"figure_curves": parts.curves}
+    if paper_palette is not None:
+        infos["figure_4"] = curves.curves_info(
+            board, "Validation curves (Figure 4)", FIGURE_4_MODELS, palette=paper_palette
+        )
+    if parts.diagnostics is not None:
+        infos["figure_diagnostics"] = parts.diagnostics
+    return tuple(
+        Picture(
+            name=name,
+            label="",
+            title=info.title,
+            caption="",
+            drawing=partial(curves.draw, info)
+            if isinstance(info, curves.CurvesInfo)
+            else partial(diagnostics.draw, info),
+            source=info.source,
+            run_ids=info.run_ids,
+            data=figure_csv(info),
+        )
+        for name, info in infos.items()
+    )
+
+
+def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:
+    audit = audit_tables(board, printed_table("table_full"))
+    ablations = ablation_curves()
+    found = oddities(audit, board, ablations, shared_curves(board, ablations))
+    view = audit_view(audit, found)
+    return view, {"audit.md": markup.audit_markdown(view), "audit.csv": csv_tables.audit_csv(audit)}

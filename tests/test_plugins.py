@@ -1,0 +1,83 @@
+"""Entry points of other packages: what is wrong with one is named, and harms no other."""
+
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import plugins
+from cppo_lab.core_records import core_names, core_of
+from cppo_lab.errors import UserError
+from cppo_lab.launch.launchers import launcher_of
+from cppo_lab.plugins import CORE_GROUP, LAUNCHER_GROUP, entry_points, load
+from cppo_lab.rules import ENTRY_POINT, GROUP, rule_of
+
+GROUPS = (GROUP, CORE_GROUP, LAUNCHER_GROUP)
+
+
+@pytest.fixture(autouse=True)
+def _as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages of `package`; nothing of them is remembered."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for one in (entry_points, core_of):
+        one.cache_clear()
+
+
+def package(folder: Path, name: str, points: str) -> None:
+    """The metadata of an installed package with these entry points in each group."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("".join(f"[{group}]\n{points}\n" for group in GROUPS))
+
+
+def find(group: str, name: str) -> object:
+    return {
+        GROUP: lambda: rule_of(name, ENTRY_POINT),
+        CORE_GROUP: lambda: core_of(name),
+        LAUNCHER_GROUP: lambda: launcher_of(name),
+    }[group]()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_name_of_two_packages_names_both(tmp_path: Path, group: str) -> None:
+    package(tmp_path, "acme", "mine = acme_records:MINE\nother = acme_records:OTHER")
+    package(tmp_path, "bolt", "mine = bolt_records:MINE\nother = acme_records:OTHER")
+    with pytest.raises(UserError) as caught:
+        find(group, "mine")
+    said = str(caught.value)
+    assert f"entry point 'mine' of {group!r} is both" in said
+    assert "acme_records:MINE of package acme" in said and "bolt_records:MINE of package bolt" in said
+    # The same object twice is one, and only its module is missing.
+    with pytest.raises(UserError, match=r"acme_records:OTHER.*cannot be imported"):
+        find(group, "other")
+    assert {"mine", "other"} <= set(core_names()), "the options can be listed"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("name", ["my own", "a/b", "x" * 65])
+def test_a_name_that_is_no_word_is_refused(tmp_path: Path, group: str, name: str) -> None:
+    package(tmp_path, "acme", f"{name} = acme_records:MINE")
+    with pytest.raises(UserError) as caught:
+        find(group, name)
+    assert repr(name) in str(caught.value) and "of package acme" in str(caught.value)
+    assert "rename it in its package" in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["sys.exit(3)", "raise SystemExit", "quit()"])
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_module_that_ends_the_process_is_an_error(tmp_path: Path, code: str, group: str) -> None:
+    (tmp_path / "acme_records.py").write_text(f"import sys\n{code}\n")
+    package(tmp_path, "acme", "mine = acme_records:MINE")
+    with pytest.raises(UserError, match=r"acme_records:MINE.*calls sys.exit\(.*as it is imported"):
+        find(group, "mine")
+
+
+def test_what_is_interrupted_is_no_error_of_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plugins, "resolve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load("acme:MINE", "rule.path")
