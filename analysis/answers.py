@@ -61,7 +61,8 @@ def read_answers(
         for mlflow_id in mlflow_ids:
             sizes = artifact_sizes(client, mlflow_id, ANSWERS)
             wanted = spread(sorted(name for name in sizes if name.startswith(_TEXTS)), text_steps)
-            last = sorted(name for name in sizes if name.startswith(_TOKENS))[-token_steps:]
+            of_tokens = sorted(name for name in sizes if name.startswith(_TOKENS))
+            last = of_tokens[-token_steps:] if token_steps else []
             own = RunAnswers(
                 _files(client, mlflow_id, wanted, sizes, texts.LARGEST, texts.read),
                 _files(client, mlflow_id, last, sizes, tokens.LARGEST, tokens.read),

@@ -2,10 +2,10 @@
 
 Three runs (DPPO with two seeds, CPPO) are validated with the seed that all validations repeat, with a seed of each
 evaluation's own, and `aligned`: token t of answer j to a problem takes the same random number in every evaluation, as
-with verl's seed of each request. The embedded core draws for the answers that still run, so its numbers come out of step
-as soon as an answer ends elsewhere. phi: the correlation of answers with the same random numbers, given both chances of
-being right (`analysis/statistics/repeated_draws.py`), for neighbouring validations, for validations five apart, for two seeds
-and for two methods at the same step. least phi: the bound that counts alone give.
+with verl's seed of each request. The embedded core draws for the answers that still run, so its numbers come out of
+step as soon as an answer ends elsewhere. phi: the correlation of answers with the same random numbers, given both
+chances of being right (`analysis/statistics/repeated_draws.py`), for neighbouring validations, for validations five
+apart, for two seeds and for two methods at the same step. least phi: the bound that counts alone give.
 
     python benchmarks/validation_seeds.py [--quick] [--model NAME]
 

@@ -1,4 +1,4 @@
-"""The statistics by problem as tables: each method, differences from the baseline, and the problems that separate two."""
+"""The statistics by problem as tables: methods, differences from the baseline, and the problems that separate two."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -92,8 +92,8 @@ def _methods(
     notes = (
         "Percent. final mean ± half the 95 % interval over seeds, for these problems; other problems: the same over "
         "problems as independent units with their answers as clusters (Miller 2024), for these runs.",
-        "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: share "
-        "of the variance of an answer that lies between problems, at the last validation.",
+        "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
+        "share of the variance of an answer that lies between problems, at the last validation.",
         f"pass@k at the last validation, unbiased, ± over other problems. {VOTED if voted else NO_VOTES} The last "
         "columns: share of problems with at least that share of their answers right at the last validation.",
         *_repeated_note(cells),
@@ -147,13 +147,13 @@ def _differences(
     base = display_name(baseline)
     headings = ("seeds", "other problems", "both", "correlation", "separating", "solved by one alone")
     notes = (
-        f"Points of the final mean above {base}, ± half the 95 % interval: over other seeds on these problems; over other "
-        "problems for these runs, paired by problem; over both, as crossed random effects.",
+        f"Points of the final mean above {base}, ± half the 95 % interval: over other seeds on these problems; over "
+        "other problems for these runs, paired by problem; over both, as crossed random effects.",
         "correlation: of the two methods' shares by problem. separating: problems with more right answers under the "
         f"method, and under {base}, at the last validation, by Fisher's exact test with Holm's adjustment over the "
         "problems: the chance of naming any of them wrongly is at most 5 %, for these runs.",
-        f"solved by one alone: problems that a run of the method (of {base}) once answered right in half of its answers or "
-        f"more, and that no run of {base} (of the method) ever answered right.",
+        f"solved by one alone: problems that a run of the method (of {base}) once answered right in half of its "
+        f"answers or more, and that no run of {base} (of the method) ever answered right.",
     )
     return TextTable(f"Differences by problem ({title})", core, f"minus {base}", headings, tuple(rows), notes)
 
@@ -180,8 +180,8 @@ def _separating(
     notes = (
         "Problems that separate two methods at the last validation, those with the smallest p first"
         + (f"; {left_out} more are left out." if left_out else "."),
-        "in every run: every run of one is above every run of the other. With few seeds that happens by chance: for equal "
-        "methods at three seeds each in one problem of ten.",
+        "in every run: every run of one is above every run of the other. With few seeds that happens by chance: for "
+        "equal methods at three seeds each in one problem of ten.",
     )
     return TextTable(f"Separating problems ({title})", core, "problem", headings, tuple(rows), notes)
 

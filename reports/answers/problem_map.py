@@ -18,14 +18,14 @@ from cppo_lab.reports.names import display_name
 MOST_CELLS = 250_000  # of all maps of a page: 90 problems x 112 validations x 7 methods are 70,560
 MOST_PROBLEMS = 1000  # of one model; of more of them those evenly spread over their difficulty
 MOST_ALONE = 200  # problems of one ordered pair of methods
-FULL, NOT_SEEN = 250, 255  # a cell's byte: FULL where all answers are right
+FULL, NOT_SEEN = 60_000, 2**16 - 1  # a cell: FULL where all answers are right
 
 
 @dataclass(frozen=True, eq=False)
 class ProblemMap:
     """One model: P problems from easy to hard (by the mean share over all methods and validations), V validations.
 
-    cells: for each of `methods` a [V, P] array of bytes, the mean share over its runs times FULL, NOT_SEEN where no run
+    cells: for each of `methods` a [V, P] array, the mean share over its runs times FULL, NOT_SEEN where no run
     was validated. alone: (method, other method) -> the problems that a run of the first solved and no run of the other
     ever gave one right answer to.
     """
@@ -36,7 +36,7 @@ class ProblemMap:
     problems: tuple[str, ...]
     methods: tuple[str, ...]
     runs: tuple[int, ...]
-    cells: tuple[NDArray[np.uint8], ...]
+    cells: tuple[NDArray[np.uint16], ...]
     alone: dict[tuple[int, int], tuple[int, ...]]
     left_out: int
 
@@ -49,7 +49,11 @@ class ProblemMap:
             "problems": self.problems,
             "left": self.left_out,
             "methods": [
-                {"name": display_name(name), "runs": runs, "cells": b64encode(cells.tobytes()).decode()}
+                {
+                    "name": display_name(name),
+                    "runs": runs,
+                    "cells": b64encode(cells.astype("<u2").tobytes()).decode(),
+                }
                 for name, runs, cells in zip(self.methods, self.runs, self.cells, strict=True)
             ],
             "alone": [[*pair, list(found)] for pair, found in self.alone.items()],
@@ -104,7 +108,7 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> ProblemMa
         problems=tuple(first.problems[place] for place in order),
         methods=tuple(methods),
         runs=tuple(len(own) for own in methods.values()),
-        cells=tuple(_bytes(shares[name][np.ix_(rows, order)]) for name in methods),
+        cells=tuple(_scaled(shares[name][np.ix_(rows, order)]) for name in methods),
         alone={pair: found for pair, found in alone.items() if found},
         left_out=len(first.problems) - len(order),
     )
@@ -121,6 +125,6 @@ def _shares(runs: Sequence[Outcomes], steps: Sequence[int]) -> NDArray[np.float6
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-def _bytes(shares: NDArray[np.float64]) -> NDArray[np.uint8]:
+def _scaled(shares: NDArray[np.float64]) -> NDArray[np.uint16]:
     seen = np.nan_to_num(np.rint(shares * FULL))
-    return np.where(np.isnan(shares), NOT_SEEN, seen).astype(np.uint8)
+    return np.where(np.isnan(shares), NOT_SEEN, seen).astype(np.uint16)

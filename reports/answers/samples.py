@@ -1,6 +1,5 @@
 """The texts on a page: answers to the kept validation problems by step, and training groups with their rewards."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,10 @@ from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.answers.texts import TRAINING, Sample
 from cppo_lab.reports.answers.shown_text import shortened, visible
+from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
 
-MOST_BYTES = 2_000_000  # of all texts of a page, as JSON
+MOST_BYTES = 2_000_000  # of all texts of a page, as they are on it
 LONGEST = 6_000  # characters of one prompt or response
 LONGEST_NAME = 200  # of an answer, an id, a reason to stop
 
@@ -98,4 +98,4 @@ def _digits(value: float | None) -> float | None:
 
 
 def _size(entry: Mapping[str, Any] | str) -> int:
-    return len(json.dumps(entry, separators=(",", ":"))) + 1
+    return len(escape_json(entry)) + 1

@@ -14,7 +14,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`visible` text of at most about `most` characters: of a longer one the middle is left out, which is said there."""
+    """`visible` text of at most about `most` characters: a longer one's middle is left out, which is said there."""
     if len(text) > most:
         half = most // 2
         text = f"{text[:half]}\n[… {len(text) - 2 * half} characters are left out …]\n{text[-half:]}"

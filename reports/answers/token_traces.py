@@ -1,6 +1,5 @@
 """Training responses token by token, with what the rules of the report's runs would do to the same tokens."""
 
-import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from cppo_lab.analysis.selection import RunScore
 from cppo_lab.answers.tokens import RuleUsed, Tokens
 from cppo_lab.errors import UserError
 from cppo_lab.reports.answers.shown_text import visible
+from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
 
-MOST_BYTES = 3_000_000  # of all responses of a page, as JSON
+MOST_BYTES = 3_000_000  # of all responses of a page, as they are on it
 MOST_TOKENS = 20_000  # of one response, its first ones; the paper's are at most 16,384
 LONGEST_PIECE = 200  # characters of one token
 _HALF = float(np.finfo(np.float16).max)
@@ -29,8 +29,8 @@ FloatArray = NDArray[np.float32]
 class RuleTrace:
     """One rule on the T tokens of a response. `own`: the run was trained with it.
 
-    reason [T]: 0, or 1 + the place in `tests` of the test that took something from the token; keep [T]: its mask or weight.
-    weight, prefix_sum, limit [T]: w_t, S_{t-1} and c_t of rules with a prefix budget; None for others.
+    reason [T]: 0, or 1 + the place in `tests` of the test that took something from the token; keep [T]: its mask or
+    weight. weight, prefix_sum, limit [T]: w_t, S_{t-1} and c_t of rules with a prefix budget; None for others.
     """
 
     name: str
@@ -106,7 +106,7 @@ def token_responses(
     queues = [_responses(run, own.tokens[-1], _rules(run, runs)) for run, own in runs if own.tokens]
     found, used = [], 0
     for response in (one for row in zip_longest(*queues) for one in row if one is not None):
-        size = len(json.dumps(response.plain(), separators=(",", ":"))) + 1
+        size = len(escape_json(response.plain())) + 1
         if used + size > most:
             break
         used += size

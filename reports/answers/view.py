@@ -1,6 +1,5 @@
 """Everything that the page's part on answers shows, as one JSON object of bounded size."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -7,7 +7,7 @@
   const root = store.parentElement.querySelector(".answers");
   const CHUNK = 256; // tokens that are laid out together: those off the screen cost nothing
   const LEVELS = 12; // of a colour
-  const FULL = 250, NOT_SEEN = 255; // bytes of a map
+  const FULL = 60000, NOT_SEEN = 65535; // numbers of a map
 
   const make = (name, attributes = {}, ...children) => {
     const node = document.createElement(name);
@@ -16,6 +16,10 @@
     return node;
   };
   const bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+  const counts = (text) => { // 16 bits, little-endian
+    const raw = bytes(text);
+    return Uint16Array.from({ length: raw.length / 2 }, (_, i) => raw[2 * i] | (raw[2 * i + 1] << 8));
+  };
   const halves = (text) => { // half-precision floats, little-endian
     const raw = bytes(text), found = new Float32Array(raw.length / 2);
     for (let i = 0; i < found.length; i++) {
@@ -33,7 +37,7 @@
   const unique = (values) => [...new Set(values)];
   // A <select> with its label; `fill` keeps the choice where it is still there.
   const chooser = (label, changed) => {
-    const select = make("select");
+    const select = make("select", { "aria-label": label });
     select.addEventListener("change", changed);
     return {
       select,
@@ -161,7 +165,7 @@
           else return;
           event.preventDefault();
         });
-        return { canvas, spot, cells: bytes(method.cells), figure: make("figure", {},
+        return { canvas, spot, cells: counts(method.cells), figure: make("figure", {},
           make("figcaption", {}, method.runs > 1 ? `${method.name} (mean of ${method.runs} runs)` : method.name), frame,
           make("div", { class: "ends" }, make("span", {}, `step ${map.steps[0]}`),
             make("span", {}, `${map.steps[map.steps.length - 1]}`))) };
@@ -185,7 +189,10 @@
     show();
     new MutationObserver(paint).observe(document.documentElement, { attributeFilter: ["data-scheme"] });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
-    return () => choose(at.problem, null);
+    return () => { // a problem with answers, if there is one
+      const kept = new Set(data.texts.samples.filter((one) => one.model === map.model && one.group === undefined).map((one) => one.problem));
+      choose(Math.max(0, map.problems.findIndex((name) => kept.has(name))), null);
+    };
   };
 
   // ---- texts
@@ -355,6 +362,31 @@
       context.fillStyle = style.getPropertyValue("--ink");
       context.fillRect(Math.floor(at / response.n * strip.width), 0, 2, strip.height);
     };
+    // A chunk off the screen has an estimated height until it is drawn: some frames until the token is where it should be.
+    let settling = 0;
+    const settle = (frames) => {
+      settling = frames;
+      for (const pane of shown) {
+        const box = pane.box.getBoundingClientRect(), own = pane.spans[at].getBoundingClientRect();
+        if (own.top < box.top + 8 || own.bottom > box.bottom - 8) pane.box.scrollTop += own.top - box.top - box.height / 3;
+      }
+      if (frames > 1) requestAnimationFrame(() => settling === frames && settle(frames - 1));
+      else setTimeout(() => { settling = 0; }); // behind the scroll events of the last frame
+    };
+    // Scroll one, and the other follows: to the same place in the same chunk, as heights may be estimates.
+    const follow = (from, to) => {
+      const chunks = from.box.children, top = from.box.scrollTop;
+      let low = 0, high = chunks.length - 1;
+      while (low < high) {
+        const middle = (low + high + 1) >> 1;
+        if (chunks[middle].offsetTop - from.box.offsetTop <= top) low = middle;
+        else high = middle - 1;
+      }
+      const inside = top - (chunks[low].offsetTop - from.box.offsetTop);
+      const wanted = to.box.children[low].offsetTop - to.box.offsetTop + inside;
+      if (Math.abs(to.box.scrollTop - wanted) > 1) { to.box.scrollTop = wanted; return true; }
+      return false;
+    };
     const go = (i, scroll = true) => {
       if (i < 0 || i >= response.n) return;
       for (const pane of shown) {
@@ -362,15 +394,7 @@
         pane.spans[i].classList.add("here");
       }
       at = i;
-      if (scroll) {
-        for (const pane of shown) {
-          const span = pane.spans[i], chunk = span.parentElement;
-          // A chunk off the screen has no layout yet: first it, then the token in it.
-          if (chunk.offsetTop + chunk.offsetHeight < pane.box.scrollTop || chunk.offsetTop > pane.box.scrollTop + pane.box.clientHeight) pane.box.scrollTop = chunk.offsetTop - 20;
-          const box = pane.box.getBoundingClientRect(), own = span.getBoundingClientRect();
-          if (own.top < box.top + 20 || own.bottom > box.bottom - 20) pane.box.scrollTop += own.top - box.top - box.height / 3;
-        }
-      }
+      if (scroll) settle(4);
       const entry = (name, value) => make("span", {}, make("b", {}, `${name} `), value);
       const own = (shown.find((pane) => pane.rule.w) ?? shown[0]).rule;
       facts.replaceChildren(entry(`token ${i + 1} of ${response.n}`, `‹${response.raw.pieces[i].replaceAll("\n", "⏎")}›`),
@@ -404,12 +428,12 @@
       panes.classList.toggle("two", shown.length > 1);
       panes.replaceChildren(...shown.map((pane) => pane.pane));
       for (const pane of shown) lay(pane);
-      if (shown.length > 1) { // scroll one, and the other follows
-        let led = null;
+      if (shown.length > 1) {
+        let led = null; // the pane that was scrolled from here: its event is no wish of the reader's
         shown.forEach((pane, number) => pane.box.addEventListener("scroll", () => {
-          if (led !== null && led !== number) { led = null; return; }
-          const other = shown[1 - number].box, top = pane.box.scrollTop;
-          if (Math.abs(other.scrollTop - top) > 1) { led = number; other.scrollTop = top; }
+          if (settling) return;
+          if (led === number) { led = null; return; }
+          if (follow(pane, shown[1 - number])) led = 1 - number;
         }, { passive: true }));
       }
       tint();
