@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 
 from cppo_lab.runs.events import Artifact, Line, StepEvent
 from cppo_lab.store import history
+from cppo_lab.tracking import answers_table
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Artifacts:
         place = None if parent == "." else parent
         if (path := self._own_file(name)) is not None:
             self.client.log_artifact(self.mlflow_id, str(path), place)
-        elif text := self._carried().get(name):
-            self._upload_content(Path(name).name, text.encode(), place)
+        elif content := self._carried().get(name):
+            self._upload_content(Path(name).name, content, place)
 
     def missing(self) -> list[str]:
         """Files of a record that the store has not got although it took them: a gateway may have answered for it."""
@@ -52,16 +53,23 @@ class Artifacts:
         ]
         self._upload_content(history.HISTORY, history.pack(history.from_rows(rows)), None)
 
+    def upload_table(self) -> None:
+        """The texts that the run has kept as a table in MLflow's page, if there are any."""
+        content = answers_table.table(self.folder)
+        if content is not None:
+            self._upload_content(answers_table.TABLE, content, None)
+            self.client.set_tag(self.mlflow_id, answers_table.TAG, answers_table.TAG_VALUE)
+
     def _upload_content(self, name: str, content: bytes, place: str | None) -> None:
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
             copy = Path(folder) / name
             copy.write_bytes(content)
             self.client.log_artifact(self.mlflow_id, str(copy), place)
 
-    def _carried(self) -> dict[str, str]:
+    def _carried(self) -> dict[str, bytes]:
         """What is in the files that a full disk did not take, by their names."""
-        found = {line.path: line.text for line in self.lines() if isinstance(line, Artifact)}
-        return {name: text for name, text in found.items() if text and self._is_ours(name)}
+        found = {line.path: line.content() for line in self.lines() if isinstance(line, Artifact)}
+        return {name: content for name, content in found.items() if content and self._is_ours(name)}
 
     def _is_ours(self, name: str) -> bool:
         """Whether a file of that name would lie in the run's folder."""
