@@ -14,9 +14,11 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
+from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.listing import all_runs, experiment_id, open_store, unreadable
 from cppo_lab.analysis.run_versions import result_version, stored_version
+from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
 
@@ -51,6 +53,7 @@ class SweepData:
     `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
     `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
     where a run logged none. `versions`: MLflow run -> what changes with its result (`run_versions.result_version`).
+    `outcomes`: MLflow run -> each problem's outcome at each validation, of the runs that kept them.
     """
 
     experiment: str
@@ -59,6 +62,7 @@ class SweepData:
     metrics: pd.DataFrame
     params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +172,8 @@ def _sweep_data(
     runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
     params = {run.info.run_id: dict(run.data.params) for run in kept}
     versions = {run.info.run_id: result_version(run) for run in kept}
-    return SweepData(experiment, sweep, runs, read_points(client, uri, kept, metrics), params, versions)
+    points = read_points(client, uri, kept, metrics)
+    return SweepData(experiment, sweep, runs, points, params, versions, read_outcomes(client, list(params)))
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:

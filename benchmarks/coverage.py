@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 from summary.form import result
+from summary.table import show
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
@@ -207,19 +208,6 @@ def made_board(seeds: int = 3, points: int = 68) -> Scoreboard:
                     frames.append(pd.DataFrame(dict(zip(METRIC_COLUMNS, columns, strict=True))))
     runs = pd.DataFrame(rows, columns=list(RUN_COLUMNS)).astype({"seed": "Int64", "t_stop": "Int64"})
     return score_sweep(SweepData("cppo-mini", "main", runs, pd.concat(frames, ignore_index=True)), expected)
-
-
-def show(
-    title: str, rows: Iterator[tuple[str, dict[str, float]]], scale: float, digits: int
-) -> dict[str, dict[str, float]]:
-    """Prints a Markdown table and returns it."""
-    found = {row: {column: scale * float(value) for column, value in values.items()} for row, values in rows}
-    columns = list(next(iter(found.values())))
-    print(f"\n| {title} | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
-    for row, values in found.items():
-        cells = [f"{values[column]:.{digits}f}" if column in values else "" for column in columns]
-        print(f"| {row} | " + " | ".join(cells) + " |", flush=True)
-    return found
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """The curves of a sweep as data for the page's script: what it draws, and what the pointer finds there."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import named
 from cppo_lab.analysis.study import MAIN
+from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.figures.curves import CurvesInfo
 from cppo_lab.reports.figures.diagnostics import DiagnosticPanel, DiagnosticsInfo
 from cppo_lab.reports.figures.lines import Line, line_of
@@ -211,8 +211,7 @@ def charts_json(charts: Charts) -> str:
             for view in charts.views
         ],
     }
-    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return escape_json(content)
 
 
 def _json(series: Series) -> dict[str, Any]:

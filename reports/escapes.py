@@ -1,5 +1,6 @@
-"""Text of any kind -- names of variants and models are the user's -- as LaTeX, Markdown and CSV need it."""
+"""Text of any kind -- names of variants and models are the user's -- as LaTeX, Markdown, CSV and JSON need it."""
 
+import json
 import re
 import unicodedata
 
@@ -91,6 +92,12 @@ def escape_latex(text: str) -> str:
 def escape_markdown(text: str) -> str:
     """Text that Markdown prints literally, on one line, also inside a table."""
     return "".join(_MARKDOWN.get(sign, sign) for sign in _one_line(text))
+
+
+def escape_json(content: object) -> str:
+    """JSON that can be inside a <script> element: no text in it can end the element."""
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def csv_cell(cell: object) -> object:

@@ -9,10 +9,12 @@ from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, T
 
 
 def plain(entry: Entry) -> str:
-    """`31.88`, `31.88 ± 0.42`, `collapse`; a dagger after anything provisional."""
+    """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `collapse`; a dagger after anything provisional."""
     text = entry.word if entry.value is None else f"{entry.value}"
     if entry.std is not None:
         text += f" ± {entry.std}"
+    if entry.evaluation is not None:
+        text += f" [{entry.evaluation}]"
     return text + ("†" if entry.provisional else "")
 
 

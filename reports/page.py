@@ -35,7 +35,7 @@ def render_template(name: str, about: About, page: object, files: Sequence[str])
     """The page `page` of a report as HTML, by the template `name`; `files` are the names of the files beside it.
 
     Every text is escaped; only the drawings (`InlineFigure.svg`) are markup. The page's policy lets the browser run its
-    own script alone, known by its hash, and load nothing.
+    own script alone, known by its hash, and load nothing. A page with `answers` has a style and a script more.
     """
     environment = Environment(
         loader=FunctionLoader(_template),
@@ -45,13 +45,15 @@ def render_template(name: str, about: About, page: object, files: Sequence[str])
     )
     environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup, charts_json=_charts_json)
     environment.globals.update(most_rows=MOST_ROWS, origin=origin)
-    script = _template("page.js")
+    names = ("page", "answers") if getattr(page, "answers", None) else ("page",)
+    script = "\n".join(_template(f"{part}.js") for part in names)
+    style = "\n".join(_template(f"{part}.css") for part in names)
     return environment.get_template(name).render(
         about=about,
         page=page,
         files=files,
-        style=Markup(_template("page.css")),  # noqa: S704  a file of this package
-        script=Markup(script),  # noqa: S704  a file of this package
+        style=Markup(style),  # noqa: S704  files of this package
+        script=Markup(script),  # noqa: S704  files of this package
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
     )
 

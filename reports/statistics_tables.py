@@ -1,8 +1,10 @@
 """The statistics of a sweep as tables: scores with and without the luck of the pick, differences, order, margins."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
+from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.aggregates import Share
 from cppo_lab.analysis.statistics.estimate import Estimate
@@ -13,16 +15,21 @@ from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Stat
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.headlines import points
 from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.problem_tables import problem_tables
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
 
 # Kinds of table -> the part of their file names.
-KINDS = ("scores", "differences", "models", "order")
+KINDS = ("scores", "differences", "models", "order", "problems", "problem_differences", "separating")
 
 
-def statistics_tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
-    """Kind (see KINDS) -> table; those that the runs have no numbers for are left out."""
+def statistics_tables(
+    board: Scoreboard, title: str, answers: Mapping[str, RunAnswers] = MappingProxyType({})
+) -> dict[str, TextTable]:
+    """Kind (see KINDS) -> table; those that the runs have no numbers for are left out. `answers`: MLflow run -> texts,
+    from which maj@k is computed where they have those of all problems.
+    """
     found, core = sweep_statistics(board), core_of(board)
     several_models, several_runs = len(board.models) > 1, any(cell.runs > 1 for cell in found.cells)
     tables = {"scores": _scores(found, core, title, several_models)}
@@ -32,6 +39,7 @@ def statistics_tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
         tables["models"] = _over_models(found, core, title, len(board.models))
     if any(len(ranking.places) > 1 for ranking in found.rankings):
         tables["order"] = _order(found, core, title, several_models)
+    tables |= problem_tables(board, found, core, title, answers)
     source = f"Source: {origin(core)}."
     return {kind: replace(table, notes=(source, *table.notes)) for kind, table in tables.items()}
 
@@ -63,7 +71,7 @@ def _scores(found: Statistics, core: str, title: str, several_models: bool) -> T
         "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
         "under the curve: its mean height.",
         "luck: of the pick, best step minus corrected. one evaluation: its standard error from the answers drawn to "
-        "these problems, at most. A collapsed run counts in final mean and area with the score it ended at.",
+        f"these problems{_bound(found)}. A collapsed run counts in final mean and area with the score it ended at.",
         "±: half the 95 % interval of the mean over seeds (Student's t). Where there is none, one run is no sample of "
         "seeds, or all runs have the same score.",
     )
@@ -160,6 +168,16 @@ def _margin(place: Rank) -> tuple[str, str]:
 def _rank(ranking: Ranking | None, variant: str) -> str:
     rank = None if ranking is None else ranking.rank(variant)
     return ABSENT if rank is None else str(rank)
+
+
+def _bound(found: Statistics) -> str:
+    """Whether the error of one evaluation is a bound: outcomes by problem make it known."""
+    errors = [cell.sampling for cell in found.cells if cell.sampling is not None]
+    if errors and all(error.known for error in errors):
+        return ""
+    return ", at most" + (
+        " (known where it is in the table by problem)" if any(e.known for e in errors) else ""
+    )
 
 
 def _picked(cell: CellStatistics) -> str:

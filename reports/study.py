@@ -11,6 +11,7 @@ from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.reader import list_runs
 from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
 from cppo_lab.reports import csv_tables
+from cppo_lab.reports.answers.view import answers_view, kept_answers
 from cppo_lab.reports.build import Collected, Contents
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
@@ -94,7 +95,7 @@ def paper_study_request(
 
 def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     """The report of a scored study."""
-    tables = _tables(study)
+    tables = _tables(study, request.uri)
     pictures = gallery(study, request.palette)
     return Contents(
         about=About(
@@ -115,8 +116,9 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     )
 
 
-def _tables(study: StudyResults) -> StudyTables:
+def _tables(study: StudyResults, uri: str) -> StudyTables:
     board = study.board(MAIN)
+    kept = {} if board is None else kept_answers(uri, board)
     used = {run.rule for each in study.boards.values() for run in each.runs if run.rule}
     main = None if board is None else main_table(board, "Mean score by model (Table 1)")
     return StudyTables(
@@ -128,11 +130,14 @@ def _tables(study: StudyResults) -> StudyTables:
         full=None if board is None else full_table(board, "Score by benchmark (Table 4)"),
         ablations=tuple(_ablation(sweep, main) for sweep in study.sweeps if sweep.grid.name != MAIN),
         statistics={
-            sweep.grid.name: statistics_tables(sweep.board, sweep.grid.title)
+            sweep.grid.name: statistics_tables(
+                sweep.board, sweep.grid.title, kept if sweep.grid.name == MAIN else {}
+            )
             for sweep in study.sweeps
             if sweep.board is not None
         },
         verdicts=verdict_view(study.boards, study_core(study), whole=True),
+        answers=None if board is None else answers_view(board, kept),
     )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, StudyResults
+from cppo_lab.reports.answers.view import AnswersView
 from cppo_lab.reports.charts import Charts, charts_of
 from cppo_lab.reports.figures.ablations import full_method
 from cppo_lab.reports.figures.curves import curves_info
@@ -36,7 +37,7 @@ class Ablation:
 @dataclass(frozen=True)
 class StudyTables:
     """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show. `statistics`: sweep ->
-    its tables.
+    its tables. `answers`: of the main sweep's runs.
     """
 
     main: MainTable | None
@@ -46,6 +47,7 @@ class StudyTables:
     ablations: tuple[Ablation, ...]
     statistics: Mapping[str, Mapping[str, TextTable]]
     verdicts: VerdictView
+    answers: AnswersView | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class StudyPage:
     runs: tuple[tuple[str, tuple[RunGroup, ...]], ...]
     served: bool
     unused: tuple[str, ...]
+    answers: AnswersView | None
 
 
 def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Picture], uri: str) -> StudyPage:
@@ -92,6 +95,7 @@ def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Pict
         runs=tuple((name, run_groups(board, lists[name], uri)) for name, board in study.boards.items()),
         served=uri.startswith("http"),
         unused=tuple(sorted(unused)),
+        answers=tables.answers,
     )
 
 

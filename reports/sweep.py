@@ -11,6 +11,7 @@ from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.reports import csv_tables, markup
+from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.build import Collected, Contents
 from cppo_lab.reports.charts import Charts, charts_of
@@ -128,6 +129,7 @@ class SweepPage:
     runs: tuple[RunGroup, ...]
     served: bool
     unused: tuple[str, ...]
+    answers: AnswersView | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,12 +144,14 @@ class _Parts:
     curves: curves.CurvesInfo
     diagnostics: diagnostics.DiagnosticsInfo | None
     audit: AuditView | None
+    answers: AnswersView | None
 
 
 def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     """The report of a scored sweep."""
     of_paper = request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN
     heads = ("Table 1", "Table 4") if of_paper else (request.title,) * 2
+    kept = kept_answers(request.uri, board)
     audit, audit_texts = _audit(board) if of_paper and not board.gaps else (None, {})
     parts = _Parts(
         main=main_table(board, f"Mean score by model ({heads[0]})"),
@@ -157,13 +161,14 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
             core_of(board),
             own={one: registration_words(request.stated, one, board) for one in request.stated.claims},
         ),
-        statistics=statistics_tables(board, request.title),
+        statistics=statistics_tables(board, request.title, kept),
         mismatch=mismatch_view(board, request.title, request.palette),
         curves=curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette),
         diagnostics=diagnostics.diagnostics_info(
             board, f"Training diagnostics ({request.title})", request.palette
         ),
         audit=audit,
+        answers=answers_view(board, kept),
     )
     inline = [partial(inline_curves, parts.curves)]
     about = About(
@@ -225,6 +230,7 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
         runs=run_groups(board, _LIST, uri),
         served=uri.startswith("http"),
         unused=tuple(sorted(board.unused["run_id"])),
+        answers=parts.answers,
     )
 
 

@@ -10,10 +10,15 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import CellScore, SelectionState, Stat
+from cppo_lab.analysis.statistics.sampling import cell_sampling_error
 from cppo_lab.reports.names import OURS, benchmark_name, display_name, in_order, origin
 
 BEST, SECOND = "best", "second"
 NOT_DECLARED = "not declared"
+EVALUATION = (
+    "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
+    "problem's outcome. The deviation over seeds contains it, but for what equal sampling seeds make all runs share."
+)
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,9 @@ class Entry:
     """One cell, in percent: either a `value` at printed precision (two decimals) or a `word` that says why
     not.
 
-    `std`: sample standard deviation over `n` > 1 runs. `provisional`: a run behind it is missing or
-    unfinished.
+    `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of one run's evaluation over other
+    answers to the same problems, where each problem's outcome is known; `std` contains it. `provisional`: a run
+    behind it is missing or unfinished.
     """
 
     value: Decimal | None = None
@@ -31,6 +37,7 @@ class Entry:
     word: str = ""
     provisional: bool = False
     mark: str = ""
+    evaluation: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ def main_table(board: Scoreboard, title: str) -> MainTable:
     variants = in_order(board.variants)
     for model in board.models:
         column = [
-            _entry(cell, cell.score) if (cell := board.cells.get((model, name))) else None
+            _with_evaluation(board, cell) if (cell := board.cells.get((model, name))) else None
             for name in variants
         ]
         columns.append(mark(entry or Entry(word=NOT_DECLARED) for entry in column))
@@ -109,7 +116,9 @@ def main_table(board: Scoreboard, title: str) -> MainTable:
         TableRow(name, display_name(name), name == OURS, tuple(column[index] for column in columns))
         for index, name in enumerate(variants)
     )
-    return MainTable(title, core_of(board), board.models, rows, table_notes(board))
+    known = any(entry.evaluation is not None for row in rows for entry in row.entries)
+    notes = (*table_notes(board), EVALUATION) if known else table_notes(board)
+    return MainTable(title, core_of(board), board.models, rows, notes)
 
 
 def full_table(board: Scoreboard, title: str) -> FullTable:
@@ -140,6 +149,15 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         stop = stops.pop() if len(stops) == 1 else None
         blocks.append(TableBlock(model, stop, board.benchmarks_of(model), rows))
     return FullTable(title, core_of(board), tuple(blocks), table_notes(board))
+
+
+def _with_evaluation(board: Scoreboard, cell: CellScore) -> Entry:
+    entry = _entry(cell, cell.score)
+    finished = [run for run in board.runs_of(cell.model, cell.variant) if run.state is SelectionState.SCORED]
+    error = cell_sampling_error(board, finished)
+    if entry.value is None or error is None or not error.known:
+        return entry
+    return replace(entry, evaluation=round_half_up(percent(error.answers)))
 
 
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:

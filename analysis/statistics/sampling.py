@@ -7,23 +7,28 @@ lies between problems:
     other answers to the same problems:      p (1 - p) (1 - rho) / (n k)
     other answers to other problems as hard: p (1 - p) (rho + (1 - rho) / k) / n
 
-rho is not known from p alone. rho = 0 bounds the first from above, rho = 1 the second: p (1 - p) / n.
+A run that kept each problem's outcome shows rho, and both errors are known (`by_problem`). Of others only p is known:
+rho = 0 bounds the first from above, rho = 1 the second: p (1 - p) / n.
 
-Two runs are compared on the same problems. Given these problems their answers are drawn independently and the first
-variances add up. The problems' difficulty cancels as far as the runs share it, which p alone does not show either, so
-nothing is claimed about other problems beyond the bound above.
+Two runs are compared on the same problems. Given these problems the first variances add up where answers are drawn
+afresh, and do so at most where draws are repeated (`repeated_draws`). The problems' difficulty cancels as far as the
+runs share it, which `paired_problems` measures and p alone does not show.
 
-The spread over seeds contains this error already, as every run is evaluated on answers of its own: an interval over
-seeds must not have it added once more. It is what can be said of a single run, and how much of the spread over seeds
-more answers could remove.
+The spread over seeds contains the part of this error that is drawn for each run; an interval over seeds must not have
+it added once more. It is what can be said of a single run, and how much of the spread over seeds more answers could
+remove.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.statistics.by_problem import evaluation_variance
+from cppo_lab.answers.outcomes import Outcomes
 
 AIME_PROBLEMS = 30
 _MADE_PROBLEMS = "data.validation_problems"  # as the configuration of a run on made problems is logged
@@ -31,10 +36,14 @@ _MADE_PROBLEMS = "data.validation_problems"  # as the configuration of a run on 
 
 @dataclass(frozen=True)
 class SamplingError:
-    """Standard errors of one evaluation (fractions): at most `answers` for these problems, `problems` for others."""
+    """Standard errors of one evaluation (fractions): `answers` for these problems, `problems` for others. They are
+    upper bounds unless `known`, from each problem's outcome; `between` is then rho, None where nothing varies.
+    """
 
     answers: float
     problems: float
+    known: bool = False
+    between: float | None = None
 
 
 def answers_variance(share: float, problems: int, samples: int, between: float = 0.0) -> float:
@@ -56,12 +65,28 @@ def sampling_error(shares: Sequence[float], problems: int, samples: int) -> Samp
 
 
 def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None:
-    """Of the evaluation at the selected step; None where benchmarks or their number of problems are not known."""
+    """Of the evaluation at the selected step: known where the run kept its outcomes, else bounds; None where benchmarks
+    or their number of problems are not known either.
+    """
+    found = _known_error(board.data.outcomes.get(run.mlflow_id or ""), run.choice.step)
+    if found is not None:
+        return found
     shares, samples = list(run.choice.components.values()), board.curves.samples
     problems = _problems(board, run)
     if not shares or problems is None or samples < 1:
         return None
     return sampling_error(shares, problems, samples)
+
+
+def _known_error(outcomes: Outcomes | None, step: int | None) -> SamplingError | None:
+    """None without outcomes at the step, with one answer to each problem, or one problem in a benchmark."""
+    if outcomes is None or step is None or step not in outcomes.steps:
+        return None
+    right = outcomes.right[int(np.searchsorted(outcomes.steps, step))]
+    found = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of)
+    if found.answers is None or found.problems is None:
+        return None
+    return SamplingError(math.sqrt(found.answers), math.sqrt(found.problems), True, found.between)
 
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
@@ -70,9 +95,12 @@ def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> Sampling
     known = [error for error in found if error is not None]
     if not known or len(known) < len(found):
         return None
+    between = [error.between for error in known if error.between is not None]
     return SamplingError(
         math.sqrt(math.fsum(error.answers**2 for error in known) / len(known)),
         math.sqrt(math.fsum(error.problems**2 for error in known) / len(known)),
+        all(error.known for error in known),
+        math.fsum(between) / len(between) if between else None,
     )
 
 

@@ -103,10 +103,32 @@ def cell_runs(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[Ru
     return found.cells.get((model, variant), ())
 
 
+def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
+    """Validated step -> its share in the score `final`, which is their mean; a collapsed run's missing validations
+    count for the one whose score is filled in. Nothing for a run without a score.
+    """
+    window, shares = _window(board.curves.of(run.mlflow_id or ""), run.t_stop), defaultdict[int, float](float)
+    seen = window[schema.MEAN].dropna()
+    if not len(seen):
+        return {}
+    means = _to_the_end(seen, run)
+    first, last = int(seen.index[0]), int(seen.index[-1])
+    filled = last if float(seen.iloc[-1]) <= float(seen.iloc[0]) else first
+    steps = [int(step) for step in means.index if step > (1 - LATE_SHARE) * _end(means, run.t_stop)]
+    steps = steps or [int(means.index[-1])]
+    for step in steps:
+        shares[step if step <= last else filled] += 1 / len(steps)
+    return dict(shares)
+
+
+def _window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
+    inside = t_stop is None or not len(curve) or curve.index[-1] <= t_stop  # as nearly always
+    return curve if inside else curve[curve.index <= t_stop]
+
+
 def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
     curve = board.curves.of(run.mlflow_id or "")
-    inside = run.t_stop is None or not len(curve) or curve.index[-1] <= run.t_stop  # as nearly always
-    window = curve if inside else curve[curve.index <= run.t_stop]
+    window = _window(curve, run.t_stop)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
     return RunValues(
         model=run.model,
@@ -137,10 +159,13 @@ def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
 
 def _final(means: pd.Series, t_stop: int | None) -> float:
     """The last score counts alone where nothing was evaluated in the last part of the window."""
-    end = int(means.index[-1]) if t_stop is None else t_stop
     scores = means.to_numpy(dtype=np.float64)
-    late = scores[means.index.to_numpy() > (1 - LATE_SHARE) * end]
+    late = scores[means.index.to_numpy() > (1 - LATE_SHARE) * _end(means, t_stop)]
     return math.fsum(late) / len(late) if len(late) else float(scores[-1])
+
+
+def _end(means: pd.Series, t_stop: int | None) -> int:
+    return int(means.index[-1]) if t_stop is None else t_stop
 
 
 def _area(means: pd.Series) -> float:

@@ -17,7 +17,8 @@ HEIGHT = {"dppo": 0.25, "cppo": 0.35}
 def write_pair(uri: str, model: str = MODEL) -> None:
     """Puts the runs into the (empty) store at `uri`."""
     client = MlflowClient(uri)
-    experiment = client.create_experiment(schema.experiment_name(CORE))
+    artifacts = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
+    experiment = client.create_experiment(schema.experiment_name(CORE), artifact_location=artifacts.as_uri())
     for variant, height in HEIGHT.items():
         for seed in (0, 1):
             tags = {

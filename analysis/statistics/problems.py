@@ -1,0 +1,219 @@
+"""The statistics by problem of one scored sweep: of the runs that kept each problem's outcome (`answers/outcomes.py`).
+
+A model is left out where a finished run of it kept none, or where two runs were validated on different problems or
+with different numbers of answers: nothing could be paired.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cppo_lab.analysis.answers import RunAnswers
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore, SelectionState
+from cppo_lab.analysis.statistics.aggregates import FloatArray
+from cppo_lab.analysis.statistics.by_problem import Counts, clustered_mean, evaluation_variance
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.paired import Difference
+from cppo_lab.analysis.statistics.paired_problems import ProblemDifference, problem_difference
+from cppo_lab.analysis.statistics.pass_at_k import majority_at_k, pass_at_k
+from cppo_lab.analysis.statistics.repeated_draws import DrawCorrelation, least_correlation
+from cppo_lab.analysis.statistics.separation import (
+    Separation,
+    performance_profile,
+    separations,
+    solved_by_one,
+)
+from cppo_lab.analysis.statistics.values import late_weights
+from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.answers.texts import VALIDATION, Sample
+
+THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
+_RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
+
+
+@dataclass(frozen=True, eq=False)
+class CellProblems:
+    """One (model, variant): S finished runs on P problems with k answers each.
+
+    mlflow_ids: of the runs. final [S, P]: each run's shares by problem, averaged as the score `final` is. last [S, P]:
+    right answers at the last validation in the window. ever [V, P]: at every validation in the window, of all runs.
+    draws: how far neighbouring validations of the first run share their draws, a lower bound (`least_correlation`).
+    """
+
+    model: str
+    variant: str
+    seeds: tuple[int | None, ...]
+    mlflow_ids: tuple[str, ...]
+    samples: int
+    problems: tuple[str, ...]
+    benchmark_of: Counts
+    final: FloatArray
+    last: Counts
+    ever: Counts
+    draws: DrawCorrelation | None
+
+    @property
+    def over_problems(self) -> Estimate:
+        """The final mean with its error over other problems, for these runs."""
+        return clustered_mean(self.final.mean(axis=0), self.benchmark_of)
+
+    @property
+    def between(self) -> float | None:
+        """rho at the last validation, mean over runs; None where it is not known of any."""
+        found = [evaluation_variance(run, self.samples, self.benchmark_of).between for run in self.last]
+        known = [one for one in found if one is not None]
+        return sum(known) / len(known) if known else None
+
+    def pass_at(self, k: int) -> Estimate:
+        """pass@k at the last validation, mean over runs, error over other problems."""
+        chances = np.mean([pass_at_k(run, self.samples, k) for run in self.last], axis=0)
+        return clustered_mean(chances, self.benchmark_of)
+
+    @property
+    def profile(self) -> tuple[Estimate, ...]:
+        """Share of problems of which at least each of THRESHOLDS of the answers were right at the last validation."""
+        return performance_profile(self.last / self.samples, THRESHOLDS, self.benchmark_of)
+
+
+@dataclass(frozen=True)
+class PairedProblems:
+    """`variant` against the baseline on one model. `separated` are all problems in their order; `ours_alone` and
+    `theirs_alone` (indices) were solved by one of the two and never by the other.
+    """
+
+    model: str
+    variant: str
+    against: str
+    difference: ProblemDifference
+    separated: tuple[Separation, ...]
+    ours_alone: tuple[int, ...]
+    theirs_alone: tuple[int, ...]
+
+
+def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
+    """The cells whose finished runs all kept their outcomes, on the same problems as the others of their model."""
+    found = []
+    for model in board.models:
+        cells = [
+            (variant, finished)
+            for variant in board.variants
+            if (finished := [run for run in board.runs_of(model, variant) if run.state in _RESULTS])
+        ]
+        kept = [_outcomes(board, run) for _, finished in cells for run in finished]
+        known = [one for one in kept if one is not None and len(one.steps)]
+        if known and len(known) == len(kept) and len({_problems(one) for one in known}) == 1:
+            found += [_cell(board, model, variant, finished) for variant, finished in cells]
+    return tuple(one for one in found if one is not None)
+
+
+def paired_problems(
+    cells: Sequence[CellProblems], differences: Sequence[Difference]
+) -> tuple[PairedProblems, ...]:
+    """Each of the differences of final means (over seeds) whose two cells are here, by problem."""
+    by_name = {(cell.model, cell.variant): cell for cell in cells}
+    found = []
+    for one in differences:
+        ours = by_name.get((one.model, one.variant))
+        theirs = by_name.get((one.model, one.against))
+        if ours is None or theirs is None:
+            continue
+        rows = _paired_rows(ours, theirs) if one.paired else (ours.final, theirs.final)
+        found.append(
+            PairedProblems(
+                model=one.model,
+                variant=one.variant,
+                against=one.against,
+                difference=problem_difference(*rows, ours.benchmark_of, one.estimate, one.paired),
+                separated=separations(ours.last, theirs.last, ours.samples),
+                ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
+                theirs_alone=solved_by_one(theirs.ever, ours.ever, ours.samples),
+            )
+        )
+    return tuple(found)
+
+
+def majority_score(
+    board: Scoreboard, cell: CellProblems, answers: Mapping[str, RunAnswers]
+) -> Estimate | None:
+    """maj@k at the last validation, mean over runs, error over other problems. None unless the texts of all answers to
+    all problems are kept there.
+    """
+    runs = {run.mlflow_id: run for run in board.runs_of(cell.model, cell.variant)}
+    found = []
+    for mlflow_id in cell.mlflow_ids:
+        run, own = runs[mlflow_id], answers.get(mlflow_id)
+        outcomes = board.data.outcomes[mlflow_id]
+        step = int((outcomes if run.t_stop is None else outcomes.until(run.t_stop)).steps[-1])
+        kept = next((one for one in own.texts if one.step == step), None) if own else None
+        votes = _votes(kept.samples if kept else ())
+        if any(_count(votes.get(name, ((), 0))) != cell.samples for name in cell.problems):
+            return None
+        found.append([majority_at_k(votes[name][1], votes[name][0], cell.samples) for name in cell.problems])
+    return clustered_mean(np.mean(found, axis=0), cell.benchmark_of)
+
+
+def _count(votes: tuple[Sequence[int], int]) -> int:
+    return sum(votes[0]) + votes[1]
+
+
+def _votes(samples: Sequence[Sample]) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Problem -> (how often each wrong answer was given, how often a right one). No answer is no vote for another."""
+    right, wrong = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for one in samples:
+        if one.kind != VALIDATION:
+            continue
+        wrong[one.problem].update(
+            () if one.right else (f"#{one.draw}" if one.answer is None else f"={one.answer}",)
+        )
+        right[one.problem] += one.right
+    return {name: (tuple(counted.values()), right[name]) for name, counted in wrong.items()}
+
+
+def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, FloatArray]:
+    """The rows of the seeds that both have, in the order of ours."""
+    shared = [seed for seed in ours.seeds if seed in theirs.seeds]
+    mine = ours.final[[ours.seeds.index(seed) for seed in shared]]
+    other = theirs.final[[theirs.seeds.index(seed) for seed in shared]]
+    return mine, other
+
+
+def _outcomes(board: Scoreboard, run: RunScore) -> Outcomes | None:
+    return board.data.outcomes.get(run.mlflow_id or "")
+
+
+def _problems(outcomes: Outcomes) -> tuple[object, ...]:
+    return outcomes.samples, outcomes.benchmarks, outcomes.problems, outcomes.benchmark_of.tobytes()
+
+
+def _cell(board: Scoreboard, model: str, variant: str, finished: Sequence[RunScore]) -> CellProblems | None:
+    final, last, ever, seeds = [], [], [], []
+    for run in finished:
+        outcomes = _outcomes(board, run)
+        assert outcomes is not None
+        inside = outcomes if run.t_stop is None else outcomes.until(run.t_stop)
+        weights = late_weights(board, run)
+        rows = {int(step): row for step, row in zip(inside.steps, inside.right, strict=True)}
+        if not weights or not weights.keys() <= rows.keys():
+            return None  # its scores are of other validations than its outcomes
+        total = sum(weight * rows[step].astype(np.float64) for step, weight in weights.items())
+        final.append(total / outcomes.samples)
+        last.append(inside.right[-1])
+        ever.append(inside.right)
+        seeds.append(run.seed)
+    right = np.concatenate(ever)
+    return CellProblems(
+        model=model,
+        variant=variant,
+        seeds=tuple(seeds),
+        mlflow_ids=tuple(run.mlflow_id or "" for run in finished),
+        samples=outcomes.samples,
+        problems=outcomes.problems,
+        benchmark_of=outcomes.benchmark_of,
+        final=np.array(final),
+        last=np.array(last),
+        ever=right,
+        draws=least_correlation(ever[0], outcomes.samples),
+    )

@@ -1,0 +1,199 @@
+"""The statistics by problem as tables: methods, differences from the baseline, and the problems that separate two."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from cppo_lab.analysis.answers import RunAnswers
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.problems import (
+    THRESHOLDS,
+    CellProblems,
+    PairedProblems,
+    cell_problems,
+    majority_score,
+    paired_problems,
+)
+from cppo_lab.analysis.statistics.summary import Statistics
+from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.reports.headlines import points
+from cppo_lab.reports.names import OURS, display_name
+from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.verdict_view import ABSENT
+
+VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, a tie counting in part."
+NO_VOTES = "maj@k is not available: it takes the answers to all problems (tracking.answers.problems=all)."
+MOST_NAMED = 30  # problems of one pair of methods, those of the smallest p first
+
+
+def problem_tables(
+    board: Scoreboard, found: Statistics, core: str, title: str, answers: Mapping[str, RunAnswers]
+) -> dict[str, TextTable]:
+    """Kind -> table; none without outcomes by problem. `answers`: of MLflow runs, for maj@k."""
+    cells = cell_problems(board)
+    if not cells:
+        return {}
+    final = [one for cell in found.cells if (one := cell.differences.get(Score.FINAL)) is not None]
+    pairs = paired_problems(cells, final)
+    several = len(board.models) > 1
+    majority = {(cell.model, cell.variant): majority_score(board, cell, answers) for cell in cells}
+    tables = {"problems": _methods(cells, found, core, title, several, majority)}
+    if pairs:
+        tables["problem_differences"] = _differences(pairs, found.baseline, core, title, several)
+        named = _separating(pairs, cells, core, title, several)
+        tables |= {"separating": named} if named.rows else {}
+    return tables
+
+
+def _label(model: str, variant: str, several: bool) -> str:
+    return (f"{model}: " if several else "") + display_name(variant)
+
+
+def _methods(
+    cells: Sequence[CellProblems],
+    found: Statistics,
+    core: str,
+    title: str,
+    several: bool,
+    majority: Mapping[tuple[str, str], Estimate | None],
+) -> TextTable:
+    voted = any(one is not None for one in majority.values())
+    over_seeds = {(cell.model, cell.variant): cell for cell in found.cells}
+    rows = []
+    for cell in cells:
+        own = over_seeds[cell.model, cell.variant]
+        seeds = own.scores[Score.FINAL]
+        texts = (
+            f"{points(seeds.value)}{_plus_minus(seeds)}",
+            _plus_minus(cell.over_problems).strip() or ABSENT,
+            ABSENT if own.sampling is None or not own.sampling.known else f"{100 * own.sampling.answers:.2f}",
+            ABSENT if cell.between is None else f"{cell.between:.2f}",
+            *(_estimate(cell.pass_at(k)) for k in _shown_k(cell.samples)),
+            *([_maybe(majority[cell.model, cell.variant])] if voted else []),
+            *(points(one.value) for one in cell.profile),
+        )
+        rows.append(
+            TextRow(
+                _label(cell.model, cell.variant, several),
+                cell.variant == OURS,
+                texts,
+                (cell.model, cell.variant),
+            )
+        )
+    headings = (
+        "final mean, seeds",
+        "other problems",
+        "one evaluation",
+        "rho",
+        *(f"pass@{k}" for k in _shown_k(cells[0].samples)),
+        *([f"maj@{cells[0].samples}"] if voted else []),
+        *(f"{100 * threshold:.0f} % right" for threshold in THRESHOLDS),
+    )
+    notes = (
+        "Percent. final mean ± half the 95 % interval over seeds, for these problems; other problems: the same over "
+        "problems as independent units with their answers as clusters (Miller 2024), for these runs.",
+        "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
+        "share of the variance of an answer that lies between problems, at the last validation.",
+        f"pass@k at the last validation, unbiased, ± over other problems. {VOTED if voted else NO_VOTES} The last "
+        "columns: share of problems with at least that share of their answers right at the last validation.",
+        *_repeated_note(cells),
+    )
+    return TextTable(f"By problem ({title})", core, "method", headings, tuple(rows), notes)
+
+
+def _repeated_note(cells: Sequence[CellProblems]) -> tuple[str, ...]:
+    dependent = [cell for cell in cells if cell.draws is not None and cell.draws.dependent]
+    if not dependent:
+        return ()
+    least = ", ".join(
+        f"{_label(cell.model, cell.variant, True)} {cell.draws.value:.2f}"
+        for cell in dependent
+        if cell.draws is not None
+    )
+    return (
+        "Validations repeat their sampling seeds, and here it shows: answers with the same draw correlate between "
+        f"neighbouring validations by at least {least}. More steps or seeds remove less of the error of one evaluation "
+        "than they would with fresh answers; differences have less of it.",
+    )
+
+
+def _shown_k(samples: int) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((1, math.isqrt(samples), samples)))
+
+
+def _differences(
+    pairs: Sequence[PairedProblems], baseline: str, core: str, title: str, several: bool
+) -> TextTable:
+    rows = []
+    for pair in pairs:
+        named = [one for one in pair.separated if one.separates]
+        ours = sum(one.ours > one.theirs for one in named)
+        cells = (
+            _estimate(pair.difference.seeds, signed=True),
+            _plus_minus(pair.difference.problems).strip() or ABSENT,
+            _plus_minus(pair.difference.both).strip() or ABSENT,
+            ABSENT if pair.difference.correlation is None else f"{pair.difference.correlation:.2f}",
+            f"{ours} and {len(named) - ours} of {len(pair.separated)}",
+            f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
+        )
+        rows.append(
+            TextRow(
+                _label(pair.model, pair.variant, several),
+                pair.variant == OURS,
+                cells,
+                (pair.model, pair.variant),
+            )
+        )
+    base = display_name(baseline)
+    headings = ("seeds", "other problems", "both", "correlation", "separating", "solved by one alone")
+    notes = (
+        f"Points of the final mean above {base}, ± half the 95 % interval: over other seeds on these problems; over "
+        "other problems for these runs, paired by problem; over both, as crossed random effects.",
+        "correlation: of the two methods' shares by problem. separating: problems with more right answers under the "
+        f"method, and under {base}, at the last validation, by Fisher's exact test with Holm's adjustment over the "
+        "problems: the chance of naming any of them wrongly is at most 5 %, for these runs.",
+        f"solved by one alone: problems that a run of the method (of {base}) once answered right in half of its "
+        f"answers or more, and that no run of {base} (of the method) ever answered right.",
+    )
+    return TextTable(f"Differences by problem ({title})", core, f"minus {base}", headings, tuple(rows), notes)
+
+
+def _separating(
+    pairs: Sequence[PairedProblems], cells: Sequence[CellProblems], core: str, title: str, several: bool
+) -> TextTable:
+    names = {cell.model: cell.problems for cell in cells}
+    rows, left_out = [], 0
+    for pair in pairs:
+        named = sorted((one for one in pair.separated if one.separates), key=lambda one: one.p)
+        left_out += max(0, len(named) - MOST_NAMED)
+        for one in named[:MOST_NAMED]:
+            texts = (
+                f"{display_name(pair.variant)} against {display_name(pair.against)}",
+                f"{100 * one.ours:.0f}",
+                f"{100 * one.theirs:.0f}",
+                "< 0.001" if one.adjusted < 0.001 else f"{one.adjusted:.3f}",
+                "yes" if one.every_run else "no",
+            )
+            name = (f"{pair.model}: " if several else "") + names[pair.model][one.problem]
+            rows.append(TextRow(name, False, texts, (pair.model, pair.variant)))
+    headings = ("methods", "right, %", "against, %", "adjusted p", "in every run")
+    notes = (
+        "Problems that separate two methods at the last validation, those with the smallest p first"
+        + (f"; {left_out} more are left out." if left_out else "."),
+        "in every run: every run of one is above every run of the other. With few seeds that happens by chance: for "
+        "equal methods at three seeds each in one problem of ten.",
+    )
+    return TextTable(f"Separating problems ({title})", core, "problem", headings, tuple(rows), notes)
+
+
+def _maybe(found: Estimate | None) -> str:
+    return ABSENT if found is None else _estimate(found)
+
+
+def _estimate(found: Estimate, signed: bool = False) -> str:
+    sign = "+" if signed and found.value > 0 else ""
+    return f"{sign}{points(found.value)}{_plus_minus(found)}"
+
+
+def _plus_minus(found: Estimate) -> str:
+    return "" if found.half is None else f" ± {100 * found.half:.1f}"

@@ -1,0 +1,244 @@
+"""The page's part on answers in a real browser: maps, texts and the viewer of tokens, by pointer and by keyboard."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cppo_lab.answers.replay import replay
+from cppo_lab.reports.build import build_report
+from tests.browser.conftest import WAIT_MS
+from tests.browser.test_report_page import Watched, contrast
+from tests.reports.made_answers import BREAK_OUT, IDS, TOKENS, add_answers, made_outcomes, made_tokens
+from tests.reports.made_pair import T_STOP, request_for_pair, write_pair
+from tests.requirement import BROWSER
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Locator, Page
+
+pytestmark = pytest.mark.browser
+
+# The chosen token is on the screen in both panes.
+BOTH_SEEN = """() => [...document.querySelectorAll(".tokens")].every((box) => {
+    const own = box.querySelector(".here").getBoundingClientRect(), all = box.getBoundingClientRect();
+    return own.top >= all.top && own.bottom <= all.bottom;
+})"""
+# How many chunks the browser does not skip.
+DRAWN = """() => [...document.querySelectorAll(".chunk")].filter(
+    (chunk) => chunk.firstChild.checkVisibility({ contentVisibilityAuto: true })).length"""
+# Both panes begin with the same token, behind the first thousand.
+FOLLOWED = """() => {
+    const first = [...document.querySelectorAll(".tokens")].map((box) => [...box.children].findIndex(
+        (chunk) => chunk.getBoundingClientRect().bottom > box.getBoundingClientRect().top + 2));
+    return first[0] === first[1] && first[0] > 4;
+}"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A report on disk whose runs kept outcomes, hostile texts, and responses of 16,384 tokens."""
+    BROWSER.demand()
+    folder = tmp_path_factory.mktemp("answers")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    write_pair(uri)
+    add_answers(uri)
+    return build_report(request_for_pair(uri, folder / "out")).as_uri()
+
+
+@pytest.fixture
+def opened(browser: "Browser", address: str) -> "Iterator[Page]":
+    """The page at desktop width; afterwards it must have said nothing and asked for nothing but itself."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    page.set_default_timeout(WAIT_MS)
+    watched = Watched(page)
+    page.goto(address)
+    yield page
+    assert page.title() == "A pair"  # hostile texts set another
+    page.close()
+    assert watched.said == []
+    assert watched.asked == [address]
+
+
+def tip(page: "Page") -> str:
+    return page.locator(".maps + p").inner_text()
+
+
+def click_cell(page: "Page", method: int, row: int, step: int) -> None:
+    """A cell of a map, from its place among 30 problems and 21 validations."""
+    canvas = page.locator(".maps canvas").nth(method)
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    canvas.click(position={"x": (step + 0.5) * box["width"] / 21, "y": (row + 0.5) * box["height"] / 30})
+
+
+def shown_order(page: "Page") -> list[str]:
+    options = page.get_by_label("Problem", exact=True).first.locator("option").all_text_contents()
+    return [text.partition(". ")[2] for text in options]
+
+
+def test_a_click_on_a_cell_shows_its_answers(opened: "Page") -> None:
+    order = shown_order(opened)
+    assert sorted(order) == sorted(IDS)
+    row = order.index(IDS[0])
+    click_cell(opened, 1, row, 20)
+    counts = [int(made_outcomes("cppo", seed).right[-1][0]) for seed in (0, 1)]
+    share = f"{round(100 * sum(counts) / 32, 1):g} % right"
+    assert tip(opened) == f"{IDS[0]}, CPPO, step {T_STOP}: {share}"
+    answers = opened.locator("#answers h3:has-text('Answers by step') ~ div .answer")
+    assert answers.count() >= 2
+    assert "cppo at step 200, draw 0: " in answers.first.inner_text()
+    click_cell(opened, 0, row, 0)
+    assert "dppo at step 0, draw 0: " in answers.first.inner_text()
+    click_cell(opened, 0, order.index(IDS[5]), 0)
+    assert opened.get_by_text("No answers to this problem are kept").is_visible()
+
+
+def test_the_map_goes_by_keyboard(opened: "Page") -> None:
+    opened.locator(".maps canvas").nth(1).focus()
+    for key in ("ArrowDown", "ArrowLeft", "ArrowLeft"):
+        opened.keyboard.press(key)
+    assert tip(opened).startswith(f"{shown_order(opened)[1]}, CPPO, step {T_STOP - 20}: ")
+    opened.keyboard.press("Enter")
+    assert opened.locator(".maps ~ div select").first.is_visible()
+
+
+def test_problems_that_one_method_alone_solves(opened: "Page") -> None:
+    button = opened.locator(".names button")
+    assert IDS[-1] in button.all_inner_texts()
+    opened.get_by_label("Solved by").select_option(label="DPPO")
+    opened.get_by_label("and never by").select_option(label="CPPO")
+    assert opened.locator(".names").inner_text() == "None."
+    opened.get_by_label("Solved by").select_option(label="CPPO")
+    opened.get_by_label("and never by").select_option(label="DPPO")
+    button.filter(has_text=IDS[-1]).click()
+    assert tip(opened).startswith(f"{IDS[-1]}, CPPO, step {T_STOP}: 75 % right")
+
+
+def test_hostile_texts_are_text(opened: "Page") -> None:
+    opened.get_by_label("Problem", exact=True).last.select_option(label=IDS[-1])
+    opened.get_by_label("Step", exact=True).select_option(label="all")
+    text = opened.locator("#answers .answers").text_content() or ""
+    assert BREAK_OUT in text and "⟨U+202E⟩txet desrever⟨U+202C⟩" in text and "⟨U+0000⟩⟨U+001B⟩[31m" in text
+    assert "characters are left out" in text
+    assert opened.locator("#answers img").count() == 0
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 1280
+
+
+def test_a_training_group_with_rewards_and_advantages(opened: "Page") -> None:
+    rows = opened.locator(".rewards tbody tr")
+    assert [row.split("\t") for row in rows.all_inner_texts()] == [
+        ["1", "wrong", "0", "-0.5", "4"],
+        ["2", "right", "1", "0.5", "4"],
+        ["3", "wrong", "0", "-0.5", "4"],
+        ["4", "right", "1", "0.5", "4"],
+    ]
+
+
+def facts(page: "Page") -> str:
+    return page.locator(".token-facts").inner_text()
+
+
+def pane(page: "Page", number: int = 0) -> "Locator":
+    return page.locator(".tokens").nth(number)
+
+
+def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
+    kept = made_tokens("dppo")
+    own, other = replay(kept), replay(kept, "cppo", dict(made_tokens("cppo").rule.constants))
+    dropped = [place for place in range(TOKENS) if own.reason[place]]
+    different = [place for place in range(TOKENS) if bool(own.reason[place]) != bool(other.reason[place])]
+    assert dropped and different
+    assert pane(opened).locator("span").count() == TOKENS
+    assert pane(opened).locator("span.dropped").count() == len(dropped)
+    opened.get_by_role("button", name="Next dropped").click()
+    assert f"token {dropped[0] + 1} of {TOKENS}" in facts(opened)
+    assert f"DPPO: dropped by {own.tests[own.reason[dropped[0]] - 1]}" in facts(opened)
+    opened.get_by_label("beside").select_option(label="CPPO")
+    assert pane(opened, 1).locator("span.dropped").count() == int((other.reason[:TOKENS] > 0).sum())
+    assert pane(opened, 1).locator("span.differs").count() == len(different)
+    pane(opened).focus()
+    opened.keyboard.press("Home")
+    opened.keyboard.press("d")
+    place = next(one for one in different if one > 0)
+    assert f"token {place + 1} of {TOKENS}" in facts(opened)
+    assert other.weight is not None and "w (CPPO)" in facts(opened)
+    opened.keyboard.press("End")
+    assert f"token {TOKENS} of {TOKENS}" in facts(opened)
+    opened.wait_for_function(BOTH_SEEN)
+    opened.keyboard.press("ArrowLeft")
+    opened.keyboard.press("p")
+    before = [one for one in range(TOKENS - 2) if own.reason[one] or other.reason[one]]
+    assert f"token {before[-1] + 1} of {TOKENS}" in facts(opened)
+
+
+def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
+    kept = made_tokens("dppo")
+    ratio = kept.logp - kept.rollout_logp
+    opened.get_by_label("Colour by").select_option(label="log-ratio, log π − log μ")
+    spans = pane(opened).locator("span")
+    highest, lowest = int(ratio[:200].argmax()), int(ratio[:200].argmin())
+    styles = [spans.nth(place).get_attribute("style") or "" for place in (highest, lowest)]
+    assert "--hot" in styles[0] and "--cold" in styles[1]
+    opened.get_by_label("Colour by").select_option(label="position weight w_t")
+    assert "This rule has no position weight w_t" in opened.locator(".pane").inner_text()
+    opened.get_by_label("Colour by").select_option(label="kept or dropped")
+    tinted = opened.evaluate(
+        "[...document.querySelectorAll('.tokens span')].filter(s => s.style.cssText).length"
+    )
+    assert tinted == pane(opened).locator("span.dropped").count()
+
+
+def test_only_what_is_on_the_screen_is_laid_out(opened: "Page") -> None:
+    """Chunks off the screen are skipped by the browser: what makes 16,384 tokens scroll."""
+    chunks = opened.locator(".chunk")
+    assert chunks.count() == TOKENS / 256
+    pane(opened).scroll_into_view_if_needed()
+    opened.wait_for_function(f"() => ({DRAWN})() > 0")
+    assert opened.evaluate(DRAWN) <= 12
+
+
+def test_the_other_pane_follows(opened: "Page") -> None:
+    opened.get_by_label("beside").select_option(label="CPPO")
+    pane(opened).scroll_into_view_if_needed()
+    pane(opened).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
+    opened.wait_for_function(FOLLOWED)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str) -> None:
+    opened.set_viewport_size({"width": 390, "height": 844})
+    button = opened.get_by_role("button", name="Colours")
+    while button.inner_text() != f"Colours: {scheme}":
+        button.click()
+    opened.get_by_label("beside").select_option(label="CPPO")
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 390
+    boxes = [pane(opened, number).bounding_box() for number in (0, 1)]
+    assert boxes[0] is not None and boxes[1] is not None
+    assert boxes[1]["y"] >= boxes[0]["y"] + boxes[0]["height"]  # one above the other
+    for selector in (
+        ".maps + p",
+        ".answers .text",
+        ".token-facts",
+        ".grade.wrong",
+        ".grade.right",
+        ".chunk span",
+    ):
+        assert contrast(opened, selector) >= 4.5, selector
+
+
+def test_paper_has_a_line_in_its_place(opened: "Page") -> None:
+    opened.emulate_media(media="print")
+    assert opened.locator(".answers").is_hidden()
+    assert opened.locator(".unscripted").is_visible()
+
+
+def test_without_scripts_it_says_so(browser: "Browser", address: str) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(address)
+    assert page.locator("#answers .unscripted").is_visible()
+    assert page.locator(".answers").is_hidden()
+    assert page.locator("#statistics").get_by_text("Differences by problem").is_visible()
+    context.close()
