@@ -174,6 +174,8 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     ),
     *_points(OVERRIDE, f"{_V1}.agent_loop_tq", {"AgentLoopManagerTQ.generate_sequences": "self prompts"}),
     *_points(CALL, "verl.utils.tensordict_utils", _TENSORDICT),
+    *_points(CALL, "verl.utils.transferqueue_utils", {"kv_batch_meta2batch_meta": "meta"}),
+    *_points(CALL, "verl.workers.engine", {"BaseEngine.get_data_parallel_rank": "self"}),
     # Trainer
     *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
     *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config"}),

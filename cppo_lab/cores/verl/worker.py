@@ -13,6 +13,7 @@ from cppo_lab.cores.diagnostics import Diagnostics, Watched
 from cppo_lab.cores.verl.loss_metrics import summarise_mismatch
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.cores.verl.rollout import weight_socket
+from cppo_lab.cores.verl.topk_once import same_rows_group, share_topk, topk_once
 from cppo_lab.spec import RuleSpec
 
 WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are traced; 0: none
@@ -33,6 +34,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         super().init_model()
         if (handle := getattr(self.rollout, "zmq_handle", None)) is not None:  # vLLM's
             self.rollout.zmq_handle = weight_socket.of_this_run(handle)
+        self.same_rows = same_rows_group(self.actor.engine.get_data_parallel_rank())
         self.actor_config = self.loss_fn.keywords["config"]
         self.diagnostics: Diagnostics | None = None
         self._watched_step = 0
@@ -52,9 +54,11 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         assert self.diagnostics is not None
         return self.diagnostics.tables(), self.diagnostics.state()
 
+    @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: Any) -> Any:
         """One training step's minibatches."""
+        share_topk(data, self.same_rows)
         self._watched_step = tu.get_non_tensor_data(data, WATCHED_STEP, 0)
         # The engine then calls our loss on the logits: D_t and the entropy come from there.
         tu.assign_non_tensor_data(data, "distillation_use_topk", True)
