@@ -22,7 +22,7 @@ from cppo_lab.runs.folder import begin_status, forget_cancelled, is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, held
 from cppo_lab.runs.spool import Record, newest_record
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals, hold_signals, ignore_signals
-from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
+from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store import address
 
@@ -43,6 +43,7 @@ class Attempt:
     replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
     allocation: Allocation | None = None  # the machines that it has; None: this one alone
     mismatch: bool = True  # whether it logs the metrics `mismatch/*`
+    answers: AnswersSpec | None = None  # what it keeps of the answers; None: nothing
     # Who cancels the run later than this (seconds since the epoch) means this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
@@ -136,7 +137,7 @@ def execute(attempt: Attempt) -> None:
             _remove_checkpoints(folder)  # killed before it could do so itself
             return
         continues, tags = _continues(attempt, record), _tags(attempt)
-        resources = replace(resources_of(attempt), mismatch=attempt.mismatch)
+        resources = replace(resources_of(attempt), mismatch=attempt.mismatch, answers=attempt.answers)
         hold_signals()  # a record that has begun must have an end
         try:
             recorder = Recorder(

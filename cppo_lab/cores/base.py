@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import unknown
 from cppo_lab.schema import Dataset, Outcome
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
+from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, RunSpec
 
 
 class MetricSink(Protocol):
@@ -70,6 +70,7 @@ class Resources:
     memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: as much as there is
     allocation: Allocation | None = None  # None: this machine alone
     mismatch: bool = True  # whether the metrics `mismatch/*` are computed
+    answers: AnswersSpec | None = None  # what is kept of the answers; None: nothing
 
 
 class Core(Protocol):

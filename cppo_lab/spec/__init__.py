@@ -1,5 +1,6 @@
 """Typed, frozen configs. What decides the numbers of a run is in `run`; where it runs is in `layout`."""
 
+from cppo_lab.spec.answers import AnswersSpec
 from cppo_lab.spec.base import Count, Name, Spec, canonical, digest, fingerprint
 from cppo_lab.spec.hub import HubModel, MathData
 from cppo_lab.spec.layout import LayoutSpec, Megatron, PathsSpec
@@ -11,6 +12,7 @@ from cppo_lab.spec.synthetic import Architecture, MadeModel, TaskData, WarmStart
 
 __all__ = [
     "TAGS",
+    "AnswersSpec",
     "Architecture",
     "Count",
     "DivergenceSpec",

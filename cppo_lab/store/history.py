@@ -5,35 +5,26 @@ The file is an npz of five arrays, all little-endian and of one dimension: `abou
 `step`, `value` and `time_ms` [N], metric after metric, by rising step. Equal histories give equal bytes.
 """
 
-import io
 import itertools
-import json
-import struct
-import tokenize
-import zipfile
-import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from cppo_lab.errors import UserError
+from cppo_lab.npz import Column, refused
+from cppo_lab.npz import pack as pack_arrays
+from cppo_lab.npz import unpack as unpack_arrays
 
 HISTORY = "history.npz"
 FORMAT = 1
 LARGEST = 256 * 2**20  # bytes, of the file; sixty metrics over a thousand steps need half a million
 LARGEST_UNPACKED = 2**30  # bytes; a run of 40 million points
 REMEDY = "delete that file, or run that configuration again"
-_TYPES = {"about": "|u1", "ends": "<i8", "step": "<i8", "value": "<f8", "time_ms": "<i8"}
-_MOST_ABOUT = 16 * 2**20  # bytes of names
-_END = struct.Struct(
-    "<4s4H2LH"
-)  # a zip's last record: the number of files and the size of their list are in it
-_LARGEST_LIST = 4096  # bytes of that list; five files need some hundred
+_COLUMNS = {"ends": Column("<i8"), "step": Column("<i8"), "value": Column("<f8"), "time_ms": Column("<i8")}
 
 Row = tuple[int, int, Mapping[str, float]]  # step, time in milliseconds since 1970, metric -> value
 
@@ -121,18 +112,8 @@ def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
 
 def pack(history: History) -> bytes:
     """The file's bytes."""
-    about = json.dumps({"format": FORMAT, "metrics": history.metrics}).encode()
-    arrays: dict[str, NDArray[Any]] = {
-        "about": np.frombuffer(about, dtype=np.uint8),
-        "ends": history.ends,
-        "step": history.step,
-        "value": history.value,
-        "time_ms": history.time_ms,
-    }
-    buffer = io.BytesIO()
-    typed: dict[str, Any] = {name: arrays[name].astype(kind) for name, kind in _TYPES.items()}
-    np.savez_compressed(buffer, **typed)
-    return buffer.getvalue()
+    about = {"format": FORMAT, "metrics": history.metrics}
+    return pack_arrays(about, {name: getattr(history, name) for name in _COLUMNS}, _COLUMNS)
 
 
 def unpack(data: bytes, what: str) -> History:
@@ -142,71 +123,17 @@ def unpack(data: bytes, what: str) -> History:
     """
     if len(data) > LARGEST:
         raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} it may have: {REMEDY}")
-    try:
-        arrays = _arrays(data)
-        history = History(
-            _metrics(arrays["about"]), arrays["ends"], arrays["step"], arrays["value"], arrays["time_ms"]
-        )
+    with refused(f"{what} is no metric history", REMEDY):
+        about, arrays = unpack_arrays(data, _COLUMNS, LARGEST_UNPACKED)
+        history = History(_metrics(about), **arrays)
         _check(history)
-    except (
-        ValueError,  # also: text that is no UTF-8 or no JSON, a header that numpy refuses
-        EOFError,
-        RecursionError,
-        MemoryError,  # a header nested too deep for Python's parser
-        TypeError,  # headers that numpy does not expect
-        IndexError,
-        tokenize.TokenError,
-        NotImplementedError,  # a compression that Python does not know
-        RuntimeError,  # an encrypted member
-        OSError,
-        struct.error,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
-        raise UserError(f"{what} is no metric history ({reason}): {REMEDY}") from None
     return history
 
 
-def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    """The five arrays, each of its one type. Sizes are looked at before anything is unpacked."""
-    if len(data) < _END.size:
-        raise ValueError("it is cut off")
-    signature, *_, size, _, comment = _END.unpack(data[-_END.size :])
-    zip64 = data[-_END.size - 20 :][:4] == b"PK\x06\x07"
-    if signature != b"PK\x05\x06" or comment or zip64 or size > _LARGEST_LIST:
-        raise ValueError("it is cut off, or no npz of five arrays")
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename: info for info in archive.infolist()}
-        if sorted(members) != sorted(f"{name}.npy" for name in _TYPES):
-            raise ValueError(f"it holds {', '.join(sorted(members))[:100] or 'nothing'}")
-        total = sum(info.file_size for info in members.values())
-        if total > LARGEST_UNPACKED or members["about.npy"].file_size > _MOST_ABOUT:
-            raise ValueError(f"unpacked it has {total} bytes")
-        return {
-            name: _array(name, archive.read(members[f"{name}.npy"]), np.dtype(kind))
-            for name, kind in _TYPES.items()
-        }
-
-
-def _array(name: str, content: bytes, kind: np.dtype[Any]) -> NDArray[Any]:
-    """One array; a view of `content`, so that a header cannot ask for more memory than the file has bytes."""
-    file = io.BytesIO(content)
-    if npy.read_magic(file) != (1, 0):
-        raise ValueError(f"array {name!r} has another version")
-    shape, fortran, found = npy.read_array_header_1_0(file)
-    if found != kind or fortran or len(shape) != 1:
-        raise ValueError(f"array {name!r} has type {found} and shape {shape}")
-    if len(content) - file.tell() != shape[0] * kind.itemsize:
-        raise ValueError(f"array {name!r} does not have the {shape[0]} entries it says")
-    return np.frombuffer(content, dtype=kind, offset=file.tell())
-
-
-def _metrics(about: NDArray[Any]) -> tuple[str, ...]:
-    content = json.loads(about.tobytes())
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+def _metrics(about: Mapping[str, Any]) -> tuple[str, ...]:
+    if about.get("format") != FORMAT:
         raise ValueError(f"it is not of format {FORMAT}")
-    names = content.get("metrics")
+    names = about.get("metrics")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError("it names no metrics")
     if any(one >= other for one, other in itertools.pairwise(names)):

@@ -138,6 +138,7 @@ def _attempts(
             visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             replaces=replaces.get(run.run_id, ()),
             mismatch=plan.tracking.mismatch,
+            answers=plan.tracking.answers,
         )
         for run in todo
     ]

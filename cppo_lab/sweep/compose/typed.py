@@ -14,6 +14,7 @@ from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of
 from cppo_lab.parse import parse, parse_run, run_kind
 from cppo_lab.spec import (
+    AnswersSpec,
     LayoutSpec,
     PathsSpec,
     ResourcesSpec,
@@ -30,10 +31,13 @@ S = TypeVar("S", bound=Spec)
 
 
 class TrackingSpec(Spec):
-    """Where runs are tracked when MLFLOW_TRACKING_URI is not set; whether they log the metrics `mismatch/*`."""
+    """Where runs are tracked when MLFLOW_TRACKING_URI is not set; whether they log the metrics `mismatch/*`; what they
+    keep of their answers.
+    """
 
     uri: str
     mismatch: bool
+    answers: AnswersSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,7 @@ class _Work:
             threads=worker.threads,
             visible_devices=worker.visible_devices,
             mismatch=composed.tracking.mismatch,
+            answers=composed.tracking.answers,
         )
 
         def finished() -> list[Point] | None:

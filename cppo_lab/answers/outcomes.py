@@ -1,0 +1,203 @@
+"""Each problem's outcome at each validation of a run: one npz file."""
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cppo_lab.answers import ANSWERS
+from cppo_lab.errors import UserError
+from cppo_lab.npz import Column, pack, refused, unpack
+
+OUTCOMES = f"{ANSWERS}/outcomes.npz"
+FORMAT = 1
+LARGEST = (
+    64 * 2**20
+)  # bytes, of the file and of what it unpacks to; 90 problems at 112 validations need 80,000
+MOST_SAMPLES = 2**16 - 1
+REMEDY = "delete that file"
+_COLUMNS = {
+    "benchmark_of": Column("<i8"),
+    "steps": Column("<i8"),
+    "right": Column("<u2", 2),
+    "cut_off": Column("<u2", 2),
+    "length": Column("<f4", 2),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Outcomes of P problems at V validations, each of `samples` answers to every problem.
+
+    problems: P different ids, the same in every run on the same data (`problem_ids`), in the order of the data.
+    benchmark_of [P] int: each problem's place in `benchmarks`.
+    steps [V] int: the validated training steps, rising; 0 is before training.
+    right, cut_off [V, P] uint16: how many of a problem's answers are right, and ended by the length limit.
+    length [V, P] float32: their mean length in tokens.
+
+    A benchmark's Avg@k is the mean of right / samples over its problems.
+    """
+
+    samples: int
+    benchmarks: tuple[str, ...]
+    problems: tuple[str, ...]
+    benchmark_of: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    right: NDArray[np.uint16]
+    cut_off: NDArray[np.uint16]
+    length: NDArray[np.float32]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if the parts do not fit together, or a value is out of range."""
+        _check(self)
+
+    def append(
+        self, step: int, right: NDArray[Any], cut_off: NDArray[Any], length: NDArray[Any]
+    ) -> "Outcomes":
+        """With another validation behind the last one; all arrays [P].
+
+        Raises ValueError if `step` is not behind the last one, or a value is out of range.
+        """
+        return replace(
+            self,
+            steps=np.append(self.steps, np.int64(step)),
+            right=_with_row(self.right, right),
+            cut_off=_with_row(self.cut_off, cut_off),
+            length=_with_row(self.length, length),
+        )
+
+    def until(self, step: int) -> "Outcomes":
+        """The validations up to `step`: what a run that continues behind a checkpoint goes on from."""
+        kept = int(np.searchsorted(self.steps, step, side="right"))
+        return replace(
+            self,
+            steps=self.steps[:kept],
+            right=self.right[:kept],
+            cut_off=self.cut_off[:kept],
+            length=self.length[:kept],
+        )
+
+    def averages(self) -> NDArray[np.float64]:
+        """Avg@k [V, number of benchmarks], the share of right answers."""
+        of = np.stack([self.benchmark_of == number for number in range(len(self.benchmarks))], axis=1)
+        return self.right.astype(np.float64) @ of / (of.sum(axis=0) * self.samples)
+
+
+def no_outcomes(
+    samples: int, benchmarks: Sequence[str], problems: Sequence[str], benchmark_of: Sequence[int]
+) -> Outcomes:
+    """Outcomes before the first validation. Raises ValueError as `Outcomes` does."""
+    shape = (0, len(problems))
+    return Outcomes(
+        samples,
+        tuple(benchmarks),
+        tuple(problems),
+        np.asarray(benchmark_of, dtype=np.int64),
+        np.empty(0, np.int64),
+        np.empty(shape, np.uint16),
+        np.empty(shape, np.uint16),
+        np.empty(shape, np.float32),
+    )
+
+
+def problem_ids(benchmarks: Sequence[str], contents: Sequence[str]) -> tuple[str, ...]:
+    """An id for each problem of a benchmark, from what is asked: `aime24-1f3a8c0d2b4e`.
+
+    The same for the same problem in every run, whatever its place. A problem that a benchmark has twice has `-2`
+    behind its second id.
+    """
+    found: dict[str, None] = {}
+    for benchmark, content in zip(benchmarks, contents, strict=True):
+        name = first = f"{benchmark}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        for number in itertools.count(2):
+            if name not in found:
+                break
+            name = f"{first}-{number}"
+        found[name] = None
+    return tuple(found)
+
+
+def chosen_problems(benchmark_of: Sequence[int], wanted: int | None) -> list[int]:
+    """The places of the problems whose answers are kept, in order: `wanted` of them, or all if None.
+
+    The first of each benchmark, then the second of each, and so on: the same in every run on the same data.
+    """
+    seen: dict[int, int] = {}
+    ranked = []
+    for place, benchmark in enumerate(benchmark_of):
+        rank = seen[benchmark] = seen.get(benchmark, -1) + 1
+        ranked.append((rank, benchmark, place))
+    return sorted(place for _, _, place in sorted(ranked)[:wanted])
+
+
+def write(outcomes: Outcomes) -> bytes:
+    """The file's bytes."""
+    about = {
+        "format": FORMAT,
+        "samples": outcomes.samples,
+        "benchmarks": outcomes.benchmarks,
+        "problems": outcomes.problems,
+    }
+    return pack(about, {name: getattr(outcomes, name) for name in _COLUMNS}, _COLUMNS)
+
+
+def read(data: bytes, what: str) -> Outcomes:
+    """The outcomes in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+
+    Raises UserError if it is too large, broken, or not such a file.
+    """
+    if len(data) > LARGEST:
+        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} it may have: {REMEDY}")
+    with refused(f"{what} has no outcomes of validations", REMEDY):
+        about, arrays = unpack(data, _COLUMNS, LARGEST)
+        if about.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        samples = about.get("samples")
+        if not isinstance(samples, int) or isinstance(samples, bool):
+            raise ValueError("it does not say how many answers a problem has")
+        return Outcomes(samples, _names(about, "benchmarks"), _names(about, "problems"), **arrays)
+
+
+def _names(about: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    names = about.get(key)
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and 0 < len(name) <= 300 for name in names
+    ):
+        raise ValueError(f"it names no {key}")
+    return tuple(names)
+
+
+def _with_row(rows: NDArray[Any], row: NDArray[Any]) -> NDArray[Any]:
+    values = np.asarray(row)
+    if values.shape != rows.shape[1:]:
+        raise ValueError(f"a validation of shape {values.shape}, of {rows.shape[1]} problems")
+    if rows.dtype.kind == "u" and np.any(
+        (values < 0) | (values > MOST_SAMPLES) | (values != np.floor(values))
+    ):
+        raise ValueError("a count is no whole number from 0 on")
+    return np.concatenate([rows, values[None].astype(rows.dtype)])
+
+
+def _check(outcomes: Outcomes) -> None:
+    """Raises ValueError if the parts do not fit together, or a value is out of range."""
+    shape = (len(outcomes.steps), len(outcomes.problems))
+    if not 1 <= outcomes.samples <= MOST_SAMPLES:
+        raise ValueError(f"samples={outcomes.samples}: 1 to {MOST_SAMPLES} are wanted")
+    if len(set(outcomes.problems)) != shape[1] or len(set(outcomes.benchmarks)) != len(outcomes.benchmarks):
+        raise ValueError("a problem or a benchmark is named twice")
+    if outcomes.benchmark_of.shape != shape[1:]:
+        raise ValueError("its problems and benchmarks have different numbers")
+    if set(outcomes.benchmark_of.tolist()) != set(range(len(outcomes.benchmarks))):
+        raise ValueError("a problem has no benchmark, or a benchmark no problem")
+    if any(values.shape != shape for values in (outcomes.right, outcomes.cut_off, outcomes.length)):
+        raise ValueError("its columns have different shapes")
+    if np.any(outcomes.steps[1:] <= outcomes.steps[:-1]) or np.any(outcomes.steps < 0):
+        raise ValueError("its steps are not rising from 0 on")
+    if np.any(outcomes.right > outcomes.samples) or np.any(outcomes.cut_off > outcomes.samples):
+        raise ValueError("more answers are right, or cut off, than there are")
+    if not np.all(np.isfinite(outcomes.length)) or np.any(outcomes.length < 0):
+        raise ValueError("a length is no number from 0 on")

@@ -1,0 +1,187 @@
+"""Prompts and responses of one validated step: a gzip file of JSON lines, the first of which describes the file."""
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from cppo_lab.answers import ANSWERS
+from cppo_lab.errors import UserError
+
+FORMAT = 1
+LARGEST = 64 * 2**20  # bytes of a file
+LARGEST_UNPACKED = 512 * 2**20
+LONGEST = 2**20  # characters of a prompt or response; of a longer one the middle is left out
+REMEDY = "delete that file"
+VALIDATION, TRAINING = "validation", "training"
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One response of the policy.
+
+    kind: whether it was sampled for a validation or for training, of training step `step`.
+    benchmark, problem: as in `Outcomes`; for training the data set's name (or nothing) and any id of the problem.
+    draw: its number among the responses to the same prompt, from 0.
+    prompt, response, truth: text, the true answer among it; what is no Unicode is replaced (`as_text`).
+    answer: what the grader took for the answer; None if it found none.
+    right: the grade.
+    length: tokens of the response. cut_off: whether the length limit ended it; stop: why it ended, in the words of the
+        sampler, such as `end` or `length`.
+    group, reward, advantage: of training responses only: the number of the prompt in the batch, and what its response
+        was worth.
+    """
+
+    kind: Literal["validation", "training"]
+    step: int
+    benchmark: str
+    problem: str
+    draw: int
+    prompt: str
+    response: str
+    truth: str | None
+    answer: str | None
+    right: bool
+    length: int
+    cut_off: bool
+    stop: str
+    group: int | None = None
+    reward: float | None = None
+    advantage: float | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The samples that are kept of a validated step, and how many chosen ones had no place in the file."""
+
+    step: int
+    samples: tuple[Sample, ...]
+    left_out: int = 0
+
+
+def texts_name(step: int) -> str:
+    """The file of a step, below a run's folder."""
+    return f"{ANSWERS}/texts-{step:06d}.jsonl.gz"
+
+
+def as_text(value: str | bytes) -> str:
+    """Text that every program can write: bytes that are no UTF-8, and lone surrogates, become U+FFFD.
+
+    The middle of a text of more than LONGEST characters is left out, which is said in its place.
+    """
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "replace")
+    if not value.isascii():
+        value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if len(value) <= LONGEST:
+        return value
+    half = LONGEST // 2
+    return f"{value[:half]}\n[{len(value) - 2 * half} characters are left out here]\n{value[-half:]}"
+
+
+def write(texts: Texts) -> bytes:
+    """The file's bytes."""
+    about = {"format": FORMAT, "step": texts.step, "left_out": texts.left_out}
+    lines = [about, *(vars(sample) for sample in texts.samples)]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    return gzip.compress(content.encode(), mtime=0)
+
+
+def write_within(texts: Texts, most: int) -> bytes:
+    """The bytes of the file with as many samples as have room in `most` bytes, the first ones; the rest is left out."""
+    samples, left_out = texts.samples, texts.left_out
+    while len(data := write(Texts(texts.step, samples, left_out))) > most and samples:
+        fit = min(len(samples) - 1, int(len(samples) * most / len(data)))
+        left_out += len(samples) - fit
+        samples = samples[:fit]
+    return data
+
+
+def read(data: bytes, what: str) -> Texts:
+    """The samples in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+
+    Raises UserError if it is too large, broken, or not such a file.
+    """
+    try:
+        first, *lines = _unpacked(data).decode().removesuffix("\n").split("\n")
+        about = json.loads(first)
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        step, left_out = about.get("step"), about.get("left_out")
+        if not (_is_count(step) and _is_count(left_out)):
+            raise ValueError("it does not say of which step it is")
+        return Texts(step, tuple(_sample(line, step) for line in lines), left_out)
+    except (ValueError, EOFError, RecursionError, OSError, zlib.error) as error:
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise UserError(f"{what} has no texts of a run ({reason}): {REMEDY}") from None
+
+
+def _unpacked(data: bytes) -> bytes:
+    """What gzip has packed, in memory that is bounded."""
+    if len(data) > LARGEST:
+        raise ValueError(f"it has {len(data)} bytes, more than the {LARGEST} it may have")
+    packed = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    content = packed.decompress(data, LARGEST_UNPACKED)
+    if not packed.eof or packed.unused_data:
+        raise ValueError("it is cut off, or larger than it may be")
+    return content
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "kind": (str,),
+    "step": (int,),
+    "benchmark": (str,),
+    "problem": (str,),
+    "draw": (int,),
+    "prompt": (str,),
+    "response": (str,),
+    "truth": (str, type(None)),
+    "answer": (str, type(None)),
+    "right": (bool,),
+    "length": (int,),
+    "cut_off": (bool,),
+    "stop": (str,),
+    "group": (int, type(None)),
+    "reward": (float, type(None)),
+    "advantage": (float, type(None)),
+}
+assert list(_KINDS) == [field.name for field in fields(Sample)]
+
+
+def _sample(line: str, step: int) -> Sample:
+    """A line of the file. Raises ValueError if it is none."""
+    values: dict[str, Any] = json.loads(line)
+    if not isinstance(values, dict) or values.keys() != _KINDS.keys():
+        raise ValueError("a line has other fields than a sample has")
+    for name, value in values.items():
+        if type(value) not in _KINDS[name]:
+            raise ValueError(f"{name} of a sample is a {type(value).__name__}")
+        if isinstance(value, str):
+            values[name] = as_text(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} of a sample is not finite")
+    if values["kind"] not in (VALIDATION, TRAINING) or values["step"] != step:
+        raise ValueError("a sample is of another kind, or of another step than its file")
+    if not all(_is_count(values[name]) for name in ("draw", "length")):
+        raise ValueError("a sample has a number that is none")
+    return Sample(**values)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def in_order_of_draws(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+    """The order in which a bounded file takes them: each problem's first answer, the training groups, then the rest."""
+    return tuple(
+        sorted(
+            samples,
+            key=lambda one: (
+                0 if one.kind == VALIDATION and one.draw == 0 else 1 if one.kind == TRAINING else 1 + one.draw
+            ),
+        )
+    )

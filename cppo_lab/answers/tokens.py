@@ -1,0 +1,249 @@
+"""The tokens of some training responses of one validated step, with what a rule decides by: one npz file.
+
+What follows from these by the rule's formulas alone (position weights, prefix sums, budgets, another rule's mask) is
+not in the file: `replay` computes it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cppo_lab.answers import ANSWERS
+from cppo_lab.answers.texts import as_text
+from cppo_lab.errors import UserError
+from cppo_lab.npz import Column, pack, refused, unpack
+
+FORMAT = 1
+LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to
+REMEDY = "delete that file"
+OTHER_TEST = "rule"  # the reason where a rule names none of its tests
+_COLUMNS = {
+    "ends": Column("<i8"),
+    "group": Column("<i8"),
+    "draw": Column("<i8"),
+    "advantage": Column("<f4"),
+    "reward": Column("<f4"),
+    "token": Column("<i4"),
+    "rollout_logp": Column("<f4"),
+    "logp": Column("<f4"),
+    "divergence": Column("<f4"),
+    "keep": Column("<f4"),
+    "reason": Column("<u1"),
+    "order": Column("<i4"),
+    "vocabulary": Column("<i4"),
+}
+_PER_RESPONSE = ("group", "draw", "advantage", "reward")
+PER_TOKEN = ("token", "rollout_logp", "logp", "divergence", "keep", "reason")
+
+
+@dataclass(frozen=True)
+class RuleUsed:
+    """The rule that the run trained with, and what its D_t is.
+
+    name, path: as in the run's configuration. constants: as its function takes them. measure, estimator: of D_t; `k`
+    and `convention` of the Top-K estimator alone.
+    """
+
+    name: str
+    path: str | None
+    constants: Mapping[str, float | int | str]
+    estimator: str
+    measure: str
+    k: int | None = None
+    convention: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """R responses with N tokens together, one response after the other, in the state in which their update began.
+
+    ends [R] int64: where each response's tokens end; those of response i begin at ends[i - 1], 0 for the first.
+    group, draw [R] int64: as in `Sample`: which prompt of the batch, which of its responses.
+    advantage, reward [R] float32.
+    token [N] int32: ids. rollout_logp, logp [N] float32: log mu and log pi of them, in nats.
+    divergence [N] float32: D_t.
+    keep [N] float32: the rule's mask or weight, in [0, 1]. reason [N] uint8: 0 for a token that no test of the rule
+        took anything from, else 1 + the place of the first such test in `tests`.
+    order [N] int32: for the rule that shuffles its weights, each response's permutation of its positions; else empty.
+    vocabulary [U] int32, pieces: the different ids, rising, and the text of each by itself.
+    """
+
+    step: int
+    rule: RuleUsed
+    tests: tuple[str, ...]
+    ends: NDArray[np.int64]
+    group: NDArray[np.int64]
+    draw: NDArray[np.int64]
+    advantage: NDArray[np.float32]
+    reward: NDArray[np.float32]
+    token: NDArray[np.int32]
+    rollout_logp: NDArray[np.float32]
+    logp: NDArray[np.float32]
+    divergence: NDArray[np.float32]
+    keep: NDArray[np.float32]
+    reason: NDArray[np.uint8]
+    vocabulary: NDArray[np.int32]
+    pieces: tuple[str, ...]
+    order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    left_out: int = 0  # chosen responses that had no place in the file
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if the parts do not fit together, or a value is out of range."""
+        _check(self)
+
+    def responses(self) -> Iterator[slice]:
+        """The place of each response's tokens."""
+        start = 0
+        for end in self.ends.tolist():
+            yield slice(start, end)
+            start = end
+
+    def texts(self) -> list[str]:
+        """The text of each token by itself [N]."""
+        places = np.searchsorted(self.vocabulary, self.token)
+        return [self.pieces[place] for place in places.tolist()]
+
+    def reason_of(self, place: int) -> str:
+        """The test that took something from the token at `place`; nothing if none did."""
+        number = int(self.reason[place])
+        return self.tests[number - 1] if number else ""
+
+    def first(self, count: int) -> "Tokens":
+        """The first `count` responses; the others are left out."""
+        tokens = int(self.ends[count - 1]) if count else 0
+        kept = np.unique(self.token[:tokens])
+        places = np.searchsorted(self.vocabulary, kept)
+        return Tokens(
+            self.step,
+            self.rule,
+            self.tests,
+            self.ends[:count],
+            *(getattr(self, name)[:count] for name in _PER_RESPONSE),
+            *(getattr(self, name)[:tokens] for name in PER_TOKEN),
+            kept,
+            tuple(self.pieces[place] for place in places.tolist()),
+            self.order[:tokens],
+            self.left_out + len(self.ends) - count,
+        )
+
+
+def tokens_name(step: int) -> str:
+    """The file of a step, below a run's folder."""
+    return f"{ANSWERS}/tokens-{step:06d}.npz"
+
+
+def chosen_groups(kept: Sequence[int], wanted: int) -> list[int]:
+    """The training groups whose responses are kept: `wanted` of `kept`, the batch's groups with a learning signal.
+
+    Evenly spread and the last one first: the last minibatch is furthest from the rollout policy.
+    """
+    count = min(wanted, len(kept))
+    return [kept[len(kept) * (number + 1) // count - 1] for number in reversed(range(count))]
+
+
+def write(tokens: Tokens) -> bytes:
+    """The file's bytes."""
+    about = {
+        "format": FORMAT,
+        "step": tokens.step,
+        "left_out": tokens.left_out,
+        "rule": {**vars(tokens.rule), "constants": dict(tokens.rule.constants)},
+        "tests": tokens.tests,
+        "pieces": tokens.pieces,
+    }
+    return pack(about, {name: getattr(tokens, name) for name in _COLUMNS}, _COLUMNS)
+
+
+def write_within(tokens: Tokens, most: int) -> bytes | None:
+    """The bytes of the file with as many whole responses as have room in `most` bytes; None if none has."""
+    count = len(tokens.ends)
+    while count and len(data := write(tokens.first(count))) > most:
+        count = min(
+            count - 1, int(np.searchsorted(tokens.ends, tokens.ends[count - 1] * (most / len(data)), "right"))
+        )
+    return data if count else None
+
+
+def read(data: bytes, what: str) -> Tokens:
+    """The tokens in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+
+    Raises UserError if it is too large, broken, or not such a file.
+    """
+    if len(data) > LARGEST:
+        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} it may have: {REMEDY}")
+    with refused(f"{what} has no tokens of training responses", REMEDY):
+        about, arrays = unpack(data, _COLUMNS, LARGEST)
+        if about.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        return Tokens(
+            step=_count(about, "step"),
+            left_out=_count(about, "left_out"),
+            rule=_rule(about.get("rule")),
+            tests=_texts(about, "tests"),
+            pieces=tuple(map(as_text, _texts(about, "pieces"))),
+            **arrays,
+        )
+
+
+def _count(about: Mapping[str, Any], key: str) -> int:
+    value = about.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError(f"it has no {key}")
+    return value
+
+
+def _texts(about: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    values = about.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError(f"it has no {key}")
+    return tuple(values)
+
+
+def _rule(values: object) -> RuleUsed:
+    """The rule that a file names. Raises ValueError if it names none."""
+    if not isinstance(values, dict) or values.keys() != RuleUsed.__dataclass_fields__.keys():
+        raise ValueError("it names no rule")
+    constants = values["constants"]
+    plain = isinstance(constants, dict) and all(type(one) in (int, float, str) for one in constants.values())
+    texts = all(isinstance(values[name], str) for name in ("name", "estimator", "measure"))
+    maybe = all(isinstance(values[name], str | None) for name in ("path", "convention"))
+    if not (plain and texts and maybe and type(values["k"]) in (int, type(None))):
+        raise ValueError("it names no rule")
+    return RuleUsed(**values)
+
+
+def _check(tokens: Tokens) -> None:
+    """Raises ValueError if the parts do not fit together, or a value is out of range."""
+    bounds = np.concatenate([[0], tokens.ends])
+    count, responses = len(tokens.token), len(tokens.ends)
+    if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != count:
+        raise ValueError("its responses do not cover its tokens")
+    if any(getattr(tokens, name).shape != (responses,) for name in _PER_RESPONSE):
+        raise ValueError("its columns have different lengths")
+    if any(getattr(tokens, name).shape != (count,) for name in PER_TOKEN):
+        raise ValueError("its columns have different lengths")
+    if len(tokens.order) not in (0, count) or np.any((tokens.order < 0) | (tokens.order >= max(count, 1))):
+        raise ValueError("its order is none of its tokens")
+    _check_values(tokens)
+
+
+def _check_values(tokens: Tokens) -> None:
+    for name in ("advantage", "reward", "rollout_logp", "logp", "divergence", "keep"):
+        if not np.all(np.isfinite(getattr(tokens, name))):
+            raise ValueError(f"its {name} is not finite")
+    if np.any(tokens.divergence < 0) or np.any((tokens.keep < 0) | (tokens.keep > 1)):
+        raise ValueError("a divergence, or a share kept, is out of range")
+    if np.any(tokens.group < 0) or np.any(tokens.draw < 0) or np.any(tokens.reason > len(tokens.tests)):
+        raise ValueError("a number of a response, or a test, is out of range")
+    if len(tokens.pieces) != len(tokens.vocabulary) or np.any(
+        tokens.vocabulary[1:] <= tokens.vocabulary[:-1]
+    ):
+        raise ValueError("its vocabulary is not sorted, or has no text for each entry")
+    if not np.all(np.isin(tokens.token, tokens.vocabulary)):
+        raise ValueError("a token is not in its vocabulary")
+    if any(isinstance(one, float) and math.isnan(one) for one in tokens.rule.constants.values()):
+        raise ValueError("a constant of its rule is no number")
