@@ -42,4 +42,4 @@ def drpo(
     gate = 1 - (batch.advantages.sign() * shift.detach() / delta).clamp(0, 1)
     keep = gate * batch.valid
     objective = surrogate - batch.advantages.abs() * (shift * change) / (2 * delta)
-    return RuleOutput(objective, keep, common_stats(batch, keep))
+    return RuleOutput(objective, keep, common_stats(batch, keep), {"probability shift": keep < 1})

@@ -67,8 +67,9 @@ def _weighted_logp(
     clipped = coefficient.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
     keep = batch.valid.to(batch.logp.dtype)
     stats = common_stats(batch, keep)
-    stats["clipped"] = row_counts((clipped != coefficient) & batch.active).sum().to(keep.dtype)
-    return RuleOutput(clipped * batch.advantages * batch.logp, keep, stats)
+    beyond = (clipped != coefficient) & batch.active
+    stats["clipped"] = row_counts(beyond).sum().to(keep.dtype)
+    return RuleOutput(clipped * batch.advantages * batch.logp, keep, stats, {"coefficient clip": beyond})
 
 
 def _check_clips(clip_low: float | None, clip_high: float) -> None:

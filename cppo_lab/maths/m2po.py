@@ -40,10 +40,10 @@ def m2po(
     """
     positive("m2", m2, allow_inf=True)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    keep = (batch.valid & ~_outliers(batch.log_ratio.detach().square(), batch.moves_away, m2)).to(
-        batch.logp.dtype
-    )
-    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep))
+    dropped = _outliers(batch.log_ratio.detach().square(), batch.moves_away, m2)
+    keep = (batch.valid & ~dropped).to(batch.logp.dtype)
+    tests = {"second moment": dropped}
+    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep), tests)
 
 
 def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:

@@ -141,7 +141,8 @@ def masked(
     if prefix_fails is not None:
         stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(keep.dtype)
     objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
-    return RuleOutput(objective, keep, stats | truncated)
+    tests = {"threshold": token_fails} | ({} if prefix_fails is None else {"budget": prefix_fails})
+    return RuleOutput(objective, keep, stats | truncated, tests)
 
 
 def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:

@@ -47,6 +47,5 @@ def opsm(
     clipped = clipped & ~dropped
     keep = (batch.valid & ~clipped & ~dropped).to(batch.logp.dtype)
     objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
-    return RuleOutput(
-        objective, keep, common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
-    )
+    stats = common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
+    return RuleOutput(objective, keep, stats, {"mean log-ratio": dropped, "ratio clip": clipped})

@@ -3,6 +3,8 @@
 Shapes: B = responses, T = padded length; tensors are [B, T], right-padded. Values at padding are ignored.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +20,14 @@ class RuleOutput(NamedTuple):
     objective: [B, T] per-token objective to maximise; differentiable in logp; 0 at padding.
     keep: [B, T] mask or soft weight in [0, 1]; no gradient; 0 at padding.
     stats: scalar sums (names ending in `_max`: maxima), see `metrics`.
+    tests: [B, T] bool by name, in the order in which they count: the tokens that each of the rule's tests dropped,
+        clipped or weakened; what it says of padding is ignored. A rule need not name its tests.
     """
 
     objective: Tensor
     keep: Tensor
     stats: dict[str, Tensor]
+    tests: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Tokens(NamedTuple):

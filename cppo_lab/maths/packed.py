@@ -93,7 +93,10 @@ def rule(
         outputs.append(function(**padded, valid=bucket.valid, **constants))
     stats = merge([output.stats for output in outputs])
     objective = _together(groups, [output.objective for output in outputs])
-    return RuleOutput(objective, _together(groups, [output.keep for output in outputs]), stats)
+    keep = _together(groups, [output.keep for output in outputs])
+    named = outputs[0].tests if outputs else ()
+    tests = {name: _together(groups, [output.tests[name] for output in outputs]) for name in named}
+    return RuleOutput(objective, keep, stats, tests)
 
 
 def aggregate(

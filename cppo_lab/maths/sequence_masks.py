@@ -11,6 +11,7 @@ of `aggregate`. A tie keeps the response.
 Source: TRM, arXiv 2512.23075.
 """
 
+import torch
 from torch import Tensor
 
 from cppo_lab.maths.checks import positive, row_counts
@@ -36,9 +37,8 @@ def trm_max(
     """
     positive("delta_max", delta_max)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    return _responses(
-        batch, _largest(batch.required_divergence("trm_max")) <= delta_max, ratio_cap, log_ratio_clamp
-    )
+    fails = {"largest divergence": _largest(batch.required_divergence("trm_max")) > delta_max}
+    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
 
 
 def trm_avg(
@@ -59,12 +59,8 @@ def trm_avg(
     """
     positive("delta_avg", delta_avg)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    return _responses(
-        batch,
-        _mean(batch.required_divergence("trm_avg"), batch.valid) <= delta_avg,
-        ratio_cap,
-        log_ratio_clamp,
-    )
+    fails = {"mean divergence": _mean(batch.required_divergence("trm_avg"), batch.valid) > delta_avg}
+    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
 
 
 def trm_max_avg(
@@ -88,9 +84,11 @@ def trm_max_avg(
     positive("delta_avg", delta_avg)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     d = batch.required_divergence("trm_max_avg")
-    return _responses(
-        batch, (_largest(d) <= delta_max) & (_mean(d, batch.valid) <= delta_avg), ratio_cap, log_ratio_clamp
-    )
+    fails = {
+        "largest divergence": _largest(d) > delta_max,
+        "mean divergence": _mean(d, batch.valid) > delta_avg,
+    }
+    return _responses(batch, fails, ratio_cap, log_ratio_clamp)
 
 
 def _largest(divergence: Tensor) -> Tensor:
@@ -104,10 +102,11 @@ def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
 
 
 def _responses(
-    batch: Tokens, kept: Tensor, ratio_cap: float | None, log_ratio_clamp: float | None
+    batch: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
 ) -> RuleOutput:
-    """`kept` is [B] bool."""
+    """`fails` holds [B] bool for each test of a response."""
     # A = 0 needs no exception: such a token has no gradient, and mask statistics leave it out.
-    keep = (batch.valid & kept[:, None]).to(batch.logp.dtype)
+    tests = {name: failed[:, None].expand_as(batch.valid) for name, failed in fails.items()}
+    keep = (batch.valid & ~torch.stack(list(fails.values())).any(0)[:, None]).to(batch.logp.dtype)
     objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
-    return RuleOutput(objective, keep, common_stats(batch, keep) | truncated)
+    return RuleOutput(objective, keep, common_stats(batch, keep) | truncated, tests)

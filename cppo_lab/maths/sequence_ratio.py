@@ -50,7 +50,7 @@ def gspo(
     keep = (batch.valid & ~above & ~below).to(batch.logp.dtype)
     bound = torch.full_like(ratio, 1 - clip_low).masked_fill(above, 1 + clip_high)
     kept = importance_objective(_with_log_ratio(batch, mean), keep)
-    return _output(batch, torch.where(above | below, bound * batch.advantages, kept), keep)
+    return _output(batch, torch.where(above | below, bound * batch.advantages, kept), keep, "mean ratio clip")
 
 
 def geo_mean(
@@ -82,7 +82,7 @@ def geo_mean(
     mean = _mean(log_ratio.masked_fill(above, log_clip_high).masked_fill(below, -log_clip_low), batch.valid)
     keep = (batch.valid & ~above & ~below).to(batch.logp.dtype)
     kept = importance_objective(_with_log_ratio(batch, mean), keep)
-    return _output(batch, torch.where(above | below, mean.exp() * batch.advantages, kept), keep)
+    return _output(batch, torch.where(above | below, mean.exp() * batch.advantages, kept), keep, "ratio clip")
 
 
 def _mean(log_ratio: Tensor, valid: Tensor) -> Tensor:
@@ -96,6 +96,7 @@ def _with_log_ratio(batch: Tokens, value: Tensor) -> Tokens:
     return batch._replace(log_ratio=value + (batch.logp - batch.logp.detach()))
 
 
-def _output(batch: Tokens, objective: Tensor, keep: Tensor) -> RuleOutput:
-    clipped = (batch.valid & (keep == 0)).sum().to(keep.dtype)
-    return RuleOutput(objective, keep, common_stats(batch, keep) | {"clipped": clipped})
+def _output(batch: Tokens, objective: Tensor, keep: Tensor, test: str) -> RuleOutput:
+    clipped = keep == 0
+    count = (batch.valid & clipped).sum().to(keep.dtype)
+    return RuleOutput(objective, keep, common_stats(batch, keep) | {"clipped": count}, {test: clipped})

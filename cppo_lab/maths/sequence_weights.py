@@ -51,7 +51,7 @@ def seq_tis(
     weight = _log_weight(batch).exp()
     keep = batch.valid.to(batch.logp.dtype)
     clipped = batch.active & (weight > ratio_high)
-    output = _weighted(batch, weight.clamp_max(ratio_high), keep)
+    output = _weighted(batch, weight.clamp_max(ratio_high), keep, {"response ratio": clipped})
     output.stats["clipped"] = row_counts(clipped).sum().to(keep.dtype)
     return output
 
@@ -75,7 +75,8 @@ def seq_mis(
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     weight = _log_weight(batch)
     keep = (batch.valid & _within(weight, ratio_low, ratio_high)).to(batch.logp.dtype)
-    return _weighted(batch, torch.where(keep > 0, weight, -math.inf).exp(), keep)
+    tests = {"response ratio": keep == 0}
+    return _weighted(batch, torch.where(keep > 0, weight, -math.inf).exp(), keep, tests)
 
 
 def geo_mask(
@@ -97,7 +98,7 @@ def geo_mask(
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     mean = _log_weight(batch) / row_counts(batch.valid).clamp_min(1)[:, None]
     keep = (batch.valid & _within(mean, ratio_low, ratio_high)).to(batch.logp.dtype)
-    return _weighted(batch, keep, keep)
+    return _weighted(batch, keep, keep, {"mean ratio": keep == 0})
 
 
 def vespo(
@@ -131,7 +132,7 @@ def vespo(
     rate = torch.full_like(held, lambda_positive).masked_fill(negative, lambda_negative)
     kernel = (k * log_w - rate * log_w.expm1()).exp()
     keep = torch.where(batch.active, kernel.clamp_max(1), 1.0) * batch.valid
-    return _weighted(batch, kernel, keep)
+    return _weighted(batch, kernel, keep, {"response ratio": keep < 1})
 
 
 def _log_weight(batch: Tokens) -> Tensor:
@@ -144,7 +145,7 @@ def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
     return (log_ratio >= (math.log(low) if low else -math.inf)) & (log_ratio <= math.log(high))
 
 
-def _weighted(batch: Tokens, weight: Tensor, keep: Tensor) -> RuleOutput:
+def _weighted(batch: Tokens, weight: Tensor, keep: Tensor, tests: dict[str, Tensor]) -> RuleOutput:
     """stopgrad(weight) A log pi. Raises ValueError if the weight of a token with A != 0 overflows."""
     coefficient = torch.where(batch.active, weight, 0.0) * batch.advantages
     if bool((bad := ~coefficient.isfinite()).any()):
@@ -154,4 +155,4 @@ def _weighted(batch: Tokens, weight: Tensor, keep: Tensor) -> RuleOutput:
             f"the weight of response {row} overflows (its log-ratios add up to {total:g}): see logp and rollout_logp "
             "there, or pass constants that bound it"
         )
-    return RuleOutput(coefficient * batch.logp, keep, common_stats(batch, keep))
+    return RuleOutput(coefficient * batch.logp, keep, common_stats(batch, keep), tests)

@@ -107,7 +107,8 @@ def cppo_soft(
     stats["masked_by_token"] = (removed * (away & tests.token_fails)).sum()
     stats["masked_by_prefix"] = (removed * (away & tests.prefix_fails & ~tests.token_fails)).sum()
     objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)
-    return RuleOutput(objective, keep, stats | truncated)
+    fails = {"threshold": away & tests.token_fails, "budget": away & tests.prefix_fails}
+    return RuleOutput(objective, keep, stats | truncated, fails)
 
 
 @torch.no_grad()

@@ -45,4 +45,6 @@ def sapo(
     p = torch.sigmoid(tau * torch.expm1(batch.log_ratio.clamp_max(largest)))
     weight = 4 * p.detach() * (1 - p.detach())
     keep = torch.where(batch.active, weight, 1.0) * batch.valid
-    return RuleOutput(4 / tau * p * batch.advantages, keep, common_stats(batch, keep))
+    return RuleOutput(
+        4 / tau * p * batch.advantages, keep, common_stats(batch, keep), {"soft clip": keep < 1}
+    )

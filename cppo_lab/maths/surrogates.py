@@ -44,9 +44,8 @@ def grpo(
     keep = (batch.valid & ~clipped).to(batch.logp.dtype)
     # One branch by selection: torch.minimum would halve the gradient at a tie.
     objective = torch.where(clipped, bound * batch.advantages, importance_objective(batch, keep))
-    return RuleOutput(
-        objective, keep, common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
-    )
+    stats = common_stats(batch, keep) | {"clipped": row_counts(clipped).sum().to(keep.dtype)}
+    return RuleOutput(objective, keep, stats, {"ratio clip": clipped})
 
 
 def check_clips(clip_low: float, clip_high: float) -> None:

@@ -45,7 +45,7 @@ def icepop(
     ratio_bounds(ratio_low, ratio_high)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     ratio = batch.log_ratio.detach().exp()
-    return _kept(batch, (ratio >= ratio_low) & (ratio <= ratio_high))
+    return _kept(batch, (ratio >= ratio_low) & (ratio <= ratio_high), "ratio bounds")
 
 
 def ipo(
@@ -67,7 +67,7 @@ def ipo(
     non_negative("kl_tau", kl_tau)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     shift = (batch.logp.detach().exp() - _rollout(batch, rollout_logp).exp()).abs()
-    output = _kept(batch, shift <= delta)
+    output = _kept(batch, shift <= delta, "probability shift")
     return output._replace(objective=output.objective - kl_tau * batch.log_ratio.square())
 
 
@@ -91,12 +91,12 @@ def kpop(
     for pi, mu in zip(_cells(batch.logp.detach()), _cells(_rollout(batch, rollout_logp)), strict=True):
         log_ratio = pi.log() - mu.log()
         forth, back = forth + pi * log_ratio, back - mu * log_ratio
-    return _kept(batch, torch.maximum(forth, back) <= delta)
+    return _kept(batch, torch.maximum(forth, back) <= delta, "binary KL")
 
 
-def _kept(batch: Tokens, within: Tensor) -> RuleOutput:
+def _kept(batch: Tokens, within: Tensor, test: str) -> RuleOutput:
     keep = (batch.valid & within).to(batch.logp.dtype)
-    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep))
+    return RuleOutput(importance_objective(batch, keep), keep, common_stats(batch, keep), {test: ~within})
 
 
 def _rollout(batch: Tokens, rollout_logp: Tensor) -> Tensor:
