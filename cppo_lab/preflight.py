@@ -198,6 +198,9 @@ class _Rows:
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Not kept."""
 
+    def file(self, name: str, content: bytes) -> None:
+        """Not kept."""
+
 
 def _train(job: PreflightJob, last: int) -> None:
     """One part, in a process of its own: train up to step `last`, and write what came of it."""

@@ -81,6 +81,15 @@ class Outcomes:
             length=self.length[:kept],
         )
 
+    def is_of_same_problems(self, other: "Outcomes") -> bool:
+        """Whether both are of the same problems, with as many answers to each."""
+        return (self.samples, self.benchmarks, self.problems, self.benchmark_of.tolist()) == (
+            other.samples,
+            other.benchmarks,
+            other.problems,
+            other.benchmark_of.tolist(),
+        )
+
     def averages(self) -> NDArray[np.float64]:
         """Avg@k [V, number of benchmarks], the share of right answers."""
         of = np.stack([self.benchmark_of == number for number in range(len(self.benchmarks))], axis=1)

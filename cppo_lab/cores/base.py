@@ -26,6 +26,9 @@ class MetricSink(Protocol):
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 
+    def file(self, name: str, content: bytes) -> None:
+        """Keep `content` as the file `name` of the run; only called where `Resources.answers` is set."""
+
 
 # In the run's folder.
 BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation, which stay

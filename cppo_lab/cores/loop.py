@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from cppo_lab import schema
+from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, MetricSink, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.diagnostics import Diagnostics
@@ -39,6 +40,10 @@ class SteppedTrainer(Protocol):
         """The validation scores of the policy as it is."""
         ...
 
+    def answers(self) -> StepAnswers | None:
+        """What is kept of the last validation and its training step, handed over once; None if nothing is."""
+        ...
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The policy's parameters."""
         ...
@@ -66,12 +71,16 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
         except ValueError as error:
             refuse_checkpoint(path, error)
             found = None
+    recording = _recording(spec, sink, resources)
     if found is not None:
         history = found["history"]
         sink.begin(history[-1][0])
+        recording.begin(history[-1][0])
     else:
         sink.begin(None)
+        recording.begin(None)
         history = [(0, trainer.validate())]
+        recording.add(trainer.answers())
     for step, metrics in history:
         sink.log(step, metrics)
     best = resources.folder / BEST_MODEL
@@ -87,6 +96,7 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
         validated = trainer.steps % spec.validation.every == 0
         if validated:
             metrics |= trainer.validate()
+            recording.add(trainer.answers())
         history.append((trainer.steps, metrics))
         sink.log(*history[-1])
         if validated:
@@ -96,6 +106,14 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
     for name, table in trainer.diagnostics.tables().items():
         sink.artifact(f"diagnostics/{name}.json", table)
     return Outcome(schema.COLLAPSED if reason else schema.DONE, history[-1][0], reason)
+
+
+def _recording(spec: RunSpec, sink: MetricSink, resources: Resources) -> Recording:
+    """What writes the files of the run's answers."""
+    validations = 1 + spec.training.t_stop // spec.validation.every
+    return Recording(
+        resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
+    )
 
 
 def _keep_best(spec: RunSpec, path: Path, maker: str, history: list[Row], trainer: SteppedTrainer) -> None:

@@ -205,6 +205,9 @@ class _FileSink:
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         self._add("artifact", name, dict(values))
 
+    def file(self, name: str, content: bytes) -> None:
+        """No answers are asked for."""
+
     def _add(self, *event: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")

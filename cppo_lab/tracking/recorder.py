@@ -62,6 +62,7 @@ class Recorder:
         ensure_folder_tag(folder)
         self._tags = {**environment_tags(), **tags}
         self._printed = own_output()
+        self._waiting: dict[str, bytes] = {}  # files that a full disk did not take, by name
         self._ended = False  # nothing that happens after the end is recorded can change it
         past = newest_record(folder) if continues else None
         going_on = past is not None and (past.end is None or past.end.status not in schema.FINISHED)
@@ -124,10 +125,29 @@ class Recorder:
                 (self.folder / name).unlink()
             self.spool.add(Artifact(name, text))  # it waits with the metrics
 
-    def _keep(self, name: str, text: str) -> None:
+    def file(self, name: str, content: bytes) -> None:
+        """Keep `content` as the file `name` (a relative path) of the run; a later one of the name replaces it.
+
+        What a full disk does not take waits in memory, and is tried again with the next file and at the end.
+        """
+        waited = bool(self._waiting)
+        self._waiting[name] = content
+        self._write_waiting(quiet=waited)
+
+    def _write_waiting(self, *, quiet: bool) -> None:
+        for name in list(self._waiting):
+            try:
+                self._keep(name, self._waiting[name])
+            except OSError as error:
+                if not quiet:
+                    print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
+                return
+            del self._waiting[name]
+
+    def _keep(self, name: str, content: str | bytes) -> None:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text)
+        replace_file(path, content)
         self.spool.add(Artifact(name))
 
     def finish(self, outcome: schema.Outcome) -> None:
@@ -155,6 +175,7 @@ class Recorder:
     def _end(self, status: str, step: int | None, reason: str) -> None:
         if self._ended:
             return
+        self._write_waiting(quiet=False)
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True

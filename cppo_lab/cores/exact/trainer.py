@@ -52,6 +52,9 @@ class Trainer:
         """The expected score on every benchmark, and their mean."""
         return validate_together([self.learner])[0]
 
+    def answers(self) -> None:
+        """Nothing: what it samples is no text, and its returns are exact."""
+
     def weights(self) -> dict[str, Tensor]:
         """The policy's parameters."""
         return {"parameters": self.learner.parameters.detach()}

@@ -13,12 +13,13 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.rule_loss import Recorded, RuleLoss, measured_divergence, recorded_tokens
 from cppo_lab.maths.metrics import relative_logprob_error
 from cppo_lab.maths.mismatch import LogRatios, log_ratios
+from cppo_lab.maths.output import RuleOutput
 from cppo_lab.spec import MiniRun
 
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """What one minibatch gives. Only `loss` has a gradient."""
+    """What one minibatch gives. Only `loss` and the output's objective have a gradient."""
 
     loss: Tensor  # scalar
     stats: dict[str, Tensor]  # the rule's sums, see maths/metrics.py
@@ -27,6 +28,7 @@ class ObjectiveResult:
     logp: Tensor  # [B, T] log pi(y_t)
     divergence: Tensor  # [B, T] D_t
     advantages: Tensor  # [B]
+    output: RuleOutput
 
     def watched(self) -> Watched:
         """What the diagnostics look at."""
@@ -68,7 +70,9 @@ class Objective:
         loss, output = self.rule(logp, rollout.logp, advantages, valid, divergence, permutation)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
-        return ObjectiveResult(loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages)
+        return ObjectiveResult(
+            loss, output.stats, mismatch, rollout, logp.detach(), divergence, advantages, output
+        )
 
     def divergence(self, pi_logp: Tensor, logp: Tensor, rollout: Rollout) -> Tensor:
         """D_t [B, T] between the rollout policy and the current one, as the config's estimator defines it."""

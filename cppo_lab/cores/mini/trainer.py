@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
+from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.cores.mini.answers import StepRecord
 from cppo_lab.cores.mini.checkpoint import same_form
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
@@ -71,6 +73,9 @@ class Trainer:
         self.diagnostics = Diagnostics(spec.rule, spec.rollout.max_response_length)
         self.validation_sets = validation_sets(self.task)
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
+        wanted = resources.answers
+        keeps = wanted is not None and wanted.keep
+        self._record = StepRecord(spec, self.task, self.validation_sets, wanted) if keeps else None
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
         self.shuffling = torch.Generator().manual_seed(_stream(spec.seed, 3))
@@ -139,9 +144,10 @@ class Trainer:
         Raises NotFinite before an update that would destroy the weights.
         """
         started = time.perf_counter()
-        batch = self.collect()
+        watched = (self.steps + 1) % self.spec.validation.every == 0
+        batch = self.collect(watched)
         sampled = time.perf_counter()
-        metrics = self.update(batch, watched=(self.steps + 1) % self.spec.validation.every == 0)
+        metrics = self.update(batch, watched)
         ended = time.perf_counter()
         self.steps += 1
         tokens = float(batch.rollout.lengths.sum())
@@ -163,8 +169,8 @@ class Trainer:
             "perf/trained_tokens_per_second": trained / (ended - sampled),
         }
 
-    def collect(self) -> Batch:
-        """Sample and grade one rollout batch."""
+    def collect(self, watched: bool = False) -> Batch:
+        """Sample and grade one rollout batch; of `watched` steps some responses are kept."""
         spec = self.spec
         problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
         n = spec.batch.responses
@@ -186,6 +192,8 @@ class Trainer:
         share = 1 - float(keep.float().mean())
         if not spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
+        if watched and self._record is not None:
+            self._record.batch(self.steps + 1, problems, rollout, rewards, advantages, keep)
         permutation = (
             own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
         )
@@ -194,7 +202,7 @@ class Trainer:
     def update(self, batch: Batch, watched: bool = False) -> dict[str, float]:
         """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.
 
-        `watched` steps enter the diagnostics.
+        `watched` steps enter the diagnostics; some of their tokens are kept.
         """
         rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
         stats, losses, norms, error, gaps = [], [], [], [0.0, 0.0], []
@@ -209,6 +217,8 @@ class Trainer:
             result = self.objective(batch.rollout.select(rows), batch.advantages[rows], permutation)
             if watched:
                 self.diagnostics.see(self.steps + 1, result.watched(), self.tokenizer.names)
+            if watched and self._record is not None:
+                self._record.update(rows, result, permutation)
             norms.append(self._descend(result.loss))
             stats.append(result.stats)
             losses.append(float(result.loss.detach()))
@@ -252,9 +262,15 @@ class Trainer:
             generator=torch.Generator(self.device).manual_seed(self.spec.data.validation_seed),
         )
         rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
+        if self._record is not None:
+            self._record.validation(self.steps, problems, rollout, rewards)
         means = rewards.view(len(sets), -1).mean(1).tolist()
         metrics = {schema.validation_metric(name, n): mean for name, mean in zip(sets, means, strict=True)}
         return metrics | {schema.validation_metric(schema.MEAN, n): sum(means) / len(means)}
+
+    def answers(self) -> StepAnswers | None:
+        """What is kept of the last validation and its training step, once; None if nothing is."""
+        return None if self._record is None else self._record.take()
 
 
 _GENERATORS = ("problems", "sampling", "shuffling")

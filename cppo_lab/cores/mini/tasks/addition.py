@@ -75,3 +75,12 @@ class Addition:
         written = self.tokenizer.values(responses[:, :digits])
         graded = torch.cat([written[:, ::2], written[:, -1:]], dim=1)
         return (complete & (graded == problems.answers).all(dim=1)).float()
+
+    def answer(self, response: list[int]) -> str | None:
+        """The sum digits and the last carry of a complete layout of numbers."""
+        tokenizer, digits = self.tokenizer, 2 * self.data.operations
+        complete = len(response) == self.data.worked_length and response[-1] == tokenizer.eos
+        if not complete or any(symbol >= tokenizer.operator for symbol in response[:digits]):
+            return None
+        written = [symbol % self.data.modulus for symbol in response[:digits]]
+        return " ".join(map(str, [*written[::2], written[-1]]))

@@ -47,6 +47,10 @@ class Task(Protocol):
         """Reward [N] in {0, 1} of responses [N, T], of which row i has lengths[i] tokens and answers problem i."""
         ...
 
+    def answer(self, response: list[int]) -> str | None:
+        """What grading takes from one response: its values with blanks between them; None if it has no answer."""
+        ...
+
 
 TASKS: dict[str, Callable[[TaskData], Task]] = {
     "chain": Chain,

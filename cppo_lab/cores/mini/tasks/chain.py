@@ -81,6 +81,13 @@ class Chain:
         right = (answer == problems.answers)[:, 0]
         return ((lengths >= 2) & (last == self.tokenizer.eos) & right).float()
 
+    def answer(self, response: list[int]) -> str | None:
+        """The number before the end."""
+        tokenizer = self.tokenizer
+        if len(response) < 2 or response[-1] != tokenizer.eos or response[-2] >= tokenizer.operator:
+            return None
+        return str(response[-2] % self.data.modulus)
+
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """First operand [N], operators [N, S], operands [N, S]."""
         operators, operands = values[:, 1:].chunk(2, dim=1)

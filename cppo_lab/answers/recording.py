@@ -1,0 +1,93 @@
+"""Writing the files of a run's answers, step by step, within the room that they may take."""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
+from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
+from cppo_lab.answers.texts import Sample, Texts, texts_name
+from cppo_lab.answers.tokens import Tokens, tokens_name
+from cppo_lab.errors import UserError
+from cppo_lab.safe_open import names_below, open_below
+from cppo_lab.spec import AnswersSpec
+
+TOKEN_SHARE = 0.6  # of the room of a step: one response of 16,384 tokens fits into it at the paper's scale
+_OF_STEP = re.compile(r"(?:texts-(\d{6,})\.jsonl\.gz|tokens-(\d{6,})\.npz)")
+
+
+@dataclass(frozen=True)
+class StepAnswers:
+    """What a validated step has given: its outcomes (one validation), samples, and tokens of training responses."""
+
+    outcomes: Outcomes
+    samples: Sequence[Sample] = ()
+    tokens: Tokens | None = None
+
+
+class Recording:
+    """The files of one run in `folder`, written by `save(name, content)`; `validations` is how many it will have.
+
+    Without `settings`, or where they keep nothing, it does nothing.
+
+    A step has an equal part of the run's room, so that no run takes more than `settings.megabytes` whatever it writes.
+    """
+
+    def __init__(
+        self, settings: AnswersSpec | None, folder: Path, validations: int, save: Callable[[str, bytes], None]
+    ) -> None:
+        self.folder, self._save = folder, save
+        self.keeps = settings is not None and settings.keep
+        self._room = int(settings.megabytes * 2**20 / max(validations, 1)) if settings else 0
+        self._outcomes: Outcomes | None = None
+
+    def begin(self, step: int | None) -> None:
+        """Go on behind the checkpoint of `step`; None: from the beginning. What is on file of later steps goes."""
+        if not self.keeps:
+            return
+        last = -1 if step is None else step
+        names = names_below(self.folder, ANSWERS)
+        for name in names:
+            match = _OF_STEP.fullmatch(name)
+            if match and int(match[1] or match[2]) > last:
+                (self.folder / ANSWERS / name).unlink(missing_ok=True)
+        self._outcomes = None
+        if step is None and Path(OUTCOMES).name in names:
+            (self.folder / OUTCOMES).unlink(missing_ok=True)
+        elif step is not None and (found := self._on_file()) is not None:
+            self._outcomes = found.until(step)
+
+    def add(self, found: StepAnswers | None) -> None:
+        """Keep what a validated step has given, if anything. Call it before the step's checkpoint is written."""
+        if not self.keeps or found is None:
+            return
+        step = int(found.outcomes.steps[-1])
+        past = self._outcomes
+        if past is None or not past.is_of_same_problems(found.outcomes):
+            past = found.outcomes.until(-1)
+        one = found.outcomes
+        self._outcomes = past.append(step, one.right[-1], one.cut_off[-1], one.length[-1])
+        self._save(OUTCOMES, outcomes.write(self._outcomes))
+        room = self._room
+        if found.tokens is not None:
+            packed = tokens.write_within(found.tokens, int(room * TOKEN_SHARE))
+            if packed is not None:
+                self._save(tokens_name(step), packed)
+                room -= len(packed)
+        if found.samples:
+            kept = Texts(step, texts.in_order_of_draws(found.samples))
+            self._save(texts_name(step), texts.write_within(kept, room))
+
+    def _on_file(self) -> Outcomes | None:
+        """The outcomes that an earlier attempt has written."""
+        try:
+            file = open_below(self.folder, *OUTCOMES.split("/"))
+            if file is None:
+                return None
+            with file:
+                return outcomes.read(file.read(outcomes.LARGEST + 1), str(self.folder / OUTCOMES))
+        except UserError as error:
+            print(f"outcomes of earlier validations are lost: {error}", file=sys.stderr, flush=True)
+            return None

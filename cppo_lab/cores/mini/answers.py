@@ -1,0 +1,225 @@
+"""What the embedded trainer keeps of its answers: outcomes and texts of a validation, texts and tokens of a batch.
+
+Nothing here draws from a generator or changes a number of the run.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, problem_ids
+from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
+from cppo_lab.answers.tokens import RuleUsed, Tokens, chosen_groups
+from cppo_lab.cores.mini.objective import ObjectiveResult
+from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.tasks.base import Task
+from cppo_lab.cores.mini.tasks.problems import Problems
+from cppo_lab.maths.decisions import decisions
+from cppo_lab.spec import AnswersSpec, MiniRun
+
+
+class StepRecord:
+    """Collects what one validated step gives; `take` hands it over."""
+
+    def __init__(self, spec: MiniRun, task: Task, sets: dict[str, Problems], settings: AnswersSpec) -> None:
+        self.spec, self.task, self.settings = spec, task, settings
+        self._pieces = np.array(task.tokenizer.names(list(range(task.tokenizer.vocabulary))), dtype=object)
+        names = [name for name, problems in sets.items() for _ in range(len(problems))]
+        places = [place for place, problems in enumerate(sets.values()) for _ in range(len(problems))]
+        contents = [str(values) for problems in sets.values() for values in problems.identities()]
+        ids = problem_ids(names, contents)
+        self._benchmarks, self._ids = names, ids
+        self._none = no_outcomes(spec.validation.samples, list(sets), ids, places)
+        self._chosen = chosen_problems(places, settings.wanted_problems)
+        self._outcomes: Outcomes | None = None
+        self._samples: list[Sample] = []
+        self._groups: dict[int, _Group] = {}
+        self._wanted: list[int] = []
+
+    def take(self) -> StepAnswers | None:
+        """What was collected since the last call; None if there was no validation."""
+        found = None
+        if self._outcomes is not None:
+            step = int(self._outcomes.steps[-1])
+            found = StepAnswers(self._outcomes, tuple(self._samples), self._tokens(step))
+        self._outcomes, self._samples, self._groups, self._wanted = None, [], {}, []
+        return found
+
+    def validation(self, step: int, problems: Problems, rollout: Rollout, rewards: Tensor) -> None:
+        """The answers of a validation: all `problems`, `samples` answers to each in a row, their rewards [N]."""
+        k = self.spec.validation.samples
+        right, ends = rewards.view(-1, k) == 1, self._ended(rollout).view(-1, k)
+        lengths = rollout.lengths.view(-1, k)
+        self._outcomes = self._none.append(
+            step,
+            right.sum(1).cpu().numpy(),
+            (~ends).sum(1).cpu().numpy(),
+            lengths.double().mean(1).cpu().numpy(),
+        )
+        rows = [place * k + draw for place in self._chosen for draw in range(k)]
+        texts = self._responses(rollout, torch.tensor(rows, dtype=torch.long))
+        for row, (response, answer, ended) in zip(rows, texts, strict=True):
+            place, draw = divmod(row, k)
+            self._samples.append(
+                Sample(
+                    kind=VALIDATION,
+                    step=step,
+                    benchmark=self._benchmarks[place],
+                    problem=self._ids[place],
+                    draw=draw,
+                    prompt=self._text(problems.prompts[place]),
+                    response=response,
+                    truth=_values(problems.answers[place]),
+                    answer=answer,
+                    right=bool(right[place, draw]),
+                    length=int(lengths[place, draw]),
+                    cut_off=not ended,
+                    stop="end" if ended else "length",
+                )
+            )
+
+    def batch(
+        self,
+        step: int,
+        problems: Problems,
+        rollout: Rollout,
+        rewards: Tensor,
+        advantages: Tensor,
+        keep: Tensor,
+    ) -> None:
+        """The responses of some groups of a training batch; rewards and advantages [B], `keep` [B] as in `Batch`."""
+        n = self.spec.batch.responses
+        trained = keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
+        self._wanted = chosen_groups(trained, self.settings.groups)
+        rows = [group * n + draw for group in self._wanted for draw in range(n)]
+        texts = self._responses(rollout, torch.tensor(rows, dtype=torch.long))
+        ids = problem_ids([TRAINING] * len(problems), [str(values) for values in problems.identities()])
+        for row, (response, answer, ended) in zip(rows, texts, strict=True):
+            group, draw = divmod(row, n)
+            reward = float(rewards[row])
+            self._samples.append(
+                Sample(
+                    kind=TRAINING,
+                    step=step,
+                    benchmark="",
+                    problem=ids[group],
+                    draw=draw,
+                    prompt=self._text(problems.prompts[group]),
+                    response=response,
+                    truth=_values(problems.answers[group]),
+                    answer=answer,
+                    right=reward == 1,
+                    length=int(rollout.lengths[row]),
+                    cut_off=not ended,
+                    stop="end" if ended else "length",
+                    group=group,
+                    reward=reward,
+                    advantage=float(advantages[row]),
+                )
+            )
+
+    def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
+        """The tokens of a minibatch, whose responses are the batch's `rows` [B], before its step is taken."""
+        n = self.spec.batch.responses
+        owners = (rows // n).cpu()
+        for group in self._wanted:
+            own = (owners == group).nonzero()[:, 0]
+            if len(own):
+                self._groups[group] = _Group.of(result, own.to(rows.device), order)
+
+    def _tokens(self, step: int) -> Tokens | None:
+        groups = [(number, self._groups[number]) for number in self._wanted if number in self._groups]
+        if not groups:
+            return None
+        rewards = {(one.group, one.draw): one.reward for one in self._samples if one.kind == TRAINING}
+        draws = [(number, draw) for number, group in groups for draw in range(len(group.lengths))]
+        columns = {
+            name: np.concatenate([group.columns[name] for _, group in groups])
+            for name in groups[0][1].columns
+        }
+        vocabulary = np.unique(columns["token"])
+        kind, rule = self.spec.divergence, self.spec.rule
+        used = RuleUsed(
+            rule.name,
+            rule.path,
+            rule.arguments(self.spec.rollout.max_response_length),
+            kind.estimator,
+            kind.measure,
+            kind.k,
+            kind.convention,
+        )
+        return Tokens(
+            step=step,
+            rule=used,
+            tests=groups[0][1].tests,
+            ends=np.cumsum(np.concatenate([group.lengths for _, group in groups])),
+            group=np.array([number for number, _ in draws], dtype=np.int64),
+            draw=np.array([draw for _, draw in draws], dtype=np.int64),
+            advantage=np.concatenate([group.advantage for _, group in groups]),
+            reward=np.array([rewards[place] for place in draws], dtype=np.float32),
+            **columns,
+            vocabulary=vocabulary,
+            pieces=tuple(self._pieces[vocabulary].tolist()),
+        )
+
+    def _responses(self, rollout: Rollout, rows: Tensor) -> list[tuple[str, str | None, bool]]:
+        """Text, extracted answer, and whether it ended by itself, of the responses at `rows`."""
+        found = []
+        ended = self._ended(rollout).cpu()[rows].tolist()
+        ids, lengths = rollout.responses.cpu()[rows].numpy(), rollout.lengths.cpu()[rows].tolist()
+        for row, length, end in zip(ids, lengths, ended, strict=True):
+            response = row[:length]
+            found.append((" ".join(self._pieces[response]), self.task.answer(response.tolist()), end))
+        return found
+
+    def _ended(self, rollout: Rollout) -> Tensor:
+        """Whether each response has its end token [B]."""
+        last = rollout.responses.gather(1, (rollout.lengths[:, None] - 1).clamp(min=0))[:, 0]
+        return (rollout.lengths > 0) & (last == self.task.tokenizer.eos)
+
+    def _text(self, prompt: Tensor) -> str:
+        return self.task.tokenizer.decode(prompt.tolist())
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The tokens of one group's responses, one after the other; see `Tokens`."""
+
+    tests: tuple[str, ...]
+    lengths: NDArray[np.int64]
+    advantage: NDArray[np.float32]
+    columns: dict[str, NDArray[Any]]  # of Tokens, [n] each
+
+    @classmethod
+    def of(cls, result: ObjectiveResult, own: Tensor, order: Tensor | None) -> "_Group":
+        """The responses `own` of a minibatch; `order` [B, T] permutes their positions, for the rule that shuffles."""
+        rollout = result.rollout
+        assert rollout.logp is not None
+        valid = rollout.valid()
+        part = valid & torch.zeros_like(valid).index_fill_(0, own, True)
+        decided = decisions(result.output, part)
+        values = {
+            "token": (rollout.responses[part], np.int32),
+            "rollout_logp": (rollout.logp[part], np.float32),
+            "logp": (result.logp[part], np.float32),
+            "divergence": (result.divergence[part], np.float32),
+            "keep": (decided.keep, np.float32),
+            "reason": (decided.reason, np.uint8),
+            "order": (part.new_zeros(0) if order is None else order[:, : part.shape[1]][part], np.int32),
+        }
+        return cls(
+            decided.tests,
+            rollout.lengths[own].cpu().numpy().astype(np.int64),
+            result.advantages[own].cpu().numpy().astype(np.float32),
+            {name: tensor.cpu().numpy().astype(kind) for name, (tensor, kind) in values.items()},
+        )
+
+
+def _values(answer: Tensor) -> str:
+    """The values of a true answer, as `Task.answer` writes those of a response."""
+    return " ".join(map(str, answer.tolist()))
