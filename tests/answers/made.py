@@ -1,0 +1,82 @@
+"""Outcomes, samples and tokens for tests, every number from a seeded generator."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cppo_lab.answers.outcomes import Outcomes, no_outcomes, problem_ids
+from cppo_lab.answers.texts import Sample
+from cppo_lab.answers.tokens import RuleUsed, Tokens
+
+
+def outcomes(problems: int = 6, validations: int = 3, samples: int = 16, seed: int = 0) -> Outcomes:
+    """Two benchmarks of equal size, validated at steps 0, 10, 20, ..."""
+    half, generator = problems // 2, np.random.default_rng(seed)
+    names = ["aime24"] * half + ["aime25"] * (problems - half)
+    ids = problem_ids(names, [f"problem {number}" for number in range(problems)])
+    made = no_outcomes(samples, ["aime24", "aime25"], ids, [0] * half + [1] * (problems - half))
+    difficulty = generator.random(problems)
+    for number in range(validations):
+        right = generator.binomial(samples, difficulty)
+        made = made.append(
+            10 * number, right, generator.binomial(samples - right, 0.3), generator.gamma(4, 2000, problems)
+        )
+    return made
+
+
+def sample(**change: object) -> Sample:
+    """A validation sample."""
+    values = {
+        "kind": "validation",
+        "step": 10,
+        "benchmark": "aime24",
+        "problem": "aime24-1",
+        "draw": 0,
+        "prompt": "1 + 1 =",
+        "response": "Answer: 2",
+        "truth": "2",
+        "answer": "2",
+        "right": True,
+        "length": 4,
+        "cut_off": False,
+        "stop": "end",
+    }
+    return Sample(**(values | change))  # type: ignore[arg-type]
+
+
+def tokens(
+    lengths: tuple[int, ...] = (5, 1, 8),
+    seed: int = 0,
+    rule: str = "cppo",
+    step: int = 10,
+    spread: float = 0.4,
+) -> Tokens:
+    """Responses whose log-ratios have the standard deviation `spread`; D_t is the binary TV."""
+    generator = np.random.default_rng(seed)
+    count, responses = sum(lengths), len(lengths)
+    logp = single(-generator.exponential(0.7, count))
+    rollout_logp = single(np.minimum(logp + generator.normal(0, spread, count), 0))
+    token = generator.integers(0, 9, count).astype(np.int32)
+    vocabulary = np.unique(token)
+    constants = {"delta": 0.1, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"}
+    return Tokens(
+        step=step,
+        rule=RuleUsed(rule, None, constants, "binary", "tv"),
+        tests=("threshold", "budget"),
+        ends=np.cumsum(lengths),
+        group=np.zeros(responses, np.int64),
+        draw=np.arange(responses),
+        advantage=single(generator.normal(0, 1, responses)),
+        reward=single(generator.integers(0, 2, responses)),
+        token=token,
+        rollout_logp=rollout_logp,
+        logp=logp,
+        divergence=np.abs(np.exp(logp) - np.exp(rollout_logp)),
+        keep=np.ones(count, np.float32),
+        reason=np.zeros(count, np.uint8),
+        vocabulary=vocabulary,
+        pieces=tuple(f" {number}" for number in vocabulary),
+    )
+
+
+def single(values: NDArray[np.generic]) -> NDArray[np.float32]:
+    return values.astype(np.float32)

@@ -1,0 +1,105 @@
+"""Texts of samples: whatever a model writes comes back, or is visibly replaced; no file is trusted."""
+
+import gzip
+import json
+import random
+from typing import Any
+
+import pytest
+
+from cppo_lab.answers import texts as files
+from cppo_lab.answers.texts import LONGEST, Texts, as_text, in_order_of_draws, read, write, write_within
+from cppo_lab.errors import UserError
+from tests.answers import made
+
+HOSTILE = {
+    "html": "</script><b onclick='x'>&amp;",
+    "bidirectional controls": "abc \u202e dcba \u2066\u2069",
+    "line ends": "one\ntwo\r\nthree\u2028four\u2029five\x85six\x0bseven",
+    "zeros and escapes": "\x00\x1b[31m\x7f\ufeff",
+    "beyond the first plane": "\U0001f600 \U0010ffff",
+    "a long line": "x" * LONGEST,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_text_comes_back_as_it_was(text: str) -> None:
+    one = made.sample(prompt=as_text(text), response=as_text(text), answer=as_text(text), problem=text[:99])
+    assert read(write(Texts(10, (one,), 3)), "the file") == Texts(10, (one,), 3)
+
+
+def test_what_is_no_text_is_replaced_visibly() -> None:
+    assert as_text(b"caf\xe9 \xff") == "caf\ufffd \ufffd"
+    assert as_text("a\ud800b\udc00") == "a\ufffdb\ufffd"
+    assert as_text("\ud83d\ude00") == "\U0001f600"  # two halves that belong together
+    as_text("\udcff" * 99).encode()
+
+
+def test_the_middle_of_a_longer_text_is_left_out_and_that_is_said() -> None:
+    found = as_text("a" * LONGEST + "b" * LONGEST)
+    assert found.startswith("aaa") and found.endswith("bbb")
+    assert f"[{LONGEST} characters are left out here]" in found
+    assert len(found) < LONGEST + 100
+
+
+def test_equal_samples_are_equal_bytes() -> None:
+    one = Texts(10, (made.sample(), made.sample(draw=1)))
+    assert write(one) == write(one)
+
+
+def test_a_bounded_file_has_the_first_samples_and_says_how_many_are_left_out() -> None:
+    generator = random.Random(0)
+    samples = tuple(made.sample(draw=draw, response=generator.randbytes(2000).hex()) for draw in range(20))
+    for most in (0, 1000, 5000, 20_000, 10**6):
+        data = write_within(Texts(10, samples, 2), most)
+        found = read(data, "the file")
+        assert len(data) <= most or not found.samples
+        assert found.samples == samples[: len(found.samples)]
+        assert found.left_out == 2 + 20 - len(found.samples)
+    assert len(found.samples) == 20
+
+
+def test_each_problems_first_answer_comes_first_and_the_training_groups_next() -> None:
+    given = [made.sample(problem=problem, draw=draw) for problem in ("a", "b") for draw in range(3)] + [
+        made.sample(kind="training", problem="t", draw=draw, group=0) for draw in range(2)
+    ]
+    found = [(one.problem, one.draw) for one in in_order_of_draws(given)]
+    assert found == [("a", 0), ("b", 0), ("t", 0), ("t", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 11},
+        {"kind": "test"},
+        {"draw": -1},
+        {"draw": True},
+        {"length": 2**70},
+        {"right": 1},
+        {"prompt": None},
+        {"reward": float("nan")},
+        {"reward": 10**400},
+        {"more": 1},
+    ],
+)
+def test_a_line_that_is_no_sample_is_refused(change: dict[str, Any]) -> None:
+    about = {"format": 1, "step": 10, "left_out": 0}
+    line = vars(made.sample()) | change
+    data = gzip.compress(f"{json.dumps(about)}\n{json.dumps(line)}\n".encode())
+    with pytest.raises(UserError, match=r"stranger\.gz has no texts of a run .*: delete that file"):
+        read(data, "stranger.gz")
+
+
+def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write(Texts(10, (made.sample(),)))
+    deep = gzip.compress(b"[" * 10**6)
+    others = [b"[]", b"\n", b'{"format": 2}', b'{"format": 1, "step": -1, "left_out": 0}', b"\xff"]
+    for broken in (b"", b"x", data[:-1], data[:20], data + b"x", deep, *map(gzip.compress, others)):
+        with pytest.raises(UserError, match="the file has no texts"):
+            read(broken, "the file")
+    monkeypatch.setattr(files, "LARGEST_UNPACKED", 100)
+    with pytest.raises(UserError, match="larger than it may be"):
+        read(data, "the file")
+    monkeypatch.setattr(files, "LARGEST", 10)
+    with pytest.raises(UserError, match="more than the 10"):
+        read(data, "the file")

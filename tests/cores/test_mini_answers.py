@@ -1,0 +1,217 @@
+"""The embedded core keeps its answers: what is in the files, that nothing else changes, and the same after a kill."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cppo_lab import schema
+from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
+from cppo_lab.answers.outcomes import OUTCOMES
+from cppo_lab.answers.replay import replay
+from cppo_lab.answers.texts import texts_name
+from cppo_lab.answers.tokens import tokens_name
+from cppo_lab.cores.base import Resources
+from cppo_lab.cores.mini.loop import train
+from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
+from cppo_lab.spec import AnswersSpec, MiniRun
+from cppo_lab.sweep.compose import compose
+from tests.conftest import TINY
+from tests.cores.test_mini import ListSink
+
+# With a mask that drops something in a few steps of a tiny model.
+WORDS = [*TINY, "rule.delta=0.01", "optim.learning_rate=0.01", "rollout.staleness=1", "training.t_stop=6"]
+DEFAULT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
+class FileSink(ListSink):
+    """Keeps files in `folder`; dies after file number `files`, or when step `step` is logged."""
+
+    def __init__(self, folder: Path, files: int = -1, step: int = -1) -> None:
+        super().__init__()
+        self.folder, self.left, self.step = folder, files, step
+
+    def file(self, name: str, content: bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
+        if step == self.step:
+            raise Killed
+        super().log(step, metrics)
+
+
+def run_of(*overrides: str) -> MiniRun:
+    run = compose([*WORDS, *overrides]).run
+    assert isinstance(run, MiniRun)
+    return run
+
+
+def trained(folder: Path, run: MiniRun, answers: AnswersSpec | None = DEFAULT, **kill: int) -> ListSink:
+    folder.mkdir(exist_ok=True)
+    sink = FileSink(folder, **kill)
+    train(run, sink, Resources(folder.parent, folder, device="cpu", answers=answers))
+    return sink
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / ANSWERS).iterdir())}
+
+
+def test_outcomes_are_those_of_the_logged_scores(tmp_path: Path) -> None:
+    run = run_of()
+    sink = trained(tmp_path / "run", run)
+    found = outcomes.read((tmp_path / "run" / OUTCOMES).read_bytes(), "the file")
+    scored = [(step, row) for step, row in sink.rows if any(name.startswith("val/") for name in row)]
+    assert len(scored) > 2
+    assert found.steps.tolist() == [step for step, _ in scored]
+    assert found.benchmarks == run.data.benchmarks
+    for place, benchmark in enumerate(found.benchmarks):
+        name = schema.validation_metric(benchmark, run.validation.samples)
+        logged = np.array([row[name] for _, row in scored], dtype=np.float32)
+        np.testing.assert_array_equal(found.averages()[:, place].astype(np.float32), logged)
+    assert found.right.max() > 0
+    assert found.length.min() >= 1
+
+
+def test_samples_are_graded_as_their_outcomes_say(tmp_path: Path) -> None:
+    run = run_of()
+    trained(tmp_path / "run", run)
+    found = outcomes.read((tmp_path / "run" / OUTCOMES).read_bytes(), "the file")
+    problems = validation_sets(make_task(run.data))
+    prompts = {
+        make_task(run.data).tokenizer.decode(prompt.tolist())
+        for one in problems.values()
+        for prompt in one.prompts
+    }
+    for row, step in enumerate(found.steps.tolist()):
+        kept = texts.read((tmp_path / "run" / texts_name(step)).read_bytes(), "the file")
+        own = [one for one in kept.samples if one.kind == "validation"]
+        assert kept.left_out == 0
+        assert len(own) == 8 * run.validation.samples
+        for problem in {one.problem for one in own}:
+            place, k = found.problems.index(problem), [one for one in own if one.problem == problem]
+            assert sorted(one.draw for one in k) == list(range(run.validation.samples))
+            assert sum(one.right for one in k) == found.right[row, place]
+            assert sum(one.cut_off for one in k) == found.cut_off[row, place]
+            assert np.mean([one.length for one in k]) == pytest.approx(found.length[row, place], rel=1e-6)
+        for one in own:
+            assert one.right == (one.answer is not None and one.answer == one.truth)
+            assert one.prompt in prompts
+            assert one.response.endswith("<eos>") == (one.stop == "end") == (not one.cut_off)
+            assert len(one.response.split()) <= one.length  # padding that was sampled has no text
+        drawn = [one for one in kept.samples if one.kind == "training"]
+        assert len(drawn) == (2 * run.batch.responses if step else 0) or step
+        assert all(one.right == (one.reward == 1) and one.advantage is not None for one in drawn)
+        assert not {one.prompt for one in drawn} & prompts
+
+
+def test_tokens_are_those_of_the_training_samples_with_what_the_rule_decided(tmp_path: Path) -> None:
+    run = run_of()
+    trained(tmp_path / "run", run)
+    seen: set[str] = set()
+    for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
+        found = tokens.read(path.read_bytes(), path.name)
+        kept = texts.read((tmp_path / "run" / texts_name(found.step)).read_bytes(), "the file")
+        drawn = {(one.group, one.draw): one for one in kept.samples if one.kind == "training"}
+        words, places = found.texts(), list(found.responses())
+        assert len(places) == len(drawn) > 0
+        for number, place in enumerate(places):
+            one = drawn[int(found.group[number]), int(found.draw[number])]
+            assert " ".join(words[place]) == one.response or "" in words[place]
+            assert one.length == place.stop - place.start
+            assert one.reward == found.reward[number]
+            assert one.advantage == pytest.approx(float(found.advantage[number]))
+        again = replay(found)
+        np.testing.assert_array_equal(again.keep, found.keep)
+        np.testing.assert_array_equal(again.reason, found.reason)
+        seen |= {found.reason_of(number) for number in range(len(found.token))}
+    assert {"", "threshold"} <= seen
+
+
+@pytest.mark.parametrize(
+    "words", [["rule=cppo_no_prefix_budget_shuffled"], ["rule=grpo"]], ids=["shuffled", "grpo"]
+)
+def test_other_rules_are_replayed_as_they_were_trained(tmp_path: Path, words: list[str]) -> None:
+    run = compose([*TINY, "optim.learning_rate=0.01", *words]).run
+    assert isinstance(run, MiniRun)
+    trained(tmp_path / "run", run)
+    for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
+        found = tokens.read(path.read_bytes(), path.name)
+        np.testing.assert_array_equal(replay(found).keep, found.keep)
+        assert (len(found.order) > 0) == ("shuffled" in words[0])
+
+
+def test_keeping_answers_changes_no_number(tmp_path: Path) -> None:
+    run = run_of()
+    kept = trained(tmp_path / "on", run)
+    for name, settings in (("none", None), ("off", DEFAULT.model_copy(update={"keep": False}))):
+        found = trained(tmp_path / name, run, settings)
+        assert found.numbers() == kept.numbers()
+        assert not (tmp_path / name / ANSWERS).exists()
+
+
+def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
+    run = run_of("training.t_stop=2")
+    settings = AnswersSpec(keep=True, problems="all", groups=0, megabytes=50.0)
+    trained(tmp_path / "all", run, settings)
+    kept = texts.read((tmp_path / "all" / texts_name(2)).read_bytes(), "the file")
+    problems = len(run.data.benchmarks) * run.data.validation_problems
+    assert len(kept.samples) == problems * run.validation.samples
+    assert not (tmp_path / "all" / tokens_name(2)).exists()
+    little = AnswersSpec(keep=True, problems="all", groups=2, megabytes=0.004)
+    trained(tmp_path / "little", run, little)
+    files = {name: len(data) for name, data in files_of(tmp_path / "little").items()}
+    assert sum(files.values()) - files["outcomes.npz"] <= 0.004 * 2**20
+    assert texts.read((tmp_path / "little" / texts_name(2)).read_bytes(), "the file").left_out > 0
+
+
+@pytest.mark.parametrize(
+    "kill", [{"files": n} for n in range(1, 9)] + [{"step": n} for n in (0, 2, 3, 4)], ids=str
+)
+def test_killed_and_continued_it_leaves_the_same_files(tmp_path: Path, kill: dict[str, int]) -> None:
+    run = run_of()
+    whole = trained(tmp_path / "whole", run)
+    with pytest.raises(Killed):
+        trained(tmp_path / "broken", run, **kill)
+    found = trained(tmp_path / "broken", run)
+    assert files_of(tmp_path / "broken") == files_of(tmp_path / "whole")
+    assert found.numbers()[-1] == whole.numbers()[-1]
+
+
+def test_files_of_a_run_that_starts_again_are_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its checkpoint, or with outcomes that somebody has broken."""
+    run = run_of()
+    trained(tmp_path / "whole", run)
+    folder = tmp_path / "run" / ANSWERS
+    folder.mkdir(parents=True)
+    for name in ("texts-000099.jsonl.gz", "tokens-000099.npz", "outcomes.npz"):
+        (folder / name).write_bytes(b"an earlier attempt's")
+    trained(tmp_path / "run", run)
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "whole")
+    with pytest.raises(Killed):
+        trained(tmp_path / "damaged", run, step=3)
+    (tmp_path / "damaged" / OUTCOMES).write_bytes(b"nothing of ours")
+    trained(tmp_path / "damaged", run)
+    assert "outcomes of earlier validations are lost" in capsys.readouterr().err
+    found = outcomes.read((tmp_path / "damaged" / OUTCOMES).read_bytes(), "the file")
+    whole = outcomes.read((tmp_path / "whole" / OUTCOMES).read_bytes(), "the file")
+    assert 0 < len(found.steps) < len(whole.steps)
+    np.testing.assert_array_equal(found.right, whole.right[-len(found.steps) :])
+
+
+def test_the_settings_are_no_part_of_a_run() -> None:
+    on, off = compose(TINY), compose([*TINY, "tracking.answers.keep=false", "tracking.answers.problems=all"])
+    assert on.tracking.answers == DEFAULT
+    assert not off.tracking.answers.keep
+    assert on.run_id == off.run_id
