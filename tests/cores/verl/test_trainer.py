@@ -59,6 +59,7 @@ def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
     made: LabTrainer = LabTrainer.__new__(LabTrainer)
     made.spec, made.folder = run, folder
     made._validation, made._collected, made._order, made._broken, made._trains = {}, {}, {}, "", True
+    made._answers = None
     made.actor_rollout_wg = Workers(ranks)
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
     made.global_steps, made.total_training_steps = 1, run.training.t_stop
