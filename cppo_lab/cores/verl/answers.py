@@ -126,6 +126,7 @@ class StepRecord:
                     **self._written(step, prompt.tolist(), response.tolist()),
                 )
             )
+        self.chosen = []
 
     def take(self, step: int) -> StepAnswers | None:
         """What was collected since the last call; None if there was no validation."""
