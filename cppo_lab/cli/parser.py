@@ -16,6 +16,7 @@ from cppo_lab.cli import (
     training,
     ui,
 )
+from cppo_lab.cli.answers_parser import add_answers
 from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
 from cppo_lab.cli.monitoring_parser import add_monitoring
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
@@ -47,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_searching(commands)
     _add_reporting(commands)
     _add_export(commands)
+    add_answers(commands)
     _add_ui(commands)
     _add_theory(commands)
     _add_data(commands)

@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 
 from cppo_lab.runs.events import Artifact, Line, StepEvent
 from cppo_lab.store import history
+from cppo_lab.tracking import answers_table
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,13 @@ class Artifacts:
             (line.step, line.time_ms, line.metrics) for line in self.lines() if isinstance(line, StepEvent)
         ]
         self._upload_content(history.HISTORY, history.pack(history.from_rows(rows)), None)
+
+    def upload_table(self) -> None:
+        """The texts that the run has kept as a table in MLflow's page, if there are any."""
+        content = answers_table.table(self.folder)
+        if content is not None:
+            self._upload_content(answers_table.TABLE, content, None)
+            self.client.set_tag(self.mlflow_id, answers_table.TAG, answers_table.TAG_VALUE)
 
     def _upload_content(self, name: str, content: bytes, place: str | None) -> None:
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:

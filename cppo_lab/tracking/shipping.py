@@ -299,6 +299,7 @@ class _Shipment:
             for name in store.missing():
                 store.upload(name)
             store.upload_history()
+            store.upload_table()
             # Readers that go by what a run's tags say see by it that its files have come.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False

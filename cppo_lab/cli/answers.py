@@ -1,0 +1,163 @@
+"""`cppo samples` and `cppo replay`: what a run has kept of its answers, from its folder or the tracking store."""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cppo_lab.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from cppo_lab.answers.reading import AnswerFiles
+    from cppo_lab.answers.texts import Sample, Texts
+    from cppo_lab.sweep.find import Found
+
+SWITCH = "tracking.answers.keep=true"
+
+
+def samples(options: argparse.Namespace) -> int:
+    """Print prompts and responses of a validated step."""
+    from cppo_lab.answers.reading import read_texts
+
+    run, files = _files(options.run)
+    step = _step(run.run_id, files, "texts", options.step)
+    found = read_texts(files, step)
+    assert found is not None  # its name was listed
+    chosen = [
+        one
+        for one in found.samples
+        if one.problem.startswith(options.problem or "") and not (options.wrong and one.right)
+    ]
+    if options.problem and not any(one.problem.startswith(options.problem) for one in found.samples):
+        ids = ", ".join(dict.fromkeys(one.problem for one in found.samples))
+        raise UserError(f"--problem {options.problem!r}: step {step} has answers to {ids or 'no problem'}")
+    if options.json:
+        values = [vars(one) for one in chosen]
+        print(json.dumps({"run": run.run_id, "step": step, "left_out": found.left_out, "samples": values}))
+    else:
+        print("\n".join(_as_lines(run.run_id, found, chosen)))
+    return 0
+
+
+def _as_lines(run_id: str, found: "Texts", chosen: "list[Sample]") -> Iterator[str]:
+    """What a terminal shows: nothing in a text can steer it."""
+    prompt = None
+    for one in chosen:
+        if (one.kind, one.problem, one.prompt) != prompt:
+            prompt = (one.kind, one.problem, one.prompt)
+            yield f"{one.kind} {printable(one.problem)}" + (
+                "" if one.truth is None else f", true answer {printable(one.truth)}"
+            )
+            yield from (f"    {printable(line)}" for line in one.prompt.splitlines())
+        worth = "" if one.reward is None else f", reward {one.reward:g}, advantage {one.advantage:.3g}"
+        answer = "no answer" if one.answer is None else f"answer {printable(one.answer)}"
+        yield (
+            f"  draw {one.draw}: {'right' if one.right else 'wrong'}, {answer}{worth}, {one.length} tokens, "
+            f"{printable(one.stop)}"
+        )
+        yield from (f"    {printable(line)}" for line in one.response.splitlines())
+        yield ""
+    left = f"; {found.left_out} were left out for lack of room" if found.left_out else ""
+    yield f"{len(chosen)} of {len(found.samples)} samples of run {run_id}, step {found.step}{left}"
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Print what another rule keeps of the tokens of some training responses."""
+    from cppo_lab.answers import comparison
+    from cppo_lab.answers.reading import read_tokens
+    from cppo_lab.answers.replay import replay as replayed
+
+    run, files = _files(options.run)
+    step = _step(run.run_id, files, "tokens", options.step)
+    tokens = read_tokens(files, step)
+    assert tokens is not None  # its name was listed
+    given = dict(_assignment(text) for text in options.overrides)
+    divergence = given.pop("divergence", None)
+    if options.rule is None or options.rule == tokens.rule.name:
+        name, path, constants = tokens.rule.name, tokens.rule.path, dict(tokens.rule.constants)
+    else:
+        name, path, constants = options.rule, _path(options.rule), _configured(options.rule, run.config)
+    found = replayed(
+        tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
+    )
+    compared = comparison.compare(tokens, found)
+    if options.json:
+        print(json.dumps({"run": run.run_id, **comparison.as_values(tokens, found, compared)}))
+    else:
+        print("\n".join([f"run {run.run_id}", *comparison.as_lines(tokens, found, compared)]))
+    return 0
+
+
+def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
+    """The run, and its files: those of its folder, else the tracking store's."""
+    from cppo_lab import schema
+    from cppo_lab.answers.reading import FolderFiles
+    from cppo_lab.store import address
+    from cppo_lab.store.answers import stored_files
+    from cppo_lab.sweep.find import find_run
+    from cppo_lab.sweep.paths import runs_folder
+
+    runs, uri = runs_folder(), address.tracking_uri()
+    run = find_run(beginning, uri, runs)
+    own = FolderFiles(runs / run.run_id)
+    if own.names():
+        return run, own
+    stored = stored_files(uri, schema.experiment_name(str(run.config.get("core"))), run.run_id)
+    return run, own if stored is None else stored
+
+
+def _step(run_id: str, files: "AnswerFiles", kind: str, wanted: int | None) -> int:
+    """The step that was asked for, or the newest. Raises UserError if the run has no such file."""
+    from cppo_lab.answers.reading import steps_with
+
+    steps = steps_with(files, kind)
+    if not steps:
+        raise UserError(
+            f"run {run_id} has kept no {kind}: runs keep them from their first validation on with {SWITCH}"
+        )
+    if wanted is None:
+        return steps[-1]
+    if wanted not in steps:
+        raise UserError(f"--step {wanted}: run {run_id} has {kind} of the steps {', '.join(map(str, steps))}")
+    return wanted
+
+
+def _assignment(text: str) -> tuple[str, float | int | str]:
+    """`delta=0.1` as a name and its value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise UserError(f"{text!r}: KEY=VALUE is wanted, such as delta=0.1 or divergence=binary_kl")
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, value
+
+
+def _path(rule: str) -> str | None:
+    """Where a rule of another package is, as in a run's configuration."""
+    from cppo_lab.plugins import entry_points
+    from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, from_environment
+
+    if rule in RULES:
+        return None
+    return from_environment(rule) or (ENTRY_POINT if rule in entry_points(GROUP) else None)
+
+
+def _configured(rule: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The constants that a run of `rule` has on the same core and model; none if it cannot be composed."""
+    from cppo_lab.rules import RULES
+    from cppo_lab.sweep.compose import compose
+
+    if rule not in RULES:
+        return {}
+    model = config.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    try:
+        run = compose([f"core={config.get('core')}", f"model={name}", f"rule={rule}"]).run
+    except UserError:
+        return {}
+    rollout = config.get("rollout")
+    width = rollout.get("max_response_length") if isinstance(rollout, dict) else None
+    return run.rule.arguments(width if isinstance(width, int) else run.rollout.max_response_length)
