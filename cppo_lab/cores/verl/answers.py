@@ -163,7 +163,8 @@ class StepRecord:
         def joined(name: str) -> NDArray[Any]:
             return np.concatenate([getattr(one, name) for one in kept])
 
-        vocabulary = np.unique(joined("token"))
+        columns: dict[str, Any] = {name: joined(name) for name in _COLUMNS}
+        vocabulary = np.unique(columns["token"])
         return Tokens(
             step=step,
             rule=RuleUsed(
@@ -176,7 +177,7 @@ class StepRecord:
             draw=np.array([one.draw for one in chosen], np.int64),
             advantage=np.array([one.advantage for one in kept], np.float32),
             reward=np.array([one.reward for one in chosen], np.float32),
-            **{name: joined(name) for name in _COLUMNS},
+            **columns,
             vocabulary=vocabulary,
             pieces=tuple(as_text(self._spell([token])) for token in vocabulary.tolist()),
         )  # fmt: skip

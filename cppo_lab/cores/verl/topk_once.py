@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tensordict import TensorDict
-from torch import Tensor
 from transfer_queue import BatchMeta, KVBatchMeta
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
@@ -82,5 +81,5 @@ def share_topk(data: TensorDict, group: dist.ProcessGroup | None) -> None:
             data[name] = torch.nested.nested_tensor_from_jagged(values, torch.tensor(offsets))
 
 
-def _form(name: str, column: Tensor) -> tuple[str, torch.Size, torch.dtype, list[int]]:
+def _form(name: str, column: Any) -> tuple[str, torch.Size, torch.dtype, list[int]]:
     return name, column.values().shape, column.dtype, column.offsets().tolist()

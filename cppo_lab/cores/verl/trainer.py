@@ -165,8 +165,7 @@ class LabTrainer(PPOTrainerSync):
         write_minibatch_responses(arranged, per_rank * self._ranks())
         if self._answers is not None and self._is_validated():
             worth = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
-            chosen = self._answers.choose(keys, *worth)
-            mark_kept(arranged, [one.key for one in chosen])
+            mark_kept(arranged, [one.key for one in self._answers.choose(keys, *worth)])
         if self._shuffles():
             write_permutations(arranged, self.spec.seed, self.global_steps)
         return arranged
