@@ -13,7 +13,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,22 @@ from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, Measured, Step
 from cppo_lab.tracking.system import SystemSampler
 
+STAND_INS = "stand_ins"  # models with random weights and made-up problems, in the folder of preflights
 SYSTEM_SECONDS = 1.0  # between two looks at the memory of machine and GPUs
+
+
+def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
+    """Models of the same shapes with random weights, and problems: paths to them.
+
+    Raises UserError for a model that has none, or packages that are not installed.
+    """
+    try:
+        from cppo_lab.cores.verl import stand_in
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"package {error.name!r} is not installed, and stand-ins are made by it: pip install 'cppo-lab[verl]'"
+        ) from None
+    return stand_in.make_stand_ins(specs, folder, say)
 
 
 def shortened(spec: RunSpec, last: int) -> RunSpec:

@@ -104,6 +104,11 @@ def _add_training(commands: Commands) -> None:
     )
     flight.add_argument("--again", action="store_true", help="repeat measurements that have stored results")
     flight.add_argument("--show", action="store_true", help="only show stored results")
+    flight.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="measure models of the same shapes with random weights, and made-up problems: no download is needed",
+    )
 
 
 def _add_within(command: argparse.ArgumentParser) -> None:

@@ -17,8 +17,10 @@ def preflight(options: argparse.Namespace) -> int:
     found, uri = planned(options)
     runs = runs_folder()
     require_folder(runs)
-    kinds = short.kinds(found, runs)
+    kinds = short.kinds(found, runs, options.random_weights)
     todo = [] if options.show else short.open_kinds(kinds, found, runs, options.again)
+    if todo and options.random_weights:
+        found = short.with_stand_ins(todo, found, runs)
     if todo:
         require_plan(found, uri)
         interrupt_on_termination()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cppo_lab.core_records import core_of, cores_that
@@ -10,7 +10,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.estimate import CostEstimate, estimate
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
-from cppo_lab.preflight import PreflightJob
+from cppo_lab.preflight import STAND_INS, PreflightJob, make_stand_ins
 from cppo_lab.sweep.cost import Hours, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
@@ -26,6 +26,7 @@ class RunKind:
 
     runs: tuple[PlannedRun, ...]
     folder: Path
+    random_weights: bool = False  # stand-ins of the same shapes are measured; plans take nothing from it
 
     @property
     def example(self) -> PlannedRun:
@@ -49,8 +50,8 @@ class RunKind:
         return whole_run(found, run.spec) if found else None
 
 
-def kinds(plan: Plan, runs: Path) -> list[RunKind]:
-    """The kinds of runs of a plan, in its order.
+def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]:
+    """The kinds of runs of a plan, in its order; with random weights they have folders of their own.
 
     Raises UserError for runs of a core that needs none.
     """
@@ -63,7 +64,23 @@ def kinds(plan: Plan, runs: Path) -> list[RunKind]:
     found: dict[Path, list[PlannedRun]] = {}
     for run in plan.runs:
         found.setdefault(folder_of(run.spec, run.layout, runs), []).append(run)
-    return [RunKind(tuple(some), folder) for folder, some in found.items()]
+    if random_weights:
+        found = {folder.with_name(f"{folder.name}-random"): some for folder, some in found.items()}
+    return [RunKind(tuple(some), folder, random_weights) for folder, some in found.items()]
+
+
+def with_stand_ins(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> Plan:
+    """The plan with paths to stand-ins for the models and data of these kinds; they are made if they are missing.
+
+    Raises UserError for a model that has no stand-in, or packages that are not installed.
+    """
+    folder = runs / FOLDER / STAND_INS
+    paths = make_stand_ins([kind.example.spec for kind in chosen], folder, _say)
+    return replace(plan, paths=paths)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
@@ -88,7 +105,7 @@ def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
     """Hand the short jobs to the plan's launcher, and say on standard error what it does. Slurm only queues them."""
 
     def see(event: Event[PreflightJob]) -> None:
-        print(f"{event.job.name}: {event.kind}", file=sys.stderr, flush=True)
+        _say(f"{event.job.name}: {event.kind}")
 
     load_launcher(plan.launcher.name)([job_of(kind, plan, runs) for kind in chosen], plan.launcher, see)
 
@@ -98,6 +115,10 @@ def report(kind: RunKind) -> str:
     run, found = kind.example, kind.measured
     count = f"{len(kind.runs)} run" + ("s" if len(kind.runs) > 1 else "")
     lines = [f"{run.spec.model.name}, layout {run.layout.name}: {count}"]
+    if kind.random_weights:
+        lines.append(
+            "  random weights of these shapes: hardly any response ends by itself, so times are upper bounds"
+        )
     if found is None:
         return "\n".join([*lines, "  not measured yet"])
     if found.error:

@@ -123,6 +123,10 @@ _MERGER_CONFIG = {
     "trust_remote_code is_value_model local_dir hf_model_config_path use_cpu_initialization"
 }
 
+_ENGINE_RANKS = {
+    "BaseEngine.get_data_parallel_rank": "self",
+    "BaseEngine.is_mp_src_rank_with_outputs": "self",
+}
 _LOOPS = "verl.experimental.agent_loop"
 _V1 = "verl.trainer.ppo.v1"
 _ULYSSES = {
@@ -174,6 +178,8 @@ API_CONTRACT: tuple[ContractItem, ...] = (
     ),
     *_points(OVERRIDE, f"{_V1}.agent_loop_tq", {"AgentLoopManagerTQ.generate_sequences": "self prompts"}),
     *_points(CALL, "verl.utils.tensordict_utils", _TENSORDICT),
+    *_points(CALL, "verl.utils.transferqueue_utils", {"kv_batch_meta2batch_meta": "meta"}),
+    *_points(CALL, "verl.workers.engine", _ENGINE_RANKS),
     # Trainer
     *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
     *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config"}),

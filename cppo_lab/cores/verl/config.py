@@ -14,7 +14,7 @@ from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse_run
-from cppo_lab.spec import LayoutSpec, PathsSpec, VerlRun
+from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, VerlRun
 
 SECTION = "cppo_lab"  # ours in verl's tree
 # Of the keys that a run sets, those that `layout.verl` may set in another way: they cost time or memory, not numbers.
@@ -35,6 +35,7 @@ class LabSettings:
 
     spec: VerlRun
     folder: Path
+    answers: AnswersSpec | None = None  # what is kept of the answers; None: nothing
 
 
 def lab_settings(config: DictConfig) -> LabSettings:
@@ -43,7 +44,10 @@ def lab_settings(config: DictConfig) -> LabSettings:
     assert isinstance(values, dict)
     spec = parse_run(values["spec"], "cppo_lab.spec")
     assert isinstance(spec, VerlRun)
-    return LabSettings(spec, Path(values["folder"]))
+    answers = values.get("answers")
+    return LabSettings(
+        spec, Path(values["folder"]), None if answers is None else AnswersSpec.model_validate(answers)
+    )
 
 
 def verl_config(spec: VerlRun, layout: LayoutSpec, files: Files) -> DictConfig:
@@ -111,6 +115,12 @@ def _set(config: DictConfig, key: str, value: Any) -> None:
 def set_mismatch(config: DictConfig, wanted: bool) -> None:
     """Whether the loss reports the sums of `mismatch/*`: no part of a run's identity."""
     _set(config, "actor_rollout_ref.actor.policy_loss.mismatch", wanted)
+
+
+def set_answers(config: DictConfig, wanted: AnswersSpec | None) -> None:
+    """What the trainer keeps of the answers: no part of a run's identity."""
+    if wanted is not None and wanted.keep:
+        _set(config, f"{SECTION}.answers", wanted.model_dump(mode="json"))
 
 
 def _check_exists(defaults: DictConfig, key: str, where: str) -> None:

@@ -16,6 +16,7 @@ from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints, steps
 from cppo_lab.cores.verl.rollout import weight_socket
+from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
@@ -39,13 +40,23 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         recorded = steps.cut_after(folder, step)
         checkpoints.keep_best(folder, score_name(spec))
         checkpoints.drop_others(folder, step)
+    answers = HandOver(spec, resources, sink)
     sink.begin(step)
-    for number, metrics in recorded:
-        sink.log(number, metrics)
-    outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, resources, step)
+    answers.begin(step)
+    for row in recorded:
+        _hand_on(row, answers, sink)
+    outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, answers, resources, step)
+    answers.end()
     for path in sorted((folder / "diagnostics").glob("*.json")):
         sink.artifact(f"diagnostics/{path.name}", json.loads(path.read_text(encoding="utf-8")))
     return outcome
+
+
+def _hand_on(row: steps.Row, answers: HandOver, sink: MetricSink) -> None:
+    """A row and the answers of its step to the recorder; the answers first, as they are on disk before the row."""
+    step, metrics = row
+    answers.add(step)
+    sink.log(step, metrics)
 
 
 def _ended(spec: VerlRun, recorded: list[steps.Row]) -> Outcome | None:
@@ -65,6 +76,7 @@ def _train_on(
     layout: LayoutSpec,
     paths: PathsSpec,
     sink: MetricSink,
+    answers: HandOver,
     resources: Resources,
     step: int | None,
 ) -> Outcome:
@@ -73,7 +85,7 @@ def _train_on(
     with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.checks import check_config
-        from cppo_lab.cores.verl.config import set_mismatch, verl_config
+        from cppo_lab.cores.verl.config import set_answers, set_mismatch, verl_config
         from cppo_lab.cores.verl.files import planned_files, require_files
 
         resume = None if step is None else steps.checkpoint_folder(folder, step)
@@ -82,8 +94,9 @@ def _train_on(
         config = verl_config(spec, layout, files)
         config.ray_kwargs.ray_init = ray_init
         set_mismatch(config, resources.mismatch)
+        set_answers(config, resources.answers)
         check_config(spec, layout, config)
-        with _following(folder, sink):
+        with _following(folder, answers, sink):
             _run(config)
     outcome = steps.read_outcome(folder)
     if outcome is None:
@@ -229,8 +242,8 @@ def _signals_after_ray() -> Iterator[Any]:
 
 
 @contextmanager
-def _following(folder: Path, sink: MetricSink) -> Iterator[None]:
-    """Hand the rows that the trainer writes meanwhile to `sink`."""
+def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[None]:
+    """Hand on the rows that the trainer writes meanwhile."""
     ended = threading.Event()
     offset = (folder / steps.STEPS).stat().st_size
     failures: list[Exception] = []
@@ -240,13 +253,13 @@ def _following(folder: Path, sink: MetricSink) -> Iterator[None]:
         try:
             while True:
                 last = ended.is_set()
-                for behind, (step, metrics) in steps.rows(folder, offset):
-                    sink.log(step, metrics)
+                for behind, row in steps.rows(folder, offset):
+                    _hand_on(row, answers, sink)
                     offset = behind
                 if last:
                     return
                 ended.wait(FOLLOW_SECONDS)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UserError) as error:
             failures.append(error)
 
     thread = threading.Thread(target=follow, name="follow-verl")

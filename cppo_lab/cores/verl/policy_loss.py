@@ -22,6 +22,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Watched
 from cppo_lab.cores.verl import logits as from_engine
+from cppo_lab.cores.verl.kept_responses import Decided, places_of
 from cppo_lab.cores.verl.loss_config import NAME, TrustRegionLossConfig
 from cppo_lab.cores.verl.loss_metrics import diagnostic_sums, report, report_mismatch
 from cppo_lab.errors import UserError, unknown
@@ -60,8 +61,9 @@ def trust_region_loss(
     data_format: str = "thd",
     *,
     watch: Callable[[Watched], None] | None = None,
+    keep: Callable[[Decided], None] | None = None,
 ) -> Any:
-    """Both phases of the loss; bind `config` (an ActorConfig) and `watch` with `functools.partial`.
+    """Both phases of the loss; bind `config` (an ActorConfig), `watch` and `keep` with `functools.partial`.
 
     With `student_logits`: dict of per-row outputs, as `logits.fsdp_outputs` or `logits.megatron_outputs`. Otherwise:
     the micro-batch's loss and its metrics, see `loss_metrics`.
@@ -70,6 +72,7 @@ def trust_region_loss(
         data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (mu's own), `advantages`; for the
             seq-mean modes `minibatch_responses`; for the shuffled rule `weight_permutation`.
         watch: called with the tokens of every micro-batch.
+        keep: called with the rule's decisions on a micro-batch that has marked rows (`kept_responses`).
 
     Raises:
         UserError: settings of the actor that this loss does not have, or missing columns.
@@ -80,17 +83,18 @@ def trust_region_loss(
         return _from_logits(config, student_logits, data, data_format)
     responses = _responses(model_output, data)
     d = _divergence(loss_config, responses, _on_responses(model_output, data, from_engine.DIVERGENCE))
+    ids = _padded(data["responses"], responses.logp.shape[1])
+    seen = Watched(
+        responses.logp.detach(), responses.rollout_logp, d, responses.advantages, responses.valid, ids
+    )
     if watch is not None:
-        watch(
-            Watched(
-                responses.logp.detach(), responses.rollout_logp, d, responses.advantages, responses.valid,
-                _padded(data["responses"], responses.logp.shape[1]),
-            )
-        )  # fmt: skip
+        watch(seen)
     whole = _whole(data)
     if loss_config.loss_mode == NAME:
         loss, output = evaluate(config, config.loss_agg_mode, responses, d, whole)
         stats, metrics = output.stats, {}
+        if keep is not None and (places := places_of(data)) is not None:
+            keep(Decided(places, seen, responses.permutation, output))
     else:
         loss, metrics = _verl_loss(config, model_output, data, dp_group, whole)
         batch = tokens(responses.logp.detach(), *responses[1:4], d)

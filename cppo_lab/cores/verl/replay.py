@@ -1,6 +1,7 @@
 """verl's replay buffer with a shorter wait, and with a word on rollouts that failed."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
@@ -13,6 +14,7 @@ class LabReplayBuffer(ReplayBuffer):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings, poll_interval=POLL_SECONDS)
+        self.on_validation: Callable[[Any], None] | None = None  # called with each batch of a validation
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         """A complete batch.
@@ -32,4 +34,6 @@ class LabReplayBuffer(ReplayBuffer):
                 file=sys.stderr,
                 flush=True,
             )
+        if partition_id == "val" and self.on_validation is not None:
+            self.on_validation(batch)  # verl clears it before it says what came of it
         return batch, metrics

@@ -5,6 +5,7 @@ Everything else is verl's. What is overridden here is listed in `api_contract`.
 
 import json
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.verl import phases, steps
+from cppo_lab.cores.verl.answers import StepRecord
 from cppo_lab.cores.verl.checkpoints import keep_best
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
 from cppo_lab.cores.verl.minibatches import arrange, by_rank
 from cppo_lab.cores.verl.run_settings import top_k
+from cppo_lab.cores.verl.staged import stage
 from cppo_lab.cores.verl.transfer_queue import (
     clear,
+    mark_kept,
     padding_rows,
     write_minibatch_responses,
     write_permutations,
@@ -37,6 +41,7 @@ from cppo_lab.maths.advantages import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.safe_open import replace_file
 from cppo_lab.schema import Outcome
+from cppo_lab.spec import AnswersSpec
 
 TRACES = "verl_traces.pt"
 
@@ -62,7 +67,8 @@ class LabTrainer(PPOTrainerSync):
 
     def __init__(self, config: Any) -> None:
         settings = lab_settings(config)
-        self.spec, self.folder = settings.spec, settings.folder
+        self.spec, self.folder, self._wanted = settings.spec, settings.folder, settings.answers
+        self._answers: StepRecord | None = None  # of a run that keeps its answers
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
         self._order: dict[str, int] = {}
@@ -86,6 +92,15 @@ class LabTrainer(PPOTrainerSync):
         state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")
         self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
+        if self._wanted is not None:
+            self._keep_answers(self._wanted)
+
+    def _keep_answers(self, wanted: AnswersSpec) -> None:
+        """From now on, what a validated step gives is collected."""
+        rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
+        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+        self._answers = record = StepRecord(self.spec, wanted, rows, decode, self.tokenizer.decode)
+        self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self._order = {uid: place for place, uid in enumerate(batch["uid"])}
@@ -107,7 +122,7 @@ class LabTrainer(PPOTrainerSync):
         order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), *map(int, keys[i].split("_")[1:])))
         keys, tags = [keys[i] for i in order], [tags[i] for i in order]
         rewards, groups = rewards[order], groups[order]
-        _, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
+        advantages, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
         responses, longest = [tag["response_len"] for tag in tags], self.spec.rollout.max_response_length
         self._collected = {
             "train/reward": float(rewards.mean()),
@@ -148,9 +163,16 @@ class LabTrainer(PPOTrainerSync):
             extra_info=batch.extra_info,
         )
         write_minibatch_responses(arranged, per_rank * self._ranks())
+        if self._answers is not None and self._is_validated():
+            worth = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
+            mark_kept(arranged, [one.key for one in self._answers.choose(keys, *worth)])
         if self._shuffles():
             write_permutations(arranged, self.spec.seed, self.global_steps)
         return arranged
+
+    def _is_validated(self) -> bool:
+        """Whether the policy is validated behind this step."""
+        return self.global_steps % self.spec.validation.every == 0
 
     def _shuffles(self) -> bool:
         """Whether the rule takes each response's weights in an order that is drawn."""
@@ -178,15 +200,18 @@ class LabTrainer(PPOTrainerSync):
         """verl's; no update where every group is left out, and the end where the policy has broken down."""
         if not self._trains:
             return batch
-        watched = self.global_steps % self.spec.validation.every == 0
-        batch.extra_info[WATCHED_STEP] = self.global_steps if watched else 0
+        batch.extra_info[WATCHED_STEP] = self.global_steps if self._is_validated() else 0
         try:
-            return super()._update_actor(batch, metrics)
+            updated = super()._update_actor(batch, metrics)
         except NotFinite as error:
             # Other ranks may wait for the one that failed: nothing more can be asked of the workers.
             self._broken = f"{str(error).splitlines()[-1].rpartition(': ')[2]} at step {self.global_steps}"
             self._end(self.global_steps)
             raise PolicyBroken(self._broken) from error
+        if self._answers is not None and self._answers.chosen:
+            kept = self.actor_rollout_wg.take_kept_responses()
+            self._answers.training(self.global_steps, batch.partition_id, kept)
+        return updated
 
     def _save_checkpoint(self) -> None:
         """verl's, with the traces beside it."""
@@ -251,6 +276,9 @@ class LabTrainer(PPOTrainerSync):
                 path = self.folder / "diagnostics" / f"{name}.json"
                 path.parent.mkdir(exist_ok=True)
                 replace_file(path, json.dumps(table))
+        found = self._answers.take(step) if validation and self._answers is not None else None
+        if found is not None:
+            stage(self.folder, found)
         steps.append_row(self.folder, step, row | validation)
         if not validation:
             return

@@ -11,6 +11,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 from verl.utils import tensordict_utils as tu
 
+from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 
 
@@ -45,6 +46,12 @@ def clear(partition: str, keys: Sequence[str]) -> None:
 def write_minibatch_responses(batch: KVBatchMeta, counts: Sequence[int]) -> None:
     """Column `minibatch_responses` [1] float32: the responses, without padding, in each row's minibatch."""
     _put(batch, {"minibatch_responses": torch.tensor(counts, dtype=torch.float32)[:, None]})
+
+
+def mark_kept(batch: KVBatchMeta, keys: Sequence[str]) -> None:
+    """Column `kept_place` [1] int64: the place of each row's key in `keys`, -1 for all others."""
+    places = {key: place for place, key in enumerate(keys)}
+    _put(batch, {PLACE: torch.tensor([places.get(key, -1) for key in batch.keys])[:, None]})
 
 
 def write_permutations(batch: KVBatchMeta, seed: int, step: int) -> None:

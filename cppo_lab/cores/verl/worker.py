@@ -1,4 +1,4 @@
-"""verl's training worker with our loss, and the traces of single tokens that it keeps on the steps that are watched."""
+"""verl's training worker with our loss, and what it keeps of single tokens on the steps that are watched."""
 
 from functools import partial
 from typing import Any
@@ -10,9 +10,11 @@ from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.verl.kept_responses import Decided, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss_metrics import summarise_mismatch
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.cores.verl.rollout import weight_socket
+from cppo_lab.cores.verl.topk_once import same_rows_group, share_topk, topk_once
 from cppo_lab.spec import RuleSpec
 
 WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are traced; 0: none
@@ -33,10 +35,16 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         super().init_model()
         if (handle := getattr(self.rollout, "zmq_handle", None)) is not None:  # vLLM's
             self.rollout.zmq_handle = weight_socket.of_this_run(handle)
+        self.same_rows = same_rows_group(self.actor.engine.get_data_parallel_rank())
         self.actor_config = self.loss_fn.keywords["config"]
         self.diagnostics: Diagnostics | None = None
         self._watched_step = 0
-        self.loss_fn = partial(trust_region_loss, config=self.actor_config, watch=self._watch)
+        self._kept: list[KeptResponse] = []
+        self.use_loss(self.actor_config)
+
+    def use_loss(self, config: Any) -> None:
+        """Train with our loss under `config`, an ActorConfig."""
+        self.loss_fn = partial(trust_region_loss, config=config, watch=self._watch, keep=self._keep)
         self.actor.set_loss_fn(self.loss_fn)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -52,9 +60,17 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         assert self.diagnostics is not None
         return self.diagnostics.tables(), self.diagnostics.state()
 
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def take_kept_responses(self) -> list[KeptResponse]:
+        """The marked responses that this rank has trained since the last call; each is with one rank alone."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: Any) -> Any:
         """One training step's minibatches."""
+        share_topk(data, self.same_rows)
         self._watched_step = tu.get_non_tensor_data(data, WATCHED_STEP, 0)
         # The engine then calls our loss on the logits: D_t and the entropy come from there.
         tu.assign_non_tensor_data(data, "distillation_use_topk", True)
@@ -66,6 +82,10 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         if self.diagnostics is not None:
             self.diagnostics.end_step()
         return output
+
+    def _keep(self, decided: Decided) -> None:
+        if self.actor.engine.is_mp_src_rank_with_outputs():  # the others of its group have the same rows
+            self._kept += kept_responses(decided)
 
     def _watch(self, seen: Watched) -> None:
         if self._watched_step and self.diagnostics is not None and self.rank == 0:

@@ -230,6 +230,7 @@ def trainer_class(folder: Path, job: "Job") -> Any:
     import ray
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
+    from cppo_lab.answers.tokens import write as write_tokens
     from cppo_lab.cores.verl.trainer import LabTrainer
     from tests.cores.verl.on_ray_worker import RuleByRule
 
@@ -260,8 +261,15 @@ def trainer_class(folder: Path, job: "Job") -> Any:
             self.actor_rollout_wg.use_rule(policy_loss(job.specs[rule], folder))
             return int(super()._submit_batch_to_rollout(batch))
 
+        def _is_validated(self) -> bool:
+            return True  # so that answers are kept at every step
+
         def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+            self._answers.spec = self.spec
             found = super()._update_actor(batch, metrics)
+            if self._answers._tokens is not None:
+                (folder / f"tokens-{self.global_steps}.npz").write_bytes(write_tokens(self._answers._tokens))
+            self._answers._forget()
             kept = {self._order[key.split("_")[0]] for key in batch.keys if not key.startswith("pad")}
             if len({place // self.spec.batch.minibatch_prompts for place in kept}) == 2:
                 self.trained.append((self.spec.rule.name, self.global_steps))
@@ -304,13 +312,14 @@ class Job:
             from verl.trainer.main_ppo import run_ppo
 
             from cppo_lab.cores.verl.checks import check_config
-            from cppo_lab.cores.verl.config import verl_config
+            from cppo_lab.cores.verl.config import set_answers, verl_config
             from cppo_lab.cores.verl.files import planned_files, require_files
 
             self.files = planned_files(one.run, one.paths, self.shared, self.folder)
             require_files(one.run, self.files, self.shared)
             config = verl_config(one.run, one.layout, self.files)
             config.ray_kwargs.ray_init = ray_init
+            set_answers(config, one.tracking.answers)
             check_config(one.run, one.layout, config)
             with patient_start(), _signals_after_ray() as runner:
                 run_ppo(config, task_runner_class=self._here(runner))

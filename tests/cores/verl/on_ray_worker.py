@@ -1,14 +1,12 @@
 """The training worker of `on_ray`: our own, whose rule can be changed between steps."""
 
 import copy
-from functools import partial
 from typing import Any
 
 from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.config import omega_conf_to_dataclass
 
-from cppo_lab.cores.verl.policy_loss import trust_region_loss
 from cppo_lab.cores.verl.worker import TrustRegionWorker
 
 
@@ -20,8 +18,7 @@ class RuleByRule(TrustRegionWorker):
         """Train with `actor.policy_loss` of these values from now on."""
         config = copy.copy(self.actor_config)
         object.__setattr__(config, "policy_loss", omega_conf_to_dataclass(OmegaConf.create(values)))
-        self.loss_fn = partial(trust_region_loss, config=config, watch=self._watch)
-        self.actor.set_loss_fn(self.loss_fn)
+        self.use_loss(config)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def whole_weights(self) -> dict[str, Any]:

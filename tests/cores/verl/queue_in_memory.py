@@ -15,6 +15,7 @@ class Queue:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self.tags: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[list[str], list[str]]] = []  # keys and columns of each `kv_batch_get`
         for name in ("kv_batch_get", "kv_batch_put", "kv_clear"):
             patch.setattr(transfer_queue, name, getattr(self, name))
 
@@ -24,6 +25,7 @@ class Queue:
         """As TransferQueue's; a column that is nowhere is left out."""
         rows = [self.rows[key] for key in keys]
         names = [name for name in select_fields or rows[0] if name in rows[0]]
+        self.asked.append((keys, names))
         found: TensorDict = tu.list_of_dict_to_tensordict(
             [{name: row[name] for name in names} for row in rows]
         )

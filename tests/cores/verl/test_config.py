@@ -14,6 +14,7 @@ from cppo_lab.cores.verl.config import lab_settings, plain_config, verl_config
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError
+from cppo_lab.estimate import estimate
 from cppo_lab.maths.rules import RULES
 from cppo_lab.parse import parse
 from cppo_lab.spec import HubModel, LayoutSpec, VerlRun
@@ -25,6 +26,7 @@ from cppo_lab.sweep.plan import Plan, make_plan
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]
 
+ROOT = Path(__file__).parents[3]
 TINY = ("core=verl", "model=tiny_qwen3")
 DENSE = ("core=verl", "model=qwen3_1_7b_base")
 EXPERTS = ("core=verl", "model=qwen3_30b_a3b_base")
@@ -113,16 +115,36 @@ def shown(planned: PlannedRun, plan: Plan) -> dict[str, Any]:
     return plain_config(planned.spec, planned.layout, plan.paths, Path("/somewhere/runs"))
 
 
+METHODS = ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")  # of the sweep `main`
+
+
+@pytest.mark.parametrize("recipe", ["paper", "authors"])
 @pytest.mark.parametrize("layout", [name for name in groups()["layout"] if not name.startswith("cpu")])
-def test_every_layout_passes_for_every_model_of_the_paper(layout: str) -> None:
-    """But for the mixture of experts where a GPU has no room for a whole engine."""
-    for model in ("qwen3_1_7b", "qwen3_8b_base", "qwen3_30b_a3b_base"):
-        found = composed("core=verl", f"model={model}", f"layout={layout}")
-        if model == "qwen3_30b_a3b_base" and layout in ("one_node", "two_nodes", "four_nodes"):
+def test_every_layout_passes_as_documented_for_the_papers_runs(layout: str, recipe: str) -> None:
+    """But for the mixture of experts where a GPU has no room for a whole engine. A method for each cell in turn."""
+    for number, (model, peak) in enumerate(documented(layout).items()):
+        rule = METHODS[(number + 3 * len(layout) + len(recipe)) % len(METHODS)]
+        kind = ("core=verl", f"model={model}", f"layout={layout}", f"recipe={recipe}")
+        found = composed(*kind, f"rule={rule}", *COMPANIONS.get(rule, ()))
+        if peak == "refused":
             with pytest.raises(UserError, match="does not fit in 80 GB"):
                 check(found, tree(found))
         else:
             check(found, tree(found))
+            cost = estimate(found.run, found.layout)
+            assert cost is not None
+            assert peak == f"{cost.memory.peak / 1e9:.0f}"
+
+
+def documented(layout: str) -> dict[str, str]:
+    """A layout's column of the table in docs/verl.md."""
+    lines = (ROOT / "docs/verl.md").read_text().splitlines()
+    [head] = [line for line in lines if line.startswith("| model | `one_node`")]
+    column = [cell.strip() for cell in head.split("|")].index(f"`{layout}`")
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| `qwen3_")]
+    found = {cells[1].strip("`"): cells[column] for cells in rows}
+    assert set(found) == {"qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base"}
+    return found
 
 
 # What decides the numbers, as the paper's Setup and Table 3 have it (docs/paper_settings.md).

@@ -8,17 +8,25 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import read_positions, read_windows
+from cppo_lab.answers import outcomes, texts, tokens
+from cppo_lab.answers.outcomes import OUTCOMES
+from cppo_lab.answers.replay import replay
+from cppo_lab.answers.texts import texts_name
+from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.diagnostics import Diagnostics, Watched
 from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
 from tests.cores.verl.conftest import OnRay
 from tests.cores.verl.on_ray import RULES
 from tests.cores.verl.story import EVERY, KILLED_AFTER, RULE, SAMPLES, STEPS, Story
+from tests.oracles.loops import cppo_response
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -88,6 +96,63 @@ def made_tables() -> dict[str, dict[str, Any]]:
     return made.tables()
 
 
+def test_the_outcomes_of_every_validation_are_there_once(story: Story) -> None:
+    """The run was killed and continued; averages are the logged metrics, exactly."""
+    found = outcomes.read((story.own_folder / OUTCOMES).read_bytes(), OUTCOMES)
+    assert found.steps.tolist() == list(range(0, STEPS + 1, EVERY))
+    assert found.samples == SAMPLES
+    for column, benchmark in enumerate(found.benchmarks):
+        logged = story.history(schema.validation_metric(benchmark, SAMPLES))
+        assert found.averages()[:, column].tolist() == [value for _, value in logged]
+    assert not (story.own_folder / FOLDER).exists()
+
+
+def test_texts_of_eight_problems_and_of_training_groups(story: Story) -> None:
+    found = outcomes.read((story.own_folder / OUTCOMES).read_bytes(), OUTCOMES)
+    trained = {step for step, _ in story.history("train/loss")}
+    for row, step in enumerate(range(0, STEPS + 1, EVERY)):
+        name = texts_name(step)
+        samples = texts.read((story.own_folder / name).read_bytes(), name).samples
+        validation = [one for one in samples if one.kind == texts.VALIDATION]
+        problems = {one.problem for one in validation}
+        assert len(problems) == 8
+        for problem in problems:
+            graded = [one.right for one in validation if one.problem == problem]
+            assert len(graded) == SAMPLES
+            assert sum(graded) == found.right[row, found.problems.index(problem)]
+        for one in validation:
+            assert one.right == (one.answer == one.truth)
+        training = [one for one in samples if one.kind == texts.TRAINING]
+        assert len(training) % 4 == 0
+        assert len(training) in ((4, 8) if step in trained else (0,))
+        for group in {one.group for one in training}:
+            rewards = [one.reward for one in training if one.group == group]
+            assert len(set(rewards)) == 2
+            assert sum(one.advantage or 0 for one in training if one.group == group) == pytest.approx(
+                0, abs=1e-5
+            )
+        assert (story.own_folder / tokens_name(step)).exists() == bool(training)
+
+
+def test_cppos_tokens_are_decided_as_a_plain_loop_decides_them(story: Story) -> None:
+    """Of the tensors that were trained; a replay of the run's rule says the same."""
+    seen = 0
+    for path in sorted(story.own_folder.glob(tokens_name(0).replace("000000", "*"))):
+        one = tokens.read(path.read_bytes(), path.name)
+        own = {name: value for name, value in one.rule.constants.items() if name != "delta_b_mode"}
+        adaptive = one.rule.constants["delta_b_mode"] == "adaptive"
+        for response, place in enumerate(one.responses()):
+            gap, divergence = one.logp[place] - one.rollout_logp[place], one.divergence[place]
+            worth = [float(one.advantage[response])] * len(gap)
+            mask, *dropped = cppo_response(gap.tolist(), worth, divergence.tolist(), adaptive=adaptive, **own)
+            assert one.keep[place].tolist() == mask
+            assert [int((one.reason[place] == number).sum()) for number in (1, 2)] == dropped
+            seen += len(mask)
+        np.testing.assert_array_equal(replay(one).keep, one.keep)
+        np.testing.assert_array_equal(replay(one).reason, one.reason)
+    assert seen
+
+
 def rows(on_ray: OnRay) -> dict[int, dict[str, float]]:
     """The record of the trainer that has another rule at each step."""
     on_ray.found("done")
@@ -111,6 +176,22 @@ def test_every_rule_trains(on_ray: OnRay, rule: str) -> None:
     # float16 here, which is a divergence of its own; the probabilities of the sampled tokens are not.
     assert row["rule/divergence_mean"] > 1e-5
     assert row["train/mean_abs_probability_gap"] > 1e-5
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_kept_tokens_of_every_rule_are_replayed(on_ray: OnRay, rule: str) -> None:
+    """Whole groups, of both minibatches, from two ranks; what a replay says is what training has done."""
+    step = dict(on_ray.found("trained"))[rule]
+    on_ray.found("done")
+    one = tokens.read((on_ray.folder / f"tokens-{step}.npz").read_bytes(), rule)
+    assert (one.step, one.rule.name) == (step, rule)
+    assert one.draw.tolist() == [0, 1, 2, 3] * 2
+    assert len(set(one.group.tolist())) == 2
+    again = replay(one)
+    np.testing.assert_allclose(again.keep, one.keep, atol=1e-5)
+    np.testing.assert_array_equal(again.reason, one.reason)
+    assert (again.tests, again.divergence) == (one.tests, "topk_kl" if rule.startswith("trm") else "topk_tv")
+    assert bool(len(one.order)) == (rule == "cppo_no_prefix_budget_shuffled")
 
 
 def test_rules_with_masks_report_them(on_ray: OnRay) -> None:

@@ -2,6 +2,8 @@
 
 The sequence cut over Ulysses ranks on verl's FSDP engine; the vocabulary over tensor-parallel ranks, and sequences over
 context-parallel ranks, on its Megatron engine. verl's own functions cut and gather; Megatron is stood in for.
+
+And four processes fetch mu's Top-K once for each two that train the same rows.
 """
 
 from pathlib import Path
@@ -20,8 +22,10 @@ from verl.workers.config import McoreActorConfig
 
 from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
+from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.vocab_parallel import logp_and_entropy
 from cppo_lab.errors import UserError
+from tests.cores.verl import topk_processes
 from tests.cores.verl.megatron_packing import stand_in
 from tests.cores.verl.test_logits import K, V, recorded, topk
 
@@ -150,16 +154,23 @@ def work(rank: int, folder: str) -> None:
 
 
 def group(_: int, folder: str) -> None:
-    """A process that loads verl once, and forks both: neither torch nor gloo has begun."""
+    """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
     mp.start_processes(work, (folder,), nprocs=RANKS, start_method="fork")
+    mp.start_processes(topk_processes.work, (folder,), nprocs=topk_processes.PROCESSES, start_method="fork")
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the processes have written what they found."""
+    made = tmp_path_factory.mktemp("ranks")
+    mp.spawn(group, (str(made),))
+    return made
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> list[dict[Any, Any]]:
     """What each of the two processes found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(group, (str(folder),))
-    return [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -198,3 +209,26 @@ def test_logits_that_verl_packs_in_another_way(results: list[dict[Any, Any]]) ->
         assert results[rank]["refused"].startswith(
             "logits have 40 rows, verl's packing gives 32: switch off FP8"
         )
+
+
+def test_topk_is_fetched_once_by_those_who_train_the_same_rows(folder: Path) -> None:
+    topk = {TOPK_IDS, TOPK_LOGP}
+    for process, dp_rank in enumerate(topk_processes.DP_RANKS):
+        asked, trained = torch.load(folder / f"topk-{process}.pt")[True]
+        leads = topk_processes.DP_RANKS.index(dp_rank) == process
+        assert set(asked) == {"responses"} | (topk if leads else set())
+        expected = topk_processes.rows(dp_rank)
+        for name in ("responses", TOPK_IDS, TOPK_LOGP):
+            values, offsets = trained[name]
+            assert values.dtype == expected[name].dtype
+            assert torch.equal(values, expected[name].values())
+            assert torch.equal(offsets, expected[name].offsets())
+        assert trained["temperature"] == 0.7
+
+
+def test_a_batch_without_topk_is_trained_as_it_is(folder: Path) -> None:
+    for process, dp_rank in enumerate(topk_processes.DP_RANKS):
+        asked, trained = torch.load(folder / f"topk-{process}.pt")[False]
+        assert asked == ["responses"]
+        assert set(trained) == {"responses", "temperature"}
+        assert torch.equal(trained["responses"][0], topk_processes.rows(dp_rank)["responses"].values())

@@ -18,7 +18,9 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.verl import steps
+from cppo_lab.cores.verl.answers import Chosen
 from cppo_lab.cores.verl.checkpoints import best_step
+from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.trainer import LabTrainer, PolicyBroken, beyond_tokenizer
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.cores.verl.worker import WATCHED_STEP
@@ -32,6 +34,7 @@ from tests.cores.verl.queue_in_memory import Queue
 pytestmark = pytest.mark.verl
 
 PROMPTS, RESPONSES, EOS, K = 8, 4, 14, 8
+KEPT = [["of the first rank"], ["of the second"]]
 TABLES = {"positions": {"position": [1]}}
 Rewards = list[list[float]]  # [prompt][response]
 MIXED: Rewards = [[1, 0, 0, 1], [0] * 4, [1] * 4, [0, 0, 0, 1]] + [[0, 1, 0, 0]] * 4
@@ -48,6 +51,9 @@ class Workers:
         assert mesh == "actor"
         return list(range(self.ranks))
 
+    def take_kept_responses(self) -> Any:
+        return KEPT
+
     def read_diagnostics(self) -> list[Any]:
         return [(TABLES, {"tokens": torch.zeros(1)})]
 
@@ -59,6 +65,7 @@ def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
     made: LabTrainer = LabTrainer.__new__(LabTrainer)
     made.spec, made.folder = run, folder
     made._validation, made._collected, made._order, made._broken, made._trains = {}, {}, {}, "", True
+    made._answers = None
     made.actor_rollout_wg = Workers(ranks)
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
     made.global_steps, made.total_training_steps = 1, run.training.t_stop
@@ -143,6 +150,71 @@ def test_the_order_of_arrival_does_not_matter(tmp_path: Path, queue: Queue) -> N
         batch = made._balance_batch(rollout(made, queue, MIXED, seed), {})
         orders.append([key for key in batch.keys if not key.startswith("pad")])
     assert orders[0] == orders[1] == orders[2]
+
+
+class Answers:
+    """Stands for the record of a step's answers."""
+
+    def __init__(self) -> None:
+        self.chosen: list[Chosen] = []
+        self.asked: list[Any] = []
+
+    def choose(self, keys: list[str], *worth: list[Any]) -> list[Chosen]:
+        self.asked = [keys, *worth]
+        self.chosen = [
+            Chosen(key, 3, draw, 0.0, 0.0) for draw, key in enumerate(k for k in keys if "uid-3" in k)
+        ]
+        return self.chosen
+
+    def training(self, step: int, partition: str, of_ranks: Any) -> None:
+        self.asked = [step, partition, of_ranks]
+
+
+@pytest.mark.parametrize(("step", "marked"), [(1, False), (2, True)])
+def test_the_rows_of_kept_responses_are_marked_on_validated_steps(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch, step: int, marked: bool
+) -> None:
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", lambda self, batch, metrics: batch)
+    made = trainer(tmp_path, ranks=2)
+    made._answers, made.global_steps = (answers := Answers()), step  # type: ignore[assignment]
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    assert all((PLACE in queue.rows[key]) == marked for key in batch.keys)
+    if marked:
+        keys, groups, rewards, advantages, keep = answers.asked
+        assert [prompts_of([key])[0] for key in keys] == groups == [n // 4 for n in range(32)]
+        assert rewards == [reward for of_prompt in MIXED for reward in of_prompt]
+        expected, kept = group_advantages(torch.tensor(rewards), torch.tensor(groups))
+        assert (advantages, keep) == (expected.tolist(), kept.tolist())
+        places = {key: int(queue.rows[key][PLACE]) for key in batch.keys}
+        assert {key: place for key, place in places.items() if place >= 0} == {
+            f"uid-3_{draw}_0": draw for draw in range(4)
+        }
+    made._update_actor(batch, {})
+    assert not marked or answers.asked == [step, "train", KEPT]
+
+
+def test_a_validated_step_leaves_its_answers_before_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged: list[Any] = []
+
+    def stage(folder: Path, found: Any) -> None:
+        assert list(steps.rows(folder)) == []
+        staged.append(found)
+
+    class Taken:
+        chosen = ()
+
+        def take(self, step: int) -> str:
+            return f"of step {step}"
+
+    monkeypatch.setattr("cppo_lab.cores.verl.trainer.stage", stage)
+    made = trainer(tmp_path, "training.t_stop=8")
+    made._answers = Taken()  # type: ignore[assignment]
+    validated(made, 2, 0.5)
+    assert staged == ["of step 2"]
+    validated(made, 3, None)
+    assert staged == ["of step 2"]
 
 
 def test_rows_of_padding_train_nothing(tmp_path: Path, queue: Queue) -> None:

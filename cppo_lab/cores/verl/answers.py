@@ -1,0 +1,186 @@
+"""What verl's trainer keeps of its answers: outcomes and texts of a validation, texts and tokens of a training batch.
+
+Everything is read from the queue while a step's rows are there. Of a validation only the texts of the chosen problems
+are fetched, of a training batch only the chosen groups, so that little moves between machines.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from numpy.typing import NDArray
+from transfer_queue import KVBatchMeta
+
+from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
+from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
+from cppo_lab.answers.tokens import RuleUsed, Tokens, chosen_groups
+from cppo_lab.cores.verl.held_out import Graded, counted, draw_of, graded, held_out
+from cppo_lab.cores.verl.kept_responses import KeptResponse, in_places
+from cppo_lab.cores.verl.wording import Row, wording_of
+from cppo_lab.spec import AnswersSpec, VerlRun
+
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A training response that is kept. `group`: the number of its prompt in the batch, `draw`: its own among them."""
+
+    key: str  # in the queue
+    group: int
+    draw: int
+    reward: float
+    advantage: float
+
+
+class StepRecord:
+    """Collects what one validated step gives; `take` hands it over.
+
+    Args:
+        rows: verl's validation data.
+        decode: the text of token ids as the grader sees it; `spell`: with what stands for the ends of messages, too.
+    """
+
+    def __init__(
+        self, spec: VerlRun, settings: AnswersSpec, rows: Iterable[Row], decode: Decode, spell: Decode
+    ) -> None:
+        self.spec, self.settings, self._decode, self._spell = spec, settings, decode, spell
+        self._wording = wording_of(spec.data)
+        self._problems = held_out(rows, spec.data.benchmarks, self._wording)
+        self._texts_of = frozenset(chosen_problems(self._problems.benchmark_of, settings.wanted_problems))
+        self._longest = spec.rollout.max_response_length
+        self._forget()
+
+    def _forget(self) -> None:
+        self._graded: list[Graded] = []
+        self._samples: list[Sample] = []
+        self._tokens: Tokens | None = None
+        self.chosen: list[Chosen] = []
+
+    def validation(self, step: int, batch: KVBatchMeta) -> None:
+        """A batch of a validation, which is still in the queue."""
+        found = graded(batch, self._problems)
+        self._graded += found
+        wanted = [one for one in found if one.place in self._texts_of]
+        if not wanted:
+            return
+        fields = ["prompts", "responses"]
+        data = tq.kv_batch_get(
+            keys=[one.key for one in wanted], partition_id=batch.partition_id, select_fields=fields
+        )
+        columns = (data[name].unbind() for name in fields)
+        for one, prompt, response in zip(wanted, *columns, strict=True):
+            self._samples.append(
+                Sample(
+                    kind=VALIDATION,
+                    benchmark=self._problems.benchmarks[self._problems.benchmark_of[one.place]],
+                    problem=self._problems.problems[one.place],
+                    draw=one.draw,
+                    truth=as_text(self._problems.truths[one.place]),
+                    right=one.right,
+                    **self._written(step, prompt.tolist(), response.tolist()),
+                )
+            )
+
+    def choose(
+        self, keys: Sequence[str], groups: Sequence[int], rewards: Sequence[float], advantages: Sequence[float],
+        keep: Sequence[bool],
+    ) -> list[Chosen]:  # fmt: skip
+        """The responses of a training batch that are kept, of groups that are trained; all arguments by response."""
+        trained = sorted({group for group, kept in zip(groups, keep, strict=True) if kept})
+        wanted = chosen_groups(trained, self.settings.groups)
+        rows = zip(keys, groups, rewards, advantages, strict=True)
+        own = [Chosen(key, group, draw_of(key), *worth) for key, group, *worth in rows if group in wanted]
+        self.chosen = sorted(own, key=lambda one: (wanted.index(one.group), one.draw))
+        return self.chosen
+
+    def training(self, step: int, partition: str, of_ranks: Sequence[Sequence[KeptResponse]]) -> None:
+        """What the ranks have kept of the chosen responses, which are still in the queue."""
+        if not self.chosen:
+            return
+        kept = in_places(of_ranks)
+        self._tokens = self._table(step, kept) if kept else None
+        fields = ["prompts", "responses", "raw_prompt", "reward_model"]
+        keys = [one.key for one in self.chosen]
+        data = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
+        columns = [
+            *(data[name].unbind() for name in fields[:2]),
+            *(data.pop(name).tolist() for name in fields[2:]),
+        ]
+        for one, prompt, response, *asked in zip(self.chosen, *columns, strict=True):
+            row = dict(zip(fields[2:], asked, strict=True))
+            self._samples.append(
+                Sample(
+                    kind=TRAINING,
+                    benchmark="",
+                    problem=problem_ids([TRAINING], [self._wording.asked(row)])[0],
+                    draw=one.draw,
+                    truth=as_text(self._wording.truth(row)),
+                    right=one.reward == 1,
+                    group=one.group,
+                    reward=one.reward,
+                    advantage=one.advantage,
+                    **self._written(step, prompt.tolist(), response.tolist()),
+                )
+            )
+        self.chosen = []
+
+    def take(self, step: int) -> StepAnswers | None:
+        """What was collected since the last call; None if there was no validation."""
+        found = None
+        if self._graded:
+            problems = self._problems
+            before = no_outcomes(
+                self.spec.validation.samples, problems.benchmarks, problems.problems, problems.benchmark_of
+            )
+            counts = counted(self._graded, len(problems.problems), self._longest)
+            found = StepAnswers(before.append(step, *counts), tuple(self._samples), self._tokens)
+        self._forget()
+        return found
+
+    def _written(self, step: int, prompt: list[int], response: list[int]) -> dict[str, Any]:
+        """The fields of a `Sample` that its tokens say."""
+        text, cut_off = self._decode(response), len(response) >= self._longest
+        answer = self._wording.answer(response, text)
+        return {
+            "step": step,
+            "prompt": as_text(self._spell(prompt)),
+            "response": as_text(text),
+            "answer": None if answer is None else as_text(answer),
+            "length": len(response),
+            "cut_off": cut_off,
+            "stop": "length" if cut_off else "end",
+        }
+
+    def _table(self, step: int, kept: Sequence[KeptResponse]) -> Tokens:
+        """The tokens of the kept responses, whose places are those in `chosen`."""
+        rule, kind = self.spec.rule, self.spec.divergence
+        chosen = [self.chosen[one.place] for one in kept]
+
+        def joined(name: str) -> NDArray[Any]:
+            return np.concatenate([getattr(one, name) for one in kept])
+
+        columns: dict[str, Any] = {name: joined(name) for name in _COLUMNS}
+        vocabulary = np.unique(columns["token"])
+        return Tokens(
+            step=step,
+            rule=RuleUsed(
+                rule.name, rule.path, rule.arguments(self._longest), kind.estimator, kind.measure, kind.k,
+                kind.convention,
+            ),
+            tests=kept[0].tests,
+            ends=np.cumsum([len(one.token) for one in kept], dtype=np.int64),
+            group=np.array([one.group for one in chosen], np.int64),
+            draw=np.array([one.draw for one in chosen], np.int64),
+            advantage=np.array([one.advantage for one in kept], np.float32),
+            reward=np.array([one.reward for one in chosen], np.float32),
+            **columns,
+            vocabulary=vocabulary,
+            pieces=tuple(as_text(self._spell([token])) for token in vocabulary.tolist()),
+        )  # fmt: skip
+
+
+_COLUMNS = ("token", "rollout_logp", "logp", "divergence", "keep", "reason", "order")

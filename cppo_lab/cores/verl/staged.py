@@ -1,0 +1,100 @@
+"""A validated step's answers on their way from verl's trainer to the process that records the run.
+
+The trainer writes them into a folder of their own before it writes the row of the step (`steps`), outcomes last; who
+reads the rows hands them on to the run's files, and then removes them. So a step's answers are recorded once, whichever
+of the two processes is killed, and where they are recorded there is one writer.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from cppo_lab.answers import outcomes, texts, tokens
+from cppo_lab.answers.recording import Recording, StepAnswers
+from cppo_lab.answers.texts import Texts
+from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.safe_open import read_plain, replace_file
+from cppo_lab.spec import VerlRun
+
+FOLDER = "verl_answers"  # in the run's folder
+_OUTCOMES, _TEXTS, _TOKENS = "outcomes.npz", "texts.jsonl.gz", "tokens.npz"
+_OF_STEP = re.compile(rf"(\d+)-{re.escape(_OUTCOMES)}")
+
+
+def stage(folder: Path, found: StepAnswers) -> None:
+    """Write what a validated step of the run in `folder` has given."""
+    step = int(found.outcomes.steps[-1])
+    (folder / FOLDER).mkdir(exist_ok=True)
+    if found.tokens is not None:
+        replace_file(_path(folder, step, _TOKENS), tokens.write(found.tokens))
+    if found.samples:
+        replace_file(_path(folder, step, _TEXTS), texts.write(Texts(step, tuple(found.samples))))
+    replace_file(_path(folder, step, _OUTCOMES), outcomes.write(found.outcomes))
+
+
+class HandOver:
+    """From the trainer's folder to the files of the run."""
+
+    def __init__(self, spec: VerlRun, resources: Resources, sink: MetricSink) -> None:
+        validations = 1 + spec.training.t_stop // spec.validation.every
+        self._folder = resources.folder
+        self._recording = Recording(
+            resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
+        )
+
+    def begin(self, step: int | None) -> None:
+        """Go on behind the checkpoint of `step`; None: from the beginning. What there is of later steps goes.
+
+        Steps that an earlier attempt's trainer has written, and nobody has taken over to the end, are left to `add`.
+        """
+        last = -1 if step is None or not self._recording.keeps else step
+        waiting = [one for one in self._steps() if one <= last]
+        for one in set(self._steps()) - set(waiting):
+            self._remove(one)
+        self._recording.begin(_before(min(waiting)) if waiting else step)
+
+    def add(self, step: int) -> None:
+        """Take over what the trainer has written of `step`, if anything."""
+        if self._recording.keeps and step in self._steps():
+            self._recording.add(_read(self._folder, step))
+            self._remove(step)
+
+    def end(self) -> None:
+        """All steps are taken over."""
+        shutil.rmtree(self._folder / FOLDER, ignore_errors=True)
+
+    def _steps(self) -> list[int]:
+        """The steps that are written to the end."""
+        try:
+            names = [path.name for path in (self._folder / FOLDER).iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for name in names if (match := _OF_STEP.fullmatch(name)))
+
+    def _remove(self, step: int) -> None:
+        for name in (_OUTCOMES, _TEXTS, _TOKENS):
+            _path(self._folder, step, name).unlink(missing_ok=True)
+
+
+def _before(step: int) -> int | None:
+    return step - 1 if step else None
+
+
+def _path(folder: Path, step: int, name: str) -> Path:
+    return folder / FOLDER / f"{step:06d}-{name}"
+
+
+def _read(folder: Path, step: int) -> StepAnswers:
+    """What the trainer has written of a step. Raises UserError for what it has not written."""
+
+    def content(name: str, largest: int) -> bytes | None:
+        return read_plain(_path(folder, step, name), largest)
+
+    first = content(_OUTCOMES, outcomes.LARGEST)
+    assert first is not None
+    written, table = content(_TEXTS, texts.LARGEST), content(_TOKENS, tokens.LARGEST)
+    return StepAnswers(
+        outcomes.read(first, str(_path(folder, step, _OUTCOMES))),
+        () if written is None else texts.read(written, str(_path(folder, step, _TEXTS))).samples,
+        None if table is None else tokens.read(table, str(_path(folder, step, _TOKENS))),
+    )

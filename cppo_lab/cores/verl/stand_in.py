@@ -1,0 +1,206 @@
+"""Models of published shapes with random weights, and problems to sample from: for a preflight without any download.
+
+A folder has what a download from the hub has: configuration, tokenizer, weights in bfloat16 under the hub's names. The
+tokenizer has a symbol for each of the model's logits and reads every word of a prompt as the same one. Such a model
+ends hardly any response by itself, so that all are of full length.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers
+from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
+
+from cppo_lab.data.prepare import prepare
+from cppo_lab.data.prompts import wrap
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.hub import INDEX, lacking
+from cppo_lab.spec import HubModel, PathsSpec, RunSpec
+
+HEAD = 128  # width of an attention head in every Qwen3
+SCALE = 0.02  # standard deviation of the weights, as models are initialised
+SHARD = 4 * 2**30  # bytes of a file
+UNKNOWN, PAD, END = (
+    "<unknown>",
+    "<pad>",
+    "<|im_end|>",
+)  # verl's agent loop wants the last of a Qwen's tokenizer
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a repository's configuration says beyond `HubModel`. With `experts`, `mlp_width` is that of one."""
+
+    heads: int
+    mlp_width: int
+    tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+
+
+SIZES = {
+    "Qwen/Qwen3-1.7B": Sizes(16, 6144, tied=True),
+    "Qwen/Qwen3-1.7B-Base": Sizes(16, 6144, tied=True),
+    "Qwen/Qwen3-8B-Base": Sizes(32, 12288),
+    "Qwen/Qwen3-30B-A3B-Base": Sizes(32, 768, experts=128, experts_per_token=8),
+}
+
+
+def make_stand_ins(runs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
+    """Stand-ins for all that these runs read, in `folder`; what is there already is left alone.
+
+    Raises UserError for a model whose sizes are not known here, or one of our own making, which needs none.
+    """
+    for model in {run.model.name: run.model for run in runs}.values():
+        if not isinstance(model, HubModel):
+            raise UserError(f"model={model.name} is made by the product itself: drop --random-weights")
+        if model.repository not in SIZES:
+            raise unknown("repository with known sizes", model.repository, SIZES)
+        target = folder / "models" / model.repository
+        if lacking(target):
+            say(f"random weights for {model.repository}: {2 * model.parameters:.3g} GB in {target}")
+            make_model(model, SIZES[model.repository], target)
+    make_data(folder / "data", 2 * max(run.batch.prompts for run in runs))
+    return PathsSpec(data=str(folder / "data"), models=str(folder / "models"))
+
+
+def make_data(folder: Path, problems: int) -> None:
+    """Prepared data with sums as training problems; the benchmarks are those shipped."""
+    rows = [
+        {
+            "data_source": "math_dapo",
+            "prompt": [{"role": "user", "content": wrap(f"What is {number} + {number + 1}?")}],
+            "ability": "MATH",
+            "reward_model": {"style": "rule-lighteval/MATH_v2", "ground_truth": str(2 * number + 1)},
+            "extra_info": {"index": f"sum-{number}"},
+        }
+        for number in range(problems)
+    ]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    source = folder.with_suffix(".jsonl")
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    prepare(str(source), folder)
+
+
+def make_model(model: HubModel, sizes: Sizes, target: Path) -> None:
+    """Write the folder of `model`; it appears whole or not at all."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    config = config_of(model, sizes)
+    config.save_pretrained(partial)
+    _tokenizer(model.vocabulary).save_pretrained(partial)
+    _write_weights(config, partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.replace(target)
+
+
+def config_of(model: HubModel, sizes: Sizes) -> PretrainedConfig:
+    """The configuration of the model, as its repository's."""
+    common: dict[str, Any] = {
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": sizes.heads,
+        "num_key_value_heads": model.kv_width // HEAD,
+        "head_dim": HEAD,
+        "max_position_embeddings": model.context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": sizes.tied,
+        "dtype": "bfloat16",
+        "bos_token_id": None,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+    }
+    if not sizes.experts:
+        return Qwen3Config(**common, intermediate_size=sizes.mlp_width, architectures=["Qwen3ForCausalLM"])
+    return Qwen3MoeConfig(
+        **common,
+        intermediate_size=3 * model.width,
+        moe_intermediate_size=sizes.mlp_width,
+        num_experts=sizes.experts,
+        num_experts_per_tok=sizes.experts_per_token,
+        norm_topk_prob=True,
+        architectures=["Qwen3MoeForCausalLM"],
+    )
+
+
+def weights_of(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every weight, as the hub's files have them."""
+    width, vocabulary = config.hidden_size, config.vocab_size
+    yield "model.embed_tokens.weight", (vocabulary, width)
+    for layer in range(config.num_hidden_layers):
+        yield from _weights_of_layer(config, f"model.layers.{layer}.")
+    yield "model.norm.weight", (width,)
+    if not config.tie_word_embeddings:
+        yield "lm_head.weight", (vocabulary, width)
+
+
+def _weights_of_layer(config: PretrainedConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    width = config.hidden_size
+    own, shared = config.num_attention_heads * HEAD, config.num_key_value_heads * HEAD
+    for name, shape in {
+        "q_proj": (own, width), "k_proj": (shared, width), "v_proj": (shared, width), "o_proj": (width, own),
+        "q_norm": (HEAD,), "k_norm": (HEAD,),
+    }.items():  # fmt: skip
+        yield f"{at}self_attn.{name}.weight", shape
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        yield f"{at}{name}.weight", (width,)
+    experts = getattr(config, "num_experts", 0)
+    inner = config.moe_intermediate_size if experts else config.intermediate_size
+    if experts:
+        yield f"{at}mlp.gate.weight", (experts, width)
+    for place in [f"experts.{expert}." for expert in range(experts)] or [""]:
+        yield f"{at}mlp.{place}gate_proj.weight", (inner, width)
+        yield f"{at}mlp.{place}up_proj.weight", (inner, width)
+        yield f"{at}mlp.{place}down_proj.weight", (width, inner)
+
+
+def _write_weights(config: PretrainedConfig, folder: Path) -> None:
+    """All weights in files of about SHARD bytes, and the index over them."""
+    draw = torch.Generator().manual_seed(0)
+    places: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        name = f"model-{len(set(places.values())) + 1:05d}.safetensors"
+        save_file(shard, folder / name, metadata={"format": "pt"})
+        places.update(dict.fromkeys(shard, name))
+        shard.clear()
+
+    for name, shape in weights_of(config):
+        matrix = len(shape) > 1
+        values = torch.empty(shape, dtype=torch.bfloat16)
+        shard[name] = values.normal_(0, SCALE, generator=draw) if matrix else values.fill_(1)
+        size, total = size + values.nbytes, total + values.nbytes
+        if size >= SHARD:
+            flush()
+            size = 0
+    if shard:
+        flush()
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """A symbol for each logit; every word of a text is UNKNOWN."""
+    first = [UNKNOWN, PAD, END, "\n"]
+    words = [*first, *(f"w{number}" for number in range(len(first), vocabulary))]
+    fast = FastTokenizer(
+        models.WordLevel({word: place for place, word in enumerate(words)}, unk_token=UNKNOWN)
+    )
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, unk_token=UNKNOWN, pad_token=PAD, eos_token=END,
+        additional_special_tokens=["\n"], chat_template=TEMPLATE,
+    )  # fmt: skip

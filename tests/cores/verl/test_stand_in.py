@@ -1,0 +1,115 @@
+"""Models with random weights in the place of published ones: their shapes, their files, what a preflight says."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+from cppo_lab.cli import main
+from cppo_lab.cores.verl.hub_folder import require_complete
+from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_data, make_model, weights_of
+from cppo_lab.doctor.check import OK
+from cppo_lab.doctor.inputs import check_data, check_model
+from cppo_lab.errors import UserError
+from cppo_lab.preflight import make_stand_ins
+from cppo_lab.spec import HubModel, PathsSpec
+from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.preflight import kinds
+
+pytestmark = pytest.mark.verl
+MODELS = ("qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base")
+SMALL = {"layers": 2, "width": 32, "kv_width": 128, "vocabulary": 64, "context": 256}
+
+
+def hub_model(name: str) -> HubModel:
+    model = compose(["core=verl", f"model={name}"]).run.model
+    assert isinstance(model, HubModel)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    """As conf/model has it, to a million; of those that a token uses, too."""
+    model = hub_model(name)
+    sizes = SIZES[model.repository]
+    shapes = dict(weights_of(config_of(model, sizes)))
+    count = sum(map(math.prod, shapes.values()))
+    assert round(count / 1e9, 3) == model.parameters
+    experts = sum(math.prod(shape) for key, shape in shapes.items() if ".experts." in key)
+    used = count - experts + (experts * sizes.experts_per_token // sizes.experts if experts else 0)
+    assert round(used / 1e9, 3) == model.active_parameters
+
+
+@pytest.mark.parametrize(
+    "sizes", [Sizes(2, 48, tied=True), Sizes(2, 48), Sizes(2, 16, experts=4, experts_per_token=2)]
+)
+def test_transformers_loads_every_weight(tmp_path: Path, sizes: Sizes) -> None:
+    model = hub_model("qwen3_1_7b_base").model_copy(update=SMALL)
+    make_model(model, sizes, tmp_path / "model")
+    dtype, parameters = require_complete(tmp_path / "model")
+    assert dtype == "bfloat16"
+    assert parameters == sum(math.prod(shape) for _, shape in weights_of(config_of(model, sizes)))
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cppo doctor` finds model and data whole; a second call makes nothing."""
+    composed = compose(
+        ["core=verl", "model=qwen3_1_7b_base", *(f"model.{name}={value}" for name, value in SMALL.items())]
+    )
+    monkeypatch.setitem(SIZES, "Qwen/Qwen3-1.7B-Base", Sizes(2, 48, tied=True))
+    said: list[str] = []
+    for _ in range(2):
+        paths = make_stand_ins([composed.run], tmp_path, said.append)
+    assert len(said) == 1
+    assert said[0].startswith("random weights for Qwen/Qwen3-1.7B-Base: 3.44 GB in ")
+    assert paths == PathsSpec(data=str(tmp_path / "data"), models=str(tmp_path / "models"))
+    assert check_model(composed.run, paths).status == OK
+    assert check_data(composed.run, paths).status == OK
+
+
+def test_prompts_are_of_the_form_that_is_trained_on(tmp_path: Path) -> None:
+    from cppo_lab.data.layout import read_rows
+    from cppo_lab.data.prompts import is_wrapped
+
+    make_data(tmp_path / "data", 10)
+    rows = list(read_rows(tmp_path / "data" / "train.parquet"))
+    assert len(rows) == 10
+    assert all(is_wrapped(row["prompt"][0]["content"]) for row in rows)
+    assert [row["reward_model"]["ground_truth"] for row in rows] == [str(2 * n + 1) for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=tiny_qwen3"], "model=tiny_qwen3 is made by the product itself: drop --random-weights"),
+        (["model=qwen3_8b_base", "model.repository=acme/Other"], "repository with known sizes"),
+    ],
+)
+def test_models_without_stand_ins_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
+    run = compose(["core=verl", *overrides]).run
+    with pytest.raises(UserError, match=message):
+        make_stand_ins([run], tmp_path, print)
+    assert not (tmp_path / "models").exists()
+
+
+def test_results_are_kept_apart_from_those_of_real_weights(tmp_path: Path) -> None:
+    plan = make_plan(load_sweep("main"), ["core=verl", "variant=cppo"])
+    real, random = kinds(plan, tmp_path), kinds(plan, tmp_path, random_weights=True)
+    assert [kind.runs for kind in random] == [kind.runs for kind in real]
+    assert not {kind.folder for kind in random} & {kind.folder for kind in real}
+
+
+def test_the_report_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["preflight", "main", "core=verl", "model=qwen3_8b_base", "variant=cppo", "--show"]
+    assert main([*command, "--random-weights"]) == 1
+    assert "random weights of these shapes" in capsys.readouterr().out
+    assert main(command) == 1
+    assert "random weights" not in capsys.readouterr().out
