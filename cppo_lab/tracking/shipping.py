@@ -1,6 +1,6 @@
 """Bringing MLflow to the state of a run's spool: the one way by which anything of a training run gets into MLflow.
 
-Whatever is killed, restarted, offline or done twice, the outcome is the same: the MLflow run of a record is found by its
+Whatever is killed, restarted or done twice, the outcome is the same: the MLflow run of a record is found by its
 token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
 again for the same point. Files come behind a run's end, since they may have a store of their own, and then its tag
 TAG_FILES. `shipped` remembers how far a store has got.
