@@ -8,6 +8,7 @@ from mlflow.tracking import MlflowClient
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
+from cppo_lab.store import address
 from cppo_lab.store.database import experiment_runs, require_answer
 
 PAGE = 200  # runs per request: a server takes seconds for them
@@ -44,6 +45,8 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
 
 def unreadable(uri: str, error: Exception) -> UserError:
     """What to say when MLflow fails on the store at `uri`."""
+    if text := address.outdated(uri):
+        return UserError(text)
     reason = redacted(str(error).splitlines()[0])
     return UserError(
         f"tracking store {redacted(uri)} cannot be read ({reason}): check that it is an "

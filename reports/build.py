@@ -57,7 +57,7 @@ class Collected:
     score: Callable[[], Contents]
 
 
-class Request(Protocol):
+class BuildRequest(Protocol):
     """What to report, and into which folder: a frozen dataclass."""
 
     @property
@@ -68,12 +68,12 @@ class Request(Protocol):
         """Raises UserError if the store cannot be read."""
 
 
-def build_report(request: Request, force: bool = False) -> Path:
+def build_report(request: BuildRequest, force: bool = False) -> Path:
     """Builds the report and returns the path of its page, `index.html`; see `make_report`."""
     return make_report(request, force).page
 
 
-def make_report(request: Request, force: bool = False) -> Built:
+def make_report(request: BuildRequest, force: bool = False) -> Built:
     """Builds the report, unless the folder has the one that the same runs gave before (`force`: also then).
 
     The same runs give the same bytes. Raises UserError, with nothing written, if the runs cannot be read or scored, or
@@ -93,12 +93,12 @@ def make_report(request: Request, force: bool = False) -> Built:
     return Built(request.out / PAGE, anew=True)
 
 
-def current_inputs(request: Request) -> str:
+def current_inputs(request: BuildRequest) -> str:
     """The inputs of the report if it were made now."""
     return _inputs(request, request.collect().versions)
 
 
-def _inputs(request: Request, versions: Sequence[str]) -> str:
+def _inputs(request: BuildRequest, versions: Sequence[str]) -> str:
     """A fingerprint that changes with anything that could change a file of the report: the request, the runs, our code
     and the libraries.
 

@@ -17,8 +17,7 @@ from cppo_lab.reports.page import PageFigure
 from cppo_lab.reports.record import About
 from cppo_lab.reports.search_tables import TrialTable, space_table, trial_table, trials_csv, trials_text
 from cppo_lab.reports.search_text import certainty, finding, launch_commands, states_text, tune_command
-from cppo_lab.reports.table_files import table_files
-from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.text_tables import TextTable, table_files
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from cppo_lab.reports.record import About
 from cppo_lab.reports.rule_comparison import distinction_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, page_figure, study_core, study_page
-from cppo_lab.reports.table_files import Table, table_files
 from cppo_lab.reports.tables import MainTable, full_table, main_table
+from cppo_lab.reports.text_tables import Table, table_files
 from cppo_lab.reports.verdict_table import verdict_table
 from cppo_lab.reports.verdict_view import verdict_view
 

@@ -29,9 +29,8 @@ from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import NONE_STATED, Hypotheses, registration_words
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.table_files import Table, table_files
 from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
-from cppo_lab.reports.text_tables import TextTable
+from cppo_lab.reports.text_tables import Table, TextTable, table_files
 from cppo_lab.reports.verdict_table import verdict_table
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 

@@ -1,12 +1,22 @@
-"""Tables whose cells are plain text, such as the constants of each model, and how they are written out."""
+"""Tables whose cells are plain text, such as the constants of each model; and the files of every kind of table."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cppo_lab import schema
-from cppo_lab.reports.csv_tables import csv_text
+from cppo_lab.reports.csv_tables import csv_text, full_csv, main_csv
 from cppo_lab.reports.escapes import escape_latex, escape_markdown
-from cppo_lab.reports.markup import document, latex_document, markdown_table
+from cppo_lab.reports.markup import (
+    document,
+    full_latex,
+    full_markdown,
+    latex_document,
+    main_latex,
+    main_markdown,
+    markdown_table,
+)
+from cppo_lab.reports.tables import FullTable, MainTable
 
 
 @dataclass(frozen=True)
@@ -29,6 +39,9 @@ class TextTable:
     headings: tuple[str, ...]
     rows: tuple[TextRow, ...]
     notes: tuple[str, ...]
+
+
+Table = MainTable | FullTable | TextTable
 
 
 def text_markdown(table: TextTable) -> str:
@@ -63,3 +76,22 @@ def text_csv(table: TextTable) -> str:
     core = [table.core] if table.core not in ("", schema.PAPER) else []
     rows = ([row.label, *row.cells, *core] for row in table.rows)
     return csv_text([table.lead, *table.headings, *(["core"] if core else [])], rows)
+
+
+def table_files(tables: Mapping[str, Table | None]) -> dict[str, str]:
+    """Every table under its name in Markdown, LaTeX and CSV, by file name; None has no files."""
+    return {
+        f"{name}.{kind}": text
+        for name, table in tables.items()
+        if table is not None
+        for kind, text in zip(("md", "tex", "csv"), _texts(table), strict=True)
+    }
+
+
+def _texts(table: Table) -> tuple[str, str, str]:
+    match table:
+        case MainTable():
+            return main_markdown(table), main_latex(table), main_csv(table)
+        case FullTable():
+            return full_markdown(table), full_latex(table), full_csv(table)
+    return text_markdown(table), text_latex(table), text_csv(table)

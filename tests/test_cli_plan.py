@@ -3,12 +3,16 @@
 import csv
 import io
 import json
+import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from mlflow.store import db_migrations as migrations
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
@@ -19,6 +23,7 @@ from cppo_lab.sweep.listing import ListingRow
 from cppo_lab.tracking.recorder import Recorder
 from tests.conftest import FINISHED, TINY
 from tests.recorded import sent
+from tests.waiting import CEILING_SECONDS
 
 SWEEP = ["quickstart", *TINY]
 
@@ -64,6 +69,32 @@ def test_json_is_one_object_on_standard_output(
     assert partial["variants"] == {"quickstart": "cppo"}
     assert (partial["hours"], partial["cost_basis"], partial["measured_runs"]) == (4.0, "measured", 3)
     assert partial["code_version"] == "v"
+
+
+def test_a_store_of_an_older_mlflow_is_read_and_the_remedy_is_named(
+    some_states: dict[str, str], workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MLflow's client refuses it, so `cppo launch` would come too late to say so."""
+    database = workspace / "mlflow.db"
+    with closing(sqlite3.connect(database)) as store:
+        [(newest,)] = store.execute("SELECT version_num FROM alembic_version").fetchall()
+        [script] = (Path(migrations.__file__).parent / "versions").glob(f"{newest}_*.py")
+        [older] = re.findall(r'^down_revision = "(\w+)"$', script.read_text(), re.MULTILINE)
+        store.execute("UPDATE alembic_version SET version_num = ?", (older,))
+        store.commit()
+    remedy = f"of an older MLflow (schema '{older}')"
+    assert main(["plan", *SWEEP, "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["totals"]["states"]["done"] == 1
+    assert output.err.startswith("cppo: note: ") and remedy in output.err
+    assert f"mlflow db upgrade sqlite:///{database}" in output.err
+    # MLflow remembers the stores that this process has opened.
+    calls = "[main([one, *sys.argv[1:]]) for one in ('launch', 'report')]"
+    code = f"import sys; from cppo_lab.cli import main; print({calls})"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *SWEEP], capture_output=True, text=True, timeout=CEILING_SECONDS
+    )
+    assert done.stdout == "[2, 2]\n" and done.stderr.count(remedy) == 2, done.stderr
 
 
 def test_csv_has_the_same_columns(some_states: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:

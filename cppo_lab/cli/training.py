@@ -35,6 +35,7 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
     from cppo_lab.cli.searching import plan_search
+    from cppo_lab.store import address
     from cppo_lab.sweep import listing
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.declare import load_sweep
@@ -50,6 +51,8 @@ def plan(options: argparse.Namespace) -> int:
     found, uri = planned(options)
     question = _power_question(options)
     states, costs = plan_states(found, uri), past_costs(found.runs, uri)
+    if text := address.outdated(uri):
+        print(f"cppo: note: {text}", file=sys.stderr)  # `cppo launch` refuses it
     rows = listing.make_listing(found, states, costs, only)
     if question is not None:
         from cppo_lab.cli.power import power_json, power_of, power_text

@@ -31,8 +31,8 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                     report(Event("cancelled", job))
                     continue
                 # Ctrl-C and the end of a terminal go to all its processes, and submitit kills its job one second after
-                # the first. So the launcher hears it, and ends the jobs.
-                # (One that uses multiprocessing's `spawn` hears SIGINT again.)
+                # the first. So the launcher receives it, and ends the jobs.
+                # (One that uses multiprocessing's `spawn` receives SIGINT again.)
                 with blocked(signal.SIGINT, signal.SIGHUP):
                     running.append((job, _submit(job)))
                 report(Event("started", job))
@@ -65,6 +65,6 @@ def _end(processes: Sequence[Process[None]]) -> None:
     deadline = time.monotonic() + END_SECONDS
     while (left := [one for one in processes if not one.done()]) and time.monotonic() < deadline:
         for process in left:
-            # submitit hands it on to its job, which may not hear it while it starts, and hears no second one.
+            # submitit forwards it to its job, which may miss it while it starts, and gets no second one.
             os.kill(int(process.job_id), signal.SIGTERM)
         time.sleep(POLL_SECONDS)

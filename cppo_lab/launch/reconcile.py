@@ -46,7 +46,7 @@ def _settle(run_ids: Sequence[str], uri: str, runs: Path) -> None:
 
 
 def _send(folders: Sequence[Path], uri: str) -> None:
-    """Send what runs have on file. What the store does not take is said, and stops nobody."""
+    """Upload what runs have on file. What the store refuses is printed, and stops nothing."""
     try:
         send(folders, uri)
     except UserError as error:

@@ -29,7 +29,7 @@ DIED = f"{_SILENT} (killed, out of memory, or the machine went down)"
 
 @dataclass(frozen=True)
 class RunState:
-    """`state` is one of schema.STATES; `reason` says more: why a run ended, what it waits for, that it starts.
+    """`state` is one of schema.STATES; `reason` is more detail: why a run ended, what it waits for, that it starts.
 
     `step` of `t_stop` is how far a run has come that is running, queued or partial, where that is known.
     """
@@ -202,7 +202,7 @@ def _progress(
 def _last_word(folder: RunFolder) -> RunState | None:
     """How the run has ended by its folder; None if that does not say."""
     recorded = folder.status.get("status")
-    if recorded == schema.RUNNING and folder.end is not None:  # killed before its status said so, too
+    if recorded == schema.RUNNING and folder.end is not None:  # killed before its status had it, too
         return RunState(folder.end.status, folder.end.reason)
     if recorded in schema.FINISHED | {schema.FAILED, schema.PARTIAL}:
         return RunState(str(recorded), folder.status.get("reason") or "")
@@ -219,7 +219,7 @@ def _ended_by_folder(folder: RunFolder) -> RunState:
 
 
 def _ended_by_store(folder: RunFolder, newest: AttemptRecord | None) -> RunState:
-    """The same where the store was asked. What it has not got yet of the attempt that it knows, the folder says."""
+    """The same where the store was asked. What is not uploaded yet of the latest attempt comes from the folder."""
     if newest is None:
         return RunState(schema.MISSING)
     if newest.record and folder.status.get("record") == newest.record:

@@ -1,6 +1,6 @@
 """End runs in order, and take those that wait off their lists. Each can go on with the next launch.
 
-A run is marked in its folder first: whoever has it on a list then leaves it out, and the run itself says that it was
+A run is marked in its folder first: whoever has it on a list then leaves it out, and the run itself records that it was
 cancelled. Then its job goes to `scancel`, or its process gets SIGTERM.
 """
 

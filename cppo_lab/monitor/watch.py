@@ -87,7 +87,7 @@ def parse_command(text: str) -> list[str]:
 def notify(command: Sequence[str], sweep: str, found: Sequence[RunStatus]) -> None:
     """Run the command once, with how many runs are done (collapsed ones too), failed and left in its environment.
 
-    A command that fails is said on standard error.
+    A command that fails is reported on standard error.
     """
     counts = Counter(one.state for one in found)
     done, failed = sum(counts[state] for state in schema.FINISHED), counts[schema.FAILED]

@@ -12,6 +12,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -191,15 +192,44 @@ def require_mlflow_database(uri: str) -> None:
         raise UserError(
             f"tracking database {path} is not MLflow's: it has the tables {', '.join(sorted(tables)[:5])}: {remedy}"
         )
-    found = importlib.util.find_spec("mlflow")
-    places = found.submodule_search_locations if found else None
-    migrations = Path(places[0]) / "store" / "db_migrations" / "versions" if places else Path()
-    known = [file.name.partition("_")[0] for file in migrations.glob("*_*.py")]
+    known = _migrations()
     if version and known and version not in known:
         raise UserError(
             f"tracking database {path} has schema {version[:40]!r}, which this MLflow does not know: install the "
             f"MLflow that made it, or {remedy}"
         )
+
+
+def outdated(uri: str) -> str:
+    """What to say of a SQLite database whose schema is an older MLflow's, which this one does not open; else empty.
+
+    One whose creation was killed half-way may look alike: whoever opens it finds out first.
+    """
+    path = sqlite_file(uri)
+    if path is None or not path.is_file():
+        return ""
+    _, version = _tables(path)
+    if not version or not _has_newer(version):
+        return ""
+    return (
+        f"tracking database {path} is of an older MLflow (schema {version[:40]!r}): `cppo plan` and `cppo status` read "
+        f"it, nothing else does: copy the file, then run: mlflow db upgrade {redacted(uri)}"
+    )
+
+
+@cache
+def _has_newer(version: str) -> bool:
+    """Whether MLflow has a change of its schema that follows this version."""
+    follows = f'down_revision = "{version}"'
+    return any(follows in file.read_text(encoding="utf-8") for file in _migrations().values())
+
+
+def _migrations() -> dict[str, Path]:
+    """MLflow's changes of its schema: the version that each leads to -> its file; nothing without MLflow."""
+    found = importlib.util.find_spec("mlflow")
+    places = found.submodule_search_locations if found else None
+    folder = Path(places[0]) / "store" / "db_migrations" / "versions" if places else Path()
+    return {file.name.partition("_")[0]: file for file in folder.glob("*_*.py")}
 
 
 def half_made(path: Path) -> UserError:

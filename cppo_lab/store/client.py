@@ -62,6 +62,8 @@ def open_client(uri: str) -> MlflowClient:
         address.require_mlflow_database(uri)
         if (database := address.sqlite_file(uri)) is not None and "already exists" in str(error):
             raise address.half_made(database) from None
+        if text := address.outdated(uri):
+            raise UserError(text) from None
         raise UserError(
             f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
         ) from None

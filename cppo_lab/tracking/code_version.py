@@ -45,7 +45,7 @@ def code_state(root: Path | None = None) -> CodeState:
         return CodeState()
     try:
         commit = _git(root, "rev-parse", "HEAD").strip()
-        # Names alone: how a difference is printed depends on the user's settings of git.
+        # Names only: how a difference is printed depends on the user's settings of git.
         changed = _git(root, "diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", "HEAD")
         return CodeState(commit, _fingerprint(root, changed.split("\0")[:-1]))
     except (OSError, subprocess.SubprocessError):

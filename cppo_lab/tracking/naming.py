@@ -29,7 +29,7 @@ def variants_in(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def names(spec: RunSpec) -> dict[str, Any]:
-    """What a run is, as its status says it."""
+    """What a run is, by its status."""
     return {
         "core": spec.core,
         "rule": spec.rule.name,

@@ -12,7 +12,7 @@ try:
 except ImportError:
     pynvml = None
 
-DRIVER = Path("/proc/driver/nvidia")  # what the kernel's module says of itself
+DRIVER = Path("/proc/driver/nvidia")  # the kernel module's description of itself
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def serving(uri: str, host: str, port: int) -> Iterator["subprocess.Popen[bytes]
     # The store by the environment: a password has no business in the list of processes.
     environment = {**_SETTINGS, **os.environ, "MLFLOW_BACKEND_STORE_URI": uri}
     with tempfile.TemporaryFile() as log:
-        # A session of its own: Ctrl-C reaches this process alone, which then ends the whole group.
+        # A session of its own: Ctrl-C reaches only this process, which then ends the whole group.
         server = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )

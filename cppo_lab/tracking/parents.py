@@ -138,7 +138,7 @@ def log_report(client: MlflowClient, parent: str, files: Iterable[Path]) -> None
 
 
 def figure(parent: str, name: str, text: str) -> str:
-    """Markdown that shows the figure `name` which `log_report` has kept; `text` says what is to be seen."""
+    """Markdown that shows the figure `name` which `log_report` has kept; `text` describes it."""
     return f"![{escaped(text)}](get-artifact?{urlencode({'path': f'{REPORT}/{name}', 'run_uuid': parent})})"
 
 

@@ -110,7 +110,7 @@ class Recorder:
         )
         if time.monotonic() - self._told_at >= STATUS_SECONDS:
             self._told_at = time.monotonic()
-            with contextlib.suppress(OSError):  # a full disk; the next one says it
+            with contextlib.suppress(OSError):  # a full disk; the next one reports it
                 self._status(schema.RUNNING, step)
 
     def tag(self, name: str, value: str) -> None:
@@ -159,7 +159,7 @@ class Recorder:
         self.spool.add(Artifact(name))
 
     def finish(self, outcome: schema.Outcome) -> None:
-        """Training ended as `outcome` says: at its last step, or in a collapse."""
+        """Training ended with `outcome`: at its last step, or in a collapse."""
         self._end(outcome.status, outcome.step, outcome.reason)
 
     @property
@@ -168,7 +168,7 @@ class Recorder:
         return max(self._steps, default=None)
 
     def interrupt(self, cause: str) -> None:
-        """The run was ended from outside, by what `cause` says: the next attempt goes on with it."""
+        """The run was ended from outside, by `cause`: the next attempt continues it."""
         reached = "before its first step" if self.step is None else f"at step {self.step}"
         self._end(schema.PARTIAL, self.step, f"interrupted: {cause} {reached}")
 
@@ -266,7 +266,7 @@ def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = Non
 
 
 def _keep_output(folder: Path, spool: Spool, printed: Sequence[Printed]) -> None:
-    """Keep what the attempts have printed with the run; a disk that has no room for it takes nothing else away."""
+    """Keep what the attempts have printed with the run; a full disk costs only this."""
     with contextlib.suppress(OSError):
         for name, content in captured_output(folder, printed):
             (folder / name).parent.mkdir(exist_ok=True)

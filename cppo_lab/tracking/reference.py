@@ -205,7 +205,7 @@ def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
 def import_reference(uri: str, progress: Callable[[str], None] = lambda line: None) -> int:
     """Writes the paper's curves into the store at `uri`, and returns how many runs it added.
 
-    A run counts as present only when MLflow says FINISHED: what an interrupted import left is deleted and
+    A run counts as present only when MLflow has it as FINISHED: what an interrupted import left is deleted and
     redone, and a second import adds nothing (one import at a time: it cannot tell a leftover from another
     import's run). `progress` gets one line per run added and one at the end. Raises UserError if the
     experiment `paper` of that store was deleted.

@@ -58,7 +58,7 @@ def retire(client: MlflowClient, mlflow_id: str) -> None:
 
 
 def _delete(client: MlflowClient, mlflow_id: str, run_id: str) -> None:
-    """Delete an attempt at `run_id`; nothing else, whatever a tag says."""
+    """Delete an attempt at `run_id`; nothing else, whatever its tags are."""
     try:
         old = client.get_run(mlflow_id)
     except MlflowException as error:

@@ -21,7 +21,7 @@ _DIGITS = 12  # of a file's fingerprint: enough to see that it changed
 
 @dataclass(frozen=True)
 class ReportLog:
-    """What to keep: `files` of `folder` with their fingerprints, and what is said of the claims, each as
+    """What to keep: `files` of `folder` with their fingerprints, and the verdicts on the claims, each as
     (outcome, claim, reason). `shown`: the name of a PNG to show. `origin`: where the numbers come from.
 
     `whole_study`: the report is of a study, whose runs belong to other sweeps.

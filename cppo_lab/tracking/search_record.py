@@ -154,7 +154,7 @@ class TrialRecord:
         self.client.set_tag(self.mlflow_id, schema.TAG_TRIAL_RUNS, ",".join(run_ids))
 
     def scores(self, points: Iterable[Point]) -> None:
-        """Points of the running mean. A store that is away costs the picture some points and the search nothing."""
+        """Points of the running mean. A store that does not answer costs some points of the chart only."""
         metrics = [Metric("search/score", one.score, one.time_ms, one.step) for one in points]
         try:
             self.client.log_batch(self.mlflow_id, metrics=metrics)
@@ -164,7 +164,7 @@ class TrialRecord:
             )
 
     def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
-        """The trial ended as `status` says, with the `values` of its objectives if it is complete."""
+        """The trial ended with `status`, and with the `values` of its objectives if it is complete."""
         for objective, value in values.items():
             self.client.log_metric(self.mlflow_id, schema.search_metric(objective), value)
         if reason:

@@ -28,7 +28,7 @@ from cppo_lab.tracking.shipping import ship
 
 EVERY_SECONDS = 2.0
 ASIDE_AFTER_SECONDS = 30.0  # of training: a shorter run would be over before the process has imported MLflow
-LONGEST_PAUSE_SECONDS = 60.0  # between two tries of a store that is away
+LONGEST_PAUSE_SECONDS = 60.0  # between two tries of a store that does not answer
 # How long the end of a run waits for its points to arrive: they are safe on file, and `cppo sync` sends them.
 PATIENCE_SECONDS = 60.0
 HURRY_SECONDS = 8.0  # of a run that is being ended: Slurm kills 30 s after its SIGTERM
@@ -63,7 +63,7 @@ class Shipper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Send what is left. A store that stays away is named, and nothing is lost by it."""
+        """Send what is left. A store that still does not answer is named, and nothing is lost."""
         self._stop.set()
         began = time.monotonic()
         while self._thread.is_alive() and time.monotonic() - began < self._patience:

@@ -1,6 +1,6 @@
 """Bringing MLflow to the state of a run's spool: the one way by which anything of a training run gets into MLflow.
 
-Whatever is killed, restarted, away or done twice, the outcome is the same: the MLflow run of a record is found by its
+Whatever is killed, restarted or done twice, the outcome is the same: the MLflow run of a record is found by its
 token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
 again for the same point. Files come behind a run's end, since they may have a store of their own, and then its tag
 TAG_FILES. `shipped` remembers how far a store has got.
@@ -39,7 +39,7 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     """Send what the store at `uri` has not got of the run in `folder`; the number of points sent.
 
     `unwritten` are lines that a full disk keeps from the spool. Several processes may ship one folder: one does at a
-    time. Raises what MLflow raises if the store is away or takes no more.
+    time. Raises what MLflow raises if the store does not answer or refuses.
     """
     if not files(folder) and not unwritten:
         return 0
@@ -95,7 +95,7 @@ class _Shipment:
     def forget_deleted(self) -> bool:
         """Whether a user has deleted the MLflow run of the record that was being sent.
 
-        The newest has gone on since, and is sent again, as a whole; any other is left alone.
+        The newest has gone on since, and is sent again, as a whole; any other stays as it is.
         """
         if not self.token or self._exists(self.record.mlflow_id):
             return False
@@ -207,7 +207,7 @@ class _Shipment:
         self._remove_others(run)
         tags = {**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING}
         if run.info.status == "FINISHED":
-            del tags[schema.TAG_STATUS]  # nobody goes on with it, and its end may be in the store alone
+            del tags[schema.TAG_STATUS]  # nobody continues it, and only the store may have its end
             if (
                 schema.TAG_REPLACED in run.data.tags
             ):  # what a user has brought back since is not replaced again

@@ -19,7 +19,7 @@ _OF_MANY = ("seed", "core")  # keys that vary within a variant
 
 @dataclass(frozen=True)
 class SweepText:
-    """What a sweep says of itself: its `feeds` are tables and figures of the paper."""
+    """A sweep's own description: its `feeds` are tables and figures of the paper."""
 
     name: str
     title: str

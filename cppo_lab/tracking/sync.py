@@ -23,7 +23,7 @@ def send(
 ) -> Sent:
     """Send what is left in the folders of runs; a run that trains at the moment may be among them.
 
-    `report` is called after each run with how many of how many are done. Raises UserError if the store is away, or,
+    `report` is called after each run with how many of how many are done. Raises UserError if the store is offline, or,
     once all others are sent, for runs that it does not take.
     """
     waiting = [folder for folder in folders if unsent(folder, uri)]
@@ -37,7 +37,7 @@ def send(
             faults.append(f"run {folder.name} could not be sent to the tracking store ({fault_line(error)})")
             client = open_client(
                 uri
-            )  # raises if the store is away: then no run after this one has to find that out
+            )  # raises if the store does not answer: the runs after this one need not try
         report(number, len(waiting))
     if faults:
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""

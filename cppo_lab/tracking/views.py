@@ -1,4 +1,4 @@
-"""Saved views of MLflow's page: the columns and charts that a researcher wants first, one click away.
+"""Saved views of MLflow's page: the columns and charts that a researcher wants first.
 
 MLflow keeps a saved view of an experiment's runs in the experiment's tag `mlflow.sharedViewState.<key>` and opens it by
 `?viewStateShareKey=<key>`. The format is that of MLflow 3.17's own page (its menu of saved views lists these beside

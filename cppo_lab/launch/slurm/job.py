@@ -21,7 +21,7 @@ from cppo_lab.runs.lock import AlreadyRunning
 from cppo_lab.signals import Interrupted
 from cppo_lab.tracking.code_version import code_version
 
-# A run that was taken away may still be writing its last words on the other machine.
+# A preempted run may still be writing its last records on the other machine.
 PREDECESSOR_SECONDS = 120.0
 
 
@@ -41,7 +41,7 @@ class SlurmTask:
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
         try:
             self._run(_in_this_job(self.job, allocation))
-        except Interrupted as error:  # the job has recorded it, and has taken submitit's handlers away
+        except Interrupted as error:  # the job has recorded it, and has removed submitit's handlers
             if not callable(requeue) or not (error.number == signal.SIGUSR2 or self._preempted()):
                 raise  # a person cancelled or requeued it
             try:
@@ -68,8 +68,8 @@ class SlurmTask:
         Called when a job is preempted or reaches its time limit, for jobs with no handler of their own within
         submitit's. Ends the process where the job may not go back into the queue.
         """
-        # Slurm's SIGTERM follows, and Apptainer hands on what its container has heard from Slurm: the job is ending
-        # already, and writes down how far it came.
+        # Slurm's SIGTERM follows, and Apptainer forwards the signals that its container received from Slurm: the job is
+        # ending already, and writes down how far it came.
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if _restarts() >= self.requeues:
@@ -104,7 +104,7 @@ def _restarts() -> int:
 
 
 def _preempted() -> bool:
-    """Whether Slurm says so of this job."""
+    """Whether Slurm reports that for this job."""
     job = os.environ.get("SLURM_JOB_ID", "")
     try:
         said = command_output("scontrol", "show", "job", "--oneliner", job).stdout

@@ -248,7 +248,7 @@ def submitting(runs: Path) -> Iterator[None]:
 
 
 def _not_ours(path: Path) -> UserError:
-    """What is said of a file in a shared folder that another account made, and keeps to itself."""
+    """The error for a file in a shared folder that another account made and others cannot write."""
     owner = name_of(path.stat().st_uid)
     return UserError(
         f"{path} may be written by {owner} alone: have them share the folder of runs with your group "

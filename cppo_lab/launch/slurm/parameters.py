@@ -12,7 +12,7 @@ from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.spec import ResourcesSpec
 
 EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
-START_SECONDS = 15  # until a job hears the warning
+START_SECONDS = 15  # until a job receives the warning
 
 
 def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What Slurm says of our jobs: one `squeue` for all of them, and `sacct` where the cluster keeps accounts.
+"""The state of our jobs in Slurm: one `squeue` for all of them, and `sacct` where the cluster keeps accounts.
 
 Nothing is decided by accounting alone: many clusters have none. `squeue` forgets a job some minutes after its end.
 """
@@ -28,7 +28,7 @@ _FIELDS = (
     "%k",
 )  # the comment last: it may hold any sign, a line break too
 # They add options of the user's to commands whose answer is read here: other jobs, other columns. `SBATCH_*` stays:
-# it says how the user wants jobs submitted.
+# it is how the user wants jobs submitted.
 _CHANGES_ANSWERS = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_|SLURM_TIME_FORMAT\Z|SLURM_BITSTR_LEN\Z")
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
@@ -132,7 +132,7 @@ def ended_as(jobs: Iterable[str]) -> dict[str, str]:
             done = command_output(*command)
         except subprocess.TimeoutExpired:  # its server hangs
             return {}
-        if done.returncode:  # accounting is off, or its server is away
+        if done.returncode:  # accounting is off, or its server does not answer
             return {}
         for line in done.stdout.splitlines():
             job, _, state = line.partition("|")
@@ -179,7 +179,7 @@ def _parse(record: str) -> QueuedJob | None:
 
 
 def _seconds(text: str) -> int:
-    """Slurm's [days-][[hours:]minutes:]seconds; 0 where it says something else (INVALID)."""
+    """Slurm's [days-][[hours:]minutes:]seconds; 0 for anything else (INVALID)."""
     days, _, rest = text.rpartition("-")
     try:
         parts = [int(part) for part in rest.split(":")]

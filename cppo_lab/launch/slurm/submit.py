@@ -27,7 +27,7 @@ from cppo_lab.safe_open import replace_file
 
 SETTLING_SECONDS = 30.0  # a controller that has just started asks its nodes how they are
 LARGEST_ARRAY = 1000  # where the cluster does not say
-REASON_TRIES, REASON_SECONDS = 10, 0.5  # until Slurm says why a job waits
+REASON_TRIES, REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
 # Why a job waits that no change of the nodes' states could let begin.
 _NEVER = frozenset({"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"})
 _AWAY = re.compile(
@@ -83,7 +83,7 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
 
 @contextlib.contextmanager
 def _saying_if_slow() -> Iterator[None]:
-    """sbatch itself tries again for minutes where the controller takes no more jobs, and says so to nobody here."""
+    """sbatch itself tries again for minutes where the controller takes no more jobs, and prints nothing here."""
     timer = threading.Timer(
         SLOW_SECONDS,
         lambda: print(
@@ -135,7 +135,7 @@ def _outside_of_jobs() -> Iterator[None]:
 
 
 def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
-    """Let Slurm look at a batch script without running it. Raises UserError with what it says against it."""
+    """Let Slurm look at a batch script without running it. Raises UserError with Slurm's objection."""
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "rehearsal.sh"

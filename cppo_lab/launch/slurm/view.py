@@ -38,7 +38,7 @@ class SlurmView:
         return run_id in self.here and self.here[run_id].state in ACTIVE
 
     def is_ending(self, run_id: str) -> bool:
-        """Whether Slurm is taking its nodes away."""
+        """Whether Slurm is releasing its nodes."""
         return run_id in self.here and self.here[run_id].state == "COMPLETING"
 
     def waiting(self, run_id: str) -> str | None:
@@ -56,7 +56,7 @@ class SlurmView:
         return f"not known now: {self.silent}" if self.silent else None
 
     def words(self, run_ids: Iterable[str]) -> dict[str, str]:
-        """How the jobs of runs ended, in Slurm's words, where that says anything: OUT_OF_MEMORY, TIMEOUT, ..."""
+        """How the jobs of runs ended, in Slurm's words, where they are informative: OUT_OF_MEMORY, TIMEOUT, ..."""
         tasks = [self.tasks[run_id] for run_id in run_ids if run_id in self.tasks and run_id not in self.here]
         unknown = [
             task.job

@@ -20,13 +20,16 @@ import psutil
 from cppo_lab.cores.verl.core import _signals_after_ray, own_ray
 from cppo_lab.cores.verl.ray_local import patient_start
 from cppo_lab.sweep.compose import Composed, compose
+from cppo_lab.sweep.groups import add_rules
 from tests.cores.verl.story import OVERRIDES
 from tests.waiting import until
 
-# Those of the figures, one that carries a column of its own, and one that weighs whole responses. The first is not the
-# story's: both begin alike.
+FOREIGN = "one_sided"  # of another package (tests/rules), by its import path
+# Those of the figures, one that carries a column of its own, one that weighs whole responses, and one of another
+# package. The first is not the story's: both begin alike.
 RULES = (
     "dppo", "cppo", "grpo", "cispo", "minpro", "trm_max_avg", "cppo_soft", "cppo_no_prefix_budget_shuffled", "gspo",
+    FOREIGN,
 )  # fmt: skip
 RANKS = 2
 # A step whose minibatches do not both have a signal shows nothing of the second one: the rule has the next step too.
@@ -36,6 +39,9 @@ HERE = [f"layout.devices_per_node={RANKS}", "layout.topk_dtype=float16"]
 
 def composed(rule: str) -> Composed:
     """The story's run under another rule, on this job's ranks."""
+    if rule == FOREIGN:  # as its file beside a sweep, and `rule.path` on the command line
+        constants = {"name": rule, "delta": "${trust_region.delta}", "options": {"slack": 0.0}}
+        add_rules({rule: {"rule": {**constants, "path": f"tests.rules.acme_rules:{rule}"}}}, f"{rule}.yaml")
     return compose([*OVERRIDES, *HERE, "model=tiny_qwen3", "seed=0", f"rule={rule}"])
 
 

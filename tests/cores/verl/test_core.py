@@ -24,7 +24,7 @@ from cppo_lab.cores.verl import steps
 from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
 from tests.cores.verl.conftest import OnRay
-from tests.cores.verl.on_ray import RULES
+from tests.cores.verl.on_ray import FOREIGN, RULES
 from tests.cores.verl.story import EVERY, KILLED_AFTER, RULE, SAMPLES, STEPS, Story
 from tests.oracles.loops import cppo_response
 
@@ -196,7 +196,7 @@ def test_the_kept_tokens_of_every_rule_are_replayed(on_ray: OnRay, rule: str) ->
 
 def test_rules_with_masks_report_them(on_ray: OnRay) -> None:
     found = rows_of_rules(on_ray)
-    for rule in ("cppo", "dppo", "trm_max_avg", "cppo_soft"):
+    for rule in ("cppo", "dppo", "trm_max_avg", "cppo_soft", FOREIGN):
         assert "rule/masked_fraction" in found[rule], rule
     assert "rule/delta_b_mean" in found["cppo"]
 
