@@ -11,6 +11,7 @@ from cppo_lab.analysis.statistics.problems import (
     CellProblems,
     PairedProblems,
     cell_problems,
+    kept_draws,
     majority_score,
     paired_problems,
 )
@@ -37,7 +38,7 @@ def problem_tables(
     pairs = paired_problems(cells, final)
     several = len(board.models) > 1
     majority = {(cell.model, cell.variant): majority_score(board, cell, answers) for cell in cells}
-    tables = {"problems": _methods(cells, found, core, title, several, majority)}
+    tables = {"problems": _methods(cells, found, core, title, several, majority, answers)}
     if pairs:
         tables["problem_differences"] = _differences(pairs, found.baseline, core, title, several)
         named = _separating(pairs, cells, core, title, several)
@@ -56,6 +57,7 @@ def _methods(
     title: str,
     several: bool,
     majority: Mapping[tuple[str, str], Estimate | None],
+    answers: Mapping[str, RunAnswers],
 ) -> TextTable:
     voted = any(one is not None for one in majority.values())
     over_seeds = {(cell.model, cell.variant): cell for cell in found.cells}
@@ -96,24 +98,30 @@ def _methods(
         "share of the variance of an answer that lies between problems, at the last validation.",
         f"pass@k at the last validation, unbiased, ± over other problems. {VOTED if voted else NO_VOTES} The last "
         "columns: share of problems with at least that share of their answers right at the last validation.",
-        *_repeated_note(cells),
+        *_repeated_note(cells, answers),
     )
     return TextTable(f"By problem ({title})", core, "method", headings, tuple(rows), notes)
 
 
-def _repeated_note(cells: Sequence[CellProblems]) -> tuple[str, ...]:
-    dependent = [cell for cell in cells if cell.draws is not None and cell.draws.dependent]
-    if not dependent:
+def _repeated_note(cells: Sequence[CellProblems], answers: Mapping[str, RunAnswers]) -> tuple[str, ...]:
+    """What the runs show of repeated seeds: from the grades of single answers, else the bound that counts give."""
+    found = []
+    for cell in cells:
+        kept = next((answers[one] for one in cell.mlflow_ids if one in answers), None)
+        measured = None if kept is None else kept_draws(kept, cell.samples)
+        if measured is not None and measured.error is not None:
+            value = f"{measured.value:.2f} ± {2 * measured.error:.2f}"
+        elif cell.draws is not None and cell.draws.dependent:
+            value = f"at least {cell.draws.value:.2f}"
+        else:
+            continue
+        found.append(f"{_label(cell.model, cell.variant, True)} {value}")
+    if not found:
         return ()
-    least = ", ".join(
-        f"{_label(cell.model, cell.variant, True)} {cell.draws.value:.2f}"
-        for cell in dependent
-        if cell.draws is not None
-    )
     return (
-        "Validations repeat their sampling seeds, and here it shows: answers with the same draw correlate between "
-        f"neighbouring validations by at least {least}. More steps or seeds remove less of the error of one evaluation "
-        "than they would with fresh answers; differences have less of it.",
+        "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
+        f"validations (of the kept texts): {'; '.join(found)}. Where it is above 0, more steps or seeds remove less of "
+        "the error of one evaluation than fresh answers would, and differences have less of it.",
     )
 
 

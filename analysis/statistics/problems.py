@@ -7,6 +7,7 @@ with different numbers of answers: nothing could be paired.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.paired_problems import ProblemDifference, problem_difference
 from cppo_lab.analysis.statistics.pass_at_k import majority_at_k, pass_at_k
-from cppo_lab.analysis.statistics.repeated_draws import DrawCorrelation, least_correlation
+from cppo_lab.analysis.statistics.repeated_draws import DrawCorrelation, draw_correlation, least_correlation
 from cppo_lab.analysis.statistics.separation import (
     Separation,
     performance_profile,
@@ -28,7 +29,7 @@ from cppo_lab.analysis.statistics.separation import (
 )
 from cppo_lab.analysis.statistics.values import late_weights
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.answers.texts import VALIDATION, Sample
+from cppo_lab.answers.texts import VALIDATION, Sample, Texts
 
 THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
 _RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
@@ -153,6 +154,31 @@ def majority_score(
             return None
         found.append([majority_at_k(votes[name][1], votes[name][0], cell.samples) for name in cell.problems])
     return clustered_mean(np.mean(found, axis=0), cell.benchmark_of)
+
+
+def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
+    """phi between the validations whose texts are here, neighbours of those, from the problems of which both have all
+    `samples` answers; None without two such validations.
+    """
+    ours, theirs = [], []
+    for one, other in pairwise(_graded(texts, samples) for texts in answers.texts):
+        for problem in sorted(one.keys() & other.keys()):
+            ours.append(one[problem])
+            theirs.append(other[problem])
+    return draw_correlation(np.array(ours), np.array(theirs)) if ours and samples > 1 else None
+
+
+def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
+    """Problem -> the grades of its answers by draw, of the problems of which all answers are there."""
+    found: dict[str, dict[int, bool]] = defaultdict(dict)
+    for one in texts.samples:
+        if one.kind == VALIDATION:
+            found[one.problem][one.draw] = one.right
+    return {
+        problem: [graded[draw] for draw in range(samples)]
+        for problem, graded in sorted(found.items())
+        if graded.keys() == set(range(samples))
+    }
 
 
 def _count(votes: tuple[Sequence[int], int]) -> int:
