@@ -69,6 +69,8 @@ def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None
         assert cell.final[cell.seeds.index(run.seed)].mean() == pytest.approx(run.final)
     assert cells["cppo"].ever.shape == (5 + 5 + 3, PROBLEMS)
     assert cells["dppo"].over_problems.value == pytest.approx(cells["dppo"].final.mean())
+    assert sum(weight for weight, _ in cells["cppo"].evaluations) == pytest.approx(1)
+    assert len(cells["dppo"].evaluations) == 2 * 2  # steps 30 and 40 of both runs
     last = [board.data.outcomes[name].right[-1] for name in cells["dppo"].mlflow_ids]
     chance = np.mean([[1 - (4 - c) * (3 - c) / 12 for c in run] for run in last])
     assert cells["dppo"].pass_at(2).value == pytest.approx(chance)
