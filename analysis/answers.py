@@ -1,23 +1,18 @@
-"""What runs kept of their answers, from the artifacts of the store: outcomes, texts, tokens (`cppo_lab.answers`)."""
+"""What the runs of a report kept of their answers, from the store: outcomes, texts, tokens (`cppo_lab.answers`)."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
-
-from cppo_lab.analysis.artifacts import artifact_bytes, artifact_sizes
-from cppo_lab.analysis.listing import open_store, unreadable
-from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
-from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
+from cppo_lab.analysis.listing import open_store
+from cppo_lab.answers import reading
+from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import Tokens
 from cppo_lab.store import address
+from cppo_lab.store.answers import StoredFiles
 
 MOST_RUNS = 300  # of a larger sweep the answers are not read, as its page shows no single curve either
-_TEXTS, _TOKENS = f"{ANSWERS}/texts-", f"{ANSWERS}/tokens-"
 
 T = TypeVar("T")
 
@@ -30,20 +25,16 @@ class RunAnswers:
     tokens: tuple[Tokens, ...]
 
 
-def read_outcomes(client: MlflowClient, mlflow_ids: Sequence[str]) -> dict[str, Outcomes]:
+def read_outcomes(uri: str, mlflow_ids: Sequence[str]) -> dict[str, Outcomes]:
     """MLflow run -> its outcomes, of those that have them; nothing for more than MOST_RUNS runs.
 
-    Raises UserError if a file is too large or not what it should be.
+    Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
     if len(mlflow_ids) > MOST_RUNS:
         return {}
-    found = {}
-    for mlflow_id in mlflow_ids:
-        size = artifact_sizes(client, mlflow_id, ANSWERS).get(OUTCOMES)
-        if size is not None:
-            content = artifact_bytes(client, mlflow_id, OUTCOMES, size, outcomes.LARGEST)
-            found[mlflow_id] = outcomes.read(content, f"{OUTCOMES} of MLflow run {mlflow_id}")
-    return found
+    client = open_store(uri)
+    found = ((each, reading.read_outcomes(StoredFiles(client, each))) for each in mlflow_ids)
+    return {mlflow_id: outcomes for mlflow_id, outcomes in found if outcomes is not None}
 
 
 def read_answers(
@@ -55,46 +46,27 @@ def read_answers(
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
     address.require_store(uri)
-    found = {}
-    try:
-        client = open_store(uri)
-        for mlflow_id in mlflow_ids:
-            sizes = artifact_sizes(client, mlflow_id, ANSWERS)
-            wanted = spread(sorted(name for name in sizes if name.startswith(_TEXTS)), text_steps)
-            of_tokens = sorted(name for name in sizes if name.startswith(_TOKENS))
-            last = of_tokens[-token_steps:] if token_steps else []
-            own = RunAnswers(
-                _files(client, mlflow_id, wanted, sizes, texts.LARGEST, texts.read),
-                _files(client, mlflow_id, last, sizes, tokens.LARGEST, tokens.read),
-            )
-            if own.texts or own.tokens:
-                found[mlflow_id] = own
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
+    client, found = open_store(uri), {}
+    for mlflow_id in mlflow_ids:
+        files = StoredFiles(client, mlflow_id)
+        last = reading.steps_with(files, "tokens")[-token_steps:] if token_steps else []
+        texts = [
+            reading.read_texts(files, step) for step in spread(reading.steps_with(files, "texts"), text_steps)
+        ]
+        tokens = [reading.read_tokens(files, step) for step in last]
+        own = RunAnswers(
+            tuple(one for one in texts if one is not None), tuple(one for one in tokens if one is not None)
+        )
+        if own.texts or own.tokens:
+            found[mlflow_id] = own
     return found
 
 
-def spread(names: Sequence[T], most: int) -> list[T]:
+def spread(items: Sequence[T], most: int) -> list[T]:
     """At most `most` of them, evenly spread, with the first and the last."""
-    if len(names) <= most:
-        return list(names)
+    if len(items) <= most:
+        return list(items)
     if most < 2:
-        return list(names[-most:]) if most else []
-    places = [round(number * (len(names) - 1) / (most - 1)) for number in range(most)]
-    return [names[place] for place in places]
-
-
-def _files(
-    client: MlflowClient,
-    mlflow_id: str,
-    names: Sequence[str],
-    sizes: Mapping[str, int],
-    largest: int,
-    read: Callable[[bytes, str], T],
-) -> tuple[T, ...]:
-    return tuple(
-        read(
-            artifact_bytes(client, mlflow_id, name, sizes[name], largest), f"{name} of MLflow run {mlflow_id}"
-        )
-        for name in names
-    )
+        return list(items[-most:]) if most else []
+    places = [round(number * (len(items) - 1) / (most - 1)) for number in range(most)]
+    return [items[place] for place in places]

@@ -137,27 +137,16 @@ def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Field
 
 def _content(client: MlflowClient, mlflow_id: str, folder: str, path: str, largest: int) -> str | None:
     """The file's text; None if the run has no such file, or its artifacts are not to be seen from here."""
-    size = artifact_sizes(client, mlflow_id, folder).get(path)
-    if size is None:
+    entry = next((one for one in client.list_artifacts(mlflow_id, folder or None) if one.path == path), None)
+    if entry is None or entry.is_dir:
         return None
-    return artifact_bytes(client, mlflow_id, path, size, largest).decode("utf-8", errors="replace")
-
-
-def artifact_sizes(client: MlflowClient, mlflow_id: str, folder: str) -> dict[str, int]:
-    """Path -> bytes of the files in one folder of a run's artifacts; none if they are not to be seen from here."""
-    listed = client.list_artifacts(mlflow_id, folder or None)
-    return {entry.path: entry.file_size or 0 for entry in listed if not entry.is_dir}
-
-
-def artifact_bytes(client: MlflowClient, mlflow_id: str, path: str, size: int, largest: int) -> bytes:
-    """A file among a run's artifacts, which the store says has `size` bytes. Raises UserError if it is too large."""
     # Asked of the store first, so that a file that is far too large is not brought here at all.
-    _small_enough(size, largest, f"{path} of MLflow run {mlflow_id}")
+    _small_enough(entry.file_size or 0, largest, f"{path} of MLflow run {mlflow_id}")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for some kilobytes
     with tempfile.TemporaryDirectory(prefix="cppo-") as target:
         local = Path(client.download_artifacts(mlflow_id, path, target))
         _small_enough(local.stat().st_size, largest, f"{path} of MLflow run {mlflow_id}")
-        return local.read_bytes()
+        return local.read_bytes().decode("utf-8", errors="replace")
 
 
 def _small_enough(size: int, largest: int, what: str) -> None:

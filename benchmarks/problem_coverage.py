@@ -129,6 +129,7 @@ def repeated(studies: int) -> Rows:
         rng = np.random.default_rng(7)
         p = chances(rng)
         single = float((p * (1 - p)).sum()) / SAMPLES / 90**2
+        one, ten = [(1.0, single)], [(0.1, single)] * 10
         scores, found = np.empty((studies, 10)), np.empty(studies)
         for study in range(studies):
             common, fresh = rng.random((90, SAMPLES)), rng.random((10, 90, SAMPLES))
@@ -143,10 +144,10 @@ def repeated(studies: int) -> Rows:
             f"phi = {shared}",
             {
                 "measured phi": phi,
-                "difference, fresh": difference_variance(single, single) / apart,
-                "difference, phi": difference_variance(single, single, phi) / apart,
-                "mean of ten, fresh": mean_variance([single] * 10) / together,
-                "mean of ten, phi": mean_variance([single] * 10, phi) / together,
+                "difference, fresh": difference_variance(one, one) / apart,
+                "difference, phi": difference_variance(one, one, phi) / apart,
+                "mean of ten, fresh": mean_variance(ten) / together,
+                "mean of ten, phi": mean_variance(ten, phi) / together,
             },
         )
 

@@ -11,9 +11,11 @@ from cppo_lab.analysis.statistics.problems import (
     CellProblems,
     PairedProblems,
     cell_problems,
+    kept_draws,
     majority_score,
     paired_problems,
 )
+from cppo_lab.analysis.statistics.repeated_draws import difference_variance, mean_variance
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.headlines import points
@@ -37,9 +39,10 @@ def problem_tables(
     pairs = paired_problems(cells, final)
     several = len(board.models) > 1
     majority = {(cell.model, cell.variant): majority_score(board, cell, answers) for cell in cells}
-    tables = {"problems": _methods(cells, found, core, title, several, majority)}
+    phi = {(cell.model, cell.variant): _repeated(cell, answers) for cell in cells}
+    tables = {"problems": _methods(cells, found, core, title, several, majority, phi)}
     if pairs:
-        tables["problem_differences"] = _differences(pairs, found.baseline, core, title, several)
+        tables["problem_differences"] = _differences(pairs, cells, phi, found.baseline, core, title, several)
         named = _separating(pairs, cells, core, title, several)
         tables |= {"separating": named} if named.rows else {}
     return tables
@@ -56,6 +59,7 @@ def _methods(
     title: str,
     several: bool,
     majority: Mapping[tuple[str, str], Estimate | None],
+    phi: Mapping[tuple[str, str], tuple[float, str]],
 ) -> TextTable:
     voted = any(one is not None for one in majority.values())
     over_seeds = {(cell.model, cell.variant): cell for cell in found.cells}
@@ -66,6 +70,7 @@ def _methods(
         texts = (
             f"{points(seeds.value)}{_plus_minus(seeds)}",
             _plus_minus(cell.over_problems).strip() or ABSENT,
+            _of_answers(mean_variance(cell.evaluations, phi[cell.model, cell.variant][0]), cell),
             ABSENT if own.sampling is None or not own.sampling.known else f"{100 * own.sampling.answers:.2f}",
             ABSENT if cell.between is None else f"{cell.between:.2f}",
             *(_estimate(cell.pass_at(k)) for k in _shown_k(cell.samples)),
@@ -83,6 +88,7 @@ def _methods(
     headings = (
         "final mean, seeds",
         "other problems",
+        "other answers",
         "one evaluation",
         "rho",
         *(f"pass@{k}" for k in _shown_k(cells[0].samples)),
@@ -91,30 +97,50 @@ def _methods(
     )
     notes = (
         "Percent. final mean ± half the 95 % interval over seeds, for these problems; other problems: the same over "
-        "problems as independent units with their answers as clusters (Miller 2024), for these runs.",
+        "problems as independent units with their answers as clusters (Miller 2024), for these runs; "
+        "other answers: the same over other answers of these runs to these problems.",
         "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
         "share of the variance of an answer that lies between problems, at the last validation.",
         f"pass@k at the last validation, unbiased, ± over other problems. {VOTED if voted else NO_VOTES} The last "
         "columns: share of problems with at least that share of their answers right at the last validation.",
-        *_repeated_note(cells),
+        *_repeated_note(cells, phi),
     )
     return TextTable(f"By problem ({title})", core, "method", headings, tuple(rows), notes)
 
 
-def _repeated_note(cells: Sequence[CellProblems]) -> tuple[str, ...]:
-    dependent = [cell for cell in cells if cell.draws is not None and cell.draws.dependent]
-    if not dependent:
+def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[float, str]:
+    """phi in [0, 1] and how it is known: from the grades of single answers, else the bound that counts give; 0 and
+    nothing where neither shows any.
+    """
+    kept = next((answers[one] for one in cell.mlflow_ids if one in answers), None)
+    measured = None if kept is None else kept_draws(kept, cell.samples)
+    if measured is not None and measured.error is not None:
+        text = f"{measured.value:.2f} ± {2 * measured.error:.2f}"
+        return (min(1.0, measured.value), text) if measured.dependent else (0.0, text)
+    if cell.draws is not None and cell.draws.dependent:
+        return min(1.0, cell.draws.value), f"at least {cell.draws.value:.2f}"
+    return 0.0, ""
+
+
+def _repeated_note(
+    cells: Sequence[CellProblems], phi: Mapping[tuple[str, str], tuple[float, str]]
+) -> tuple[str, ...]:
+    found = [
+        f"{_label(cell.model, cell.variant, True)} {text}"
+        for cell in cells
+        if (text := phi[cell.model, cell.variant][1])
+    ]
+    if not found:
         return ()
-    least = ", ".join(
-        f"{_label(cell.model, cell.variant, True)} {cell.draws.value:.2f}"
-        for cell in dependent
-        if cell.draws is not None
-    )
     return (
-        "Validations repeat their sampling seeds, and here it shows: answers with the same draw correlate between "
-        f"neighbouring validations by at least {least}. More steps or seeds remove less of the error of one evaluation "
-        "than they would with fresh answers; differences have less of it.",
+        "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
+        f"validations (of the kept texts): {'; '.join(found)}. The errors over other answers take it into account where "
+        "it is above 0 by two standard errors.",
     )
+
+
+def _of_answers(variance: float, cell: CellProblems) -> str:
+    return f"± {196 * math.sqrt(variance):.1f}" if cell.evaluations else ABSENT
 
 
 def _shown_k(samples: int) -> tuple[int, ...]:
@@ -122,16 +148,26 @@ def _shown_k(samples: int) -> tuple[int, ...]:
 
 
 def _differences(
-    pairs: Sequence[PairedProblems], baseline: str, core: str, title: str, several: bool
+    pairs: Sequence[PairedProblems],
+    cells_shown: Sequence[CellProblems],
+    phi: Mapping[tuple[str, str], tuple[float, str]],
+    baseline: str,
+    core: str,
+    title: str,
+    several: bool,
 ) -> TextTable:
-    rows = []
+    by_name, rows = {(cell.model, cell.variant): cell for cell in cells_shown}, []
     for pair in pairs:
+        ours_named, theirs_named = (pair.model, pair.variant), (pair.model, pair.against)
+        mine, other = by_name[ours_named], by_name[theirs_named]
+        shared = min(phi[ours_named][0], phi[theirs_named][0])
         named = [one for one in pair.separated if one.separates]
         ours = sum(one.ours > one.theirs for one in named)
         cells = (
             _estimate(pair.difference.seeds, signed=True),
             _plus_minus(pair.difference.problems).strip() or ABSENT,
             _plus_minus(pair.difference.both).strip() or ABSENT,
+            _of_answers(difference_variance(mine.evaluations, other.evaluations, shared), mine),
             ABSENT if pair.difference.correlation is None else f"{pair.difference.correlation:.2f}",
             f"{ours} and {len(named) - ours} of {len(pair.separated)}",
             f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
@@ -145,10 +181,19 @@ def _differences(
             )
         )
     base = display_name(baseline)
-    headings = ("seeds", "other problems", "both", "correlation", "separating", "solved by one alone")
+    headings = (
+        "seeds",
+        "other problems",
+        "both",
+        "other answers",
+        "correlation",
+        "separating",
+        "solved by one alone",
+    )
     notes = (
         f"Points of the final mean above {base}, ± half the 95 % interval: over other seeds on these problems; over "
-        "other problems for these runs, paired by problem; over both, as crossed random effects.",
+        "other problems for these runs, paired by problem; over both, as crossed random effects; over other "
+        "answers of these runs to these problems.",
         "correlation: of the two methods' shares by problem. separating: problems with more right answers under the "
         f"method, and under {base}, at the last validation, by Fisher's exact test with Holm's adjustment over the "
         "problems: the chance of naming any of them wrongly is at most 5 %, for these runs.",

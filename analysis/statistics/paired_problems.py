@@ -8,17 +8,20 @@ both contain:
 
     var = var over seeds + var over problems - var of the interaction
 
-With few seeds the interaction may be estimated larger than it is; the result is never taken below either part.
+With few seeds the interaction may be estimated larger than it is; the result is never taken below either part. Its
+interval adds the squares of the parts' half widths, each with its own Student's t: Satterthwaite's degrees of freedom
+would trust three seeds too much whenever they happen to agree (91 % coverage in place of 95).
 """
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
 from cppo_lab.analysis.statistics.aggregates import FloatArray
 from cppo_lab.analysis.statistics.by_problem import Counts, clustered_mean, strata_of
-from cppo_lab.analysis.statistics.estimate import Estimate, estimate
+from cppo_lab.analysis.statistics.estimate import LEVEL, Estimate, estimate
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,24 @@ def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
 def _both(seeds: Estimate, problems: Estimate, interaction: float) -> Estimate:
     if seeds.error is None or problems.error is None or seeds.degrees is None or problems.degrees is None:
         return Estimate(problems.value, seeds.n, unknown=seeds.unknown or problems.unknown)
-    parts = ((seeds.error**2, seeds.degrees), (problems.error**2, problems.degrees))
-    total = math.fsum(variance for variance, _ in parts)
-    degrees = total**2 / math.fsum(variance**2 / own for variance, own in parts)
-    least = max(variance for variance, _ in parts)
-    return estimate(problems.value, seeds.n, math.sqrt(max(total - interaction, least)), degrees)
+    over_seeds, over_problems = seeds.error**2, problems.error**2
+    alone = max(over_problems - interaction, 0.0)  # of the problems, whatever the runs
+    error = math.sqrt(max(over_seeds + alone, over_problems))
+    half = math.hypot(_quantile(seeds.degrees) * seeds.error, _quantile(problems.degrees) * math.sqrt(alone))
+    return estimate(problems.value, seeds.n, error, _degrees(half / error, seeds.degrees, problems.degrees))
+
+
+def _quantile(degrees: float) -> float:
+    return float(stdtrit(degrees, (1 + LEVEL) / 2))
+
+
+def _degrees(quantile: float, one: float, other: float) -> float:
+    """The degrees of freedom between the two whose t has this quantile."""
+    low, high = sorted((one, other))
+    for _ in range(60):  # the quantile falls as the degrees rise
+        middle = (low + high) / 2
+        low, high = (middle, high) if _quantile(middle) > quantile else (low, middle)
+    return (low + high) / 2
 
 
 def _correlation(one: FloatArray, other: FloatArray) -> float | None:

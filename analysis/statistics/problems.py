@@ -7,6 +7,7 @@ with different numbers of answers: nothing could be paired.
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,12 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.paired_problems import ProblemDifference, problem_difference
 from cppo_lab.analysis.statistics.pass_at_k import majority_at_k, pass_at_k
-from cppo_lab.analysis.statistics.repeated_draws import DrawCorrelation, least_correlation
+from cppo_lab.analysis.statistics.repeated_draws import (
+    DrawCorrelation,
+    Evaluations,
+    draw_correlation,
+    least_correlation,
+)
 from cppo_lab.analysis.statistics.separation import (
     Separation,
     performance_profile,
@@ -28,7 +34,7 @@ from cppo_lab.analysis.statistics.separation import (
 )
 from cppo_lab.analysis.statistics.values import late_weights
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.answers.texts import VALIDATION, Sample
+from cppo_lab.answers.texts import VALIDATION, Sample, Texts
 
 THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
 _RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
@@ -41,6 +47,7 @@ class CellProblems:
     mlflow_ids: of the runs. final [S, P]: each run's shares by problem, averaged as the score `final` is. last [S, P]:
     right answers at the last validation in the window. ever [V, P]: at every validation in the window, of all runs.
     draws: how far neighbouring validations of the first run share their draws, a lower bound (`least_correlation`).
+    evaluations: those behind the final mean, of all runs; none with one answer to each problem.
     """
 
     model: str
@@ -54,6 +61,7 @@ class CellProblems:
     last: Counts
     ever: Counts
     draws: DrawCorrelation | None
+    evaluations: Evaluations
 
     @property
     def over_problems(self) -> Estimate:
@@ -97,15 +105,14 @@ def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
     """The cells whose finished runs all kept their outcomes, on the same problems as the others of their model."""
     found = []
     for model in board.models:
-        cells = [
-            (variant, finished)
-            for variant in board.variants
-            if (finished := [run for run in board.runs_of(model, variant) if run.state in _RESULTS])
-        ]
-        kept = [_outcomes(board, run) for _, finished in cells for run in finished]
-        known = [one for one in kept if one is not None and len(one.steps)]
-        if known and len(known) == len(kept) and len({_problems(one) for one in known}) == 1:
-            found += [_cell(board, model, variant, finished) for variant, finished in cells]
+        cells = [(variant, _kept(board, model, variant)) for variant in board.variants]
+        kept = [pair for _, own in cells for pair in own]
+        whole = all(outcomes is not None and len(outcomes.steps) for _, outcomes in kept)
+        known = [(run, outcomes) for run, outcomes in kept if outcomes is not None]
+        if known and whole and len({_problems(outcomes) for _, outcomes in known}) == 1:
+            for variant, own in cells:
+                runs = [(run, outcomes) for run, outcomes in own if outcomes is not None]
+                found += [_cell(board, model, variant, runs)] if runs else []
     return tuple(one for one in found if one is not None)
 
 
@@ -155,6 +162,31 @@ def majority_score(
     return clustered_mean(np.mean(found, axis=0), cell.benchmark_of)
 
 
+def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
+    """phi between the validations whose texts are here, neighbours of those, from the problems of which both have all
+    `samples` answers; None without two such validations.
+    """
+    ours, theirs = [], []
+    for one, other in pairwise(_graded(texts, samples) for texts in answers.texts):
+        for problem in sorted(one.keys() & other.keys()):
+            ours.append(one[problem])
+            theirs.append(other[problem])
+    return draw_correlation(np.array(ours), np.array(theirs)) if ours and samples > 1 else None
+
+
+def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
+    """Problem -> the grades of its answers by draw, of the problems of which all answers are there."""
+    found: dict[str, dict[int, bool]] = defaultdict(dict)
+    for one in texts.samples:
+        if one.kind == VALIDATION:
+            found[one.problem][one.draw] = one.right
+    return {
+        problem: [graded[draw] for draw in range(samples)]
+        for problem, graded in sorted(found.items())
+        if graded.keys() == set(range(samples))
+    }
+
+
 def _count(votes: tuple[Sequence[int], int]) -> int:
     return sum(votes[0]) + votes[1]
 
@@ -180,40 +212,44 @@ def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, 
     return mine, other
 
 
-def _outcomes(board: Scoreboard, run: RunScore) -> Outcomes | None:
-    return board.data.outcomes.get(run.mlflow_id or "")
+def _kept(board: Scoreboard, model: str, variant: str) -> list[tuple[RunScore, Outcomes | None]]:
+    """The finished runs of a cell with their outcomes."""
+    finished = (run for run in board.runs_of(model, variant) if run.state in _RESULTS)
+    return [(run, board.data.outcomes.get(run.mlflow_id or "")) for run in finished]
 
 
 def _problems(outcomes: Outcomes) -> tuple[object, ...]:
     return outcomes.samples, outcomes.benchmarks, outcomes.problems, outcomes.benchmark_of.tobytes()
 
 
-def _cell(board: Scoreboard, model: str, variant: str, finished: Sequence[RunScore]) -> CellProblems | None:
-    final, last, ever, seeds = [], [], [], []
-    for run in finished:
-        outcomes = _outcomes(board, run)
-        assert outcomes is not None
-        inside = outcomes if run.t_stop is None else outcomes.until(run.t_stop)
+def _cell(
+    board: Scoreboard, model: str, variant: str, runs: Sequence[tuple[RunScore, Outcomes]]
+) -> CellProblems | None:
+    final, inside, evaluations = [], [], list[tuple[float, float]]()
+    first = runs[0][1]
+    for run, whole in runs:
+        outcomes = whole if run.t_stop is None else whole.until(run.t_stop)
         weights = late_weights(board, run)
-        rows = {int(step): row for step, row in zip(inside.steps, inside.right, strict=True)}
+        rows = {int(step): row for step, row in zip(outcomes.steps, outcomes.right, strict=True)}
         if not weights or not weights.keys() <= rows.keys():
             return None  # its scores are of other validations than its outcomes
         total = sum(weight * rows[step].astype(np.float64) for step, weight in weights.items())
         final.append(total / outcomes.samples)
-        last.append(inside.right[-1])
-        ever.append(inside.right)
-        seeds.append(run.seed)
-    right = np.concatenate(ever)
+        inside.append(outcomes.right)
+        for step, weight in weights.items():
+            variance = evaluation_variance(rows[step], outcomes.samples, outcomes.benchmark_of).answers
+            evaluations += [] if variance is None else [(weight / len(runs), variance)]
     return CellProblems(
         model=model,
         variant=variant,
-        seeds=tuple(seeds),
-        mlflow_ids=tuple(run.mlflow_id or "" for run in finished),
-        samples=outcomes.samples,
-        problems=outcomes.problems,
-        benchmark_of=outcomes.benchmark_of,
+        seeds=tuple(run.seed for run, _ in runs),
+        mlflow_ids=tuple(run.mlflow_id or "" for run, _ in runs),
+        samples=first.samples,
+        problems=first.problems,
+        benchmark_of=first.benchmark_of,
         final=np.array(final),
-        last=np.array(last),
-        ever=right,
-        draws=least_correlation(ever[0], outcomes.samples),
+        last=np.array([right[-1] for right in inside]),
+        ever=np.concatenate(inside),
+        draws=least_correlation(inside[0], first.samples),
+        evaluations=tuple(evaluations),
     )

@@ -24,6 +24,9 @@ from cppo_lab.analysis.statistics.aggregates import FloatArray
 from cppo_lab.analysis.statistics.by_problem import Counts, within_problem
 
 Graded = NDArray[np.bool_]
+Evaluations = Sequence[
+    tuple[float, float]
+]  # (weight, variance over other answers) of each; the weights add up to 1
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,17 @@ def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
     return DrawCorrelation(value, error, n)
 
 
-def difference_variance(ours: float, theirs: float, correlation: float = 0.0) -> float:
-    """Variance over other answers of the difference of two evaluations of the same problems."""
-    return max(0.0, ours + theirs - 2 * correlation * math.sqrt(ours * theirs))
+def mean_variance(evaluations: Evaluations, correlation: float = 0.0) -> float:
+    """Variance over other answers of a weighted mean of evaluations of the same problems, phi between any two."""
+    apart = math.fsum(weight**2 * variance for weight, variance in evaluations)
+    return (1 - correlation) * apart + correlation * _together(evaluations) ** 2
 
 
-def mean_variance(variances: Sequence[float], correlation: float = 0.0) -> float:
-    """Variance over other answers of the mean of several evaluations of the same problems."""
-    together = math.fsum(math.sqrt(one) for one in variances) ** 2
-    return ((1 - correlation) * math.fsum(variances) + correlation * together) / len(variances) ** 2
+def difference_variance(ours: Evaluations, theirs: Evaluations, correlation: float = 0.0) -> float:
+    """Variance over other answers of the difference of two such means."""
+    shared = 2 * correlation * _together(ours) * _together(theirs)
+    return max(0.0, mean_variance(ours, correlation) + mean_variance(theirs, correlation) - shared)
+
+
+def _together(evaluations: Evaluations) -> float:
+    return math.fsum(weight * math.sqrt(variance) for weight, variance in evaluations)

@@ -36,16 +36,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
 
 def test_outcomes_of_the_runs_that_have_them(store: tuple[str, list[str]]) -> None:
     uri, (whole, bare, broken) = store
-    found = read_outcomes(MlflowClient(uri), [whole, bare])
+    found = read_outcomes(uri, [whole, bare])
     assert list(found) == [whole]
     assert found[whole].right.tolist() == made.outcomes().right.tolist()
     with pytest.raises(UserError, match=f"{OUTCOMES} of MLflow run {broken}.*delete that file"):
-        read_outcomes(MlflowClient(uri), [broken])
+        read_outcomes(uri, [broken])
 
 
 def test_a_large_sweep_is_not_read(store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_RUNS", 1)
-    assert read_outcomes(MlflowClient(store[0]), store[1]) == {}
+    assert read_outcomes(store[0], store[1]) == {}
 
 
 def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str, list[str]]) -> None:
@@ -62,7 +62,7 @@ def test_a_file_that_is_too_large_is_not_fetched(
     store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "LARGEST", 10)
-    with pytest.raises(UserError, match="more than the 10 that such a file may have"):
+    with pytest.raises(UserError, match="more than the 10 it may have"):
         read_answers(store[0], store[1][:1], 1, 1)
 
 

@@ -9,7 +9,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.problems import cell_problems, majority_score, paired_problems
+from cppo_lab.analysis.statistics.problems import cell_problems, kept_draws, majority_score, paired_problems
 from cppo_lab.analysis.statistics.sampling import run_sampling_error
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.statistics.values import Score, run_values
@@ -69,6 +69,8 @@ def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None
         assert cell.final[cell.seeds.index(run.seed)].mean() == pytest.approx(run.final)
     assert cells["cppo"].ever.shape == (5 + 5 + 3, PROBLEMS)
     assert cells["dppo"].over_problems.value == pytest.approx(cells["dppo"].final.mean())
+    assert sum(weight for weight, _ in cells["cppo"].evaluations) == pytest.approx(1)
+    assert len(cells["dppo"].evaluations) == 2 * 2  # steps 30 and 40 of both runs
     last = [board.data.outcomes[name].right[-1] for name in cells["dppo"].mlflow_ids]
     chance = np.mean([[1 - (4 - c) * (3 - c) / 12 for c in run] for run in last])
     assert cells["dppo"].pass_at(2).value == pytest.approx(chance)
@@ -155,3 +157,28 @@ def test_majority_takes_the_answers_to_all_problems(board: Scoreboard) -> None:
     less = {name: RunAnswers((Texts(40, samples[1:]),), ()) for name in cell.mlflow_ids}
     assert majority_score(board, cell, less) is None
     assert majority_score(board, cell, {}) is None
+
+
+def test_grades_of_single_answers_show_repeated_draws() -> None:
+    """Three validations; of the second problem one answer is missing at the last, of the third all but one always."""
+    grades = {0: {"a": "1100", "b": "1000"}, 10: {"a": "1000", "b": "0111"}, 20: {"a": "1010", "b": "011"}}
+    kept = tuple(
+        Texts(
+            step,
+            tuple(
+                text(problem, draw, None, right == "1", step)
+                for problem, answers in {**by_problem, "c": "1"}.items()
+                for draw, right in enumerate(answers)
+            ),
+        )
+        for step, by_problem in grades.items()
+    )
+    found = kept_draws(RunAnswers(kept, ()), SAMPLES)
+    pairs = [("1100", "1000"), ("1000", "0111"), ("1000", "1010")]
+    together = apart = 0.0
+    for one, other in pairs:
+        a, b = ([int(sign) - sum(map(int, side)) / 4 for sign in side] for side in (one, other))
+        together += sum(x * y for x, y in zip(a, b, strict=True))
+        apart += sum(x * x for x in a) / 2 + sum(y * y for y in b) / 2
+    assert found is not None and found.value == pytest.approx(together / apart)
+    assert kept_draws(RunAnswers(kept[:1], ()), SAMPLES) is None

@@ -67,9 +67,13 @@ def test_variances_of_differences_and_means(shared: float) -> None:
     chances = np.array([0.2, 0.5, 0.9])
     scores = np.stack([answers(rng, chances, 5, 8, shared).mean(axis=(1, 2)) for _ in range(4000)])
     single = float((chances * (1 - chances)).sum()) / 8 / 9
-    assert difference_variance(single, single, shared) == pytest.approx(
+    one, five = [(1.0, single)], [(0.2, single)] * 5
+    assert difference_variance(one, one, shared) == pytest.approx(
         float((scores[:, 0] - scores[:, 1]).var()), rel=0.1
     )
-    assert mean_variance([single] * 5, shared) == pytest.approx(float(scores.mean(axis=1).var()), rel=0.1)
-    assert difference_variance(single, single, 1.0) == 0
-    assert mean_variance([single] * 5, 1.0) == pytest.approx(single)
+    assert mean_variance(five, shared) == pytest.approx(float(scores.mean(axis=1).var()), rel=0.1)
+    apart = scores[:, :2].mean(axis=1) - scores[:, 2:].mean(axis=1)
+    two, three = [(0.5, single)] * 2, [(1 / 3, single)] * 3
+    assert difference_variance(two, three, shared) == pytest.approx(float(apart.var()), rel=0.1)
+    assert difference_variance(one, one, 1.0) == 0
+    assert mean_variance(five, 1.0) == pytest.approx(single)
