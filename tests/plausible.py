@@ -3,10 +3,13 @@
 import math
 
 from cppo_lab import schema
+from cppo_lab.answers.texts import Texts, texts_name, write
 from cppo_lab.spec import RunSpec
+from tests.answers import made
 
 TOPS = {"grpo": 0.5, "dppo": 0.65, "cppo": 0.8}
 LAST_STEP = 40
+HOSTILE_ANSWER = "<img src=x onerror=alert(1)>"
 
 
 def score(spec: RunSpec, step: int) -> float:
@@ -32,4 +35,8 @@ def train(spec: RunSpec, recorder: object, resources: object) -> schema.Outcome:
                 "rule/masked_fraction": 0.02 + step / 1000,
             }
         recorder.log(step, metrics)
+    last = made.sample(
+        step=LAST_STEP, prompt=HOSTILE_ANSWER, response=f"{spec.rule.name} at step {LAST_STEP}"
+    )
+    recorder.file(texts_name(LAST_STEP), write(Texts(LAST_STEP, (last,))))
     return schema.Outcome(schema.DONE, LAST_STEP)

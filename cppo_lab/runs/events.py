@@ -6,6 +6,7 @@ What is read may have been written by a stranger: a line with other values than 
 import json
 import posixpath
 import re
+from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -44,11 +45,19 @@ class Begin:
 class Artifact:
     """A file of the run's folder, by its path relative to it; named again when its content has changed.
 
-    `text`: what is in it, where a full disk has kept the file from being written.
+    `text`: what is in it, where a full disk has kept the file from being written; of a file that is no text `base64`.
     """
 
     path: str
     text: str = ""
+    base64: str = ""
+
+    def content(self) -> bytes:
+        """What is in it, where the line holds that; else nothing."""
+        try:
+            return self.text.encode() or b64decode(self.base64, validate=True)
+        except ValueError:  # no line of ours
+            return b""
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ def encoded(line: Line) -> bytes:
     else:
         kind = next(name for name, one in _KINDS.items() if isinstance(line, one))
         values = {"kind": kind, **vars(line)}
+        if not values.get("base64"):  # which lines of earlier versions have not
+            values.pop("base64", None)
     return json.dumps(values).encode() + b"\n"
 
 

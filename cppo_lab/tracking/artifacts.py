@@ -30,8 +30,8 @@ class Artifacts:
         place = None if parent == "." else parent
         if (path := self._own_file(name)) is not None:
             self.client.log_artifact(self.mlflow_id, str(path), place)
-        elif text := self._carried().get(name):
-            self._upload_content(Path(name).name, text.encode(), place)
+        elif content := self._carried().get(name):
+            self._upload_content(Path(name).name, content, place)
 
     def missing(self) -> list[str]:
         """Files of a record that the store has not got although it took them: a gateway may have answered for it."""
@@ -66,10 +66,10 @@ class Artifacts:
             copy.write_bytes(content)
             self.client.log_artifact(self.mlflow_id, str(copy), place)
 
-    def _carried(self) -> dict[str, str]:
+    def _carried(self) -> dict[str, bytes]:
         """What is in the files that a full disk did not take, by their names."""
-        found = {line.path: line.text for line in self.lines() if isinstance(line, Artifact)}
-        return {name: text for name, text in found.items() if text and self._is_ours(name)}
+        found = {line.path: line.content() for line in self.lines() if isinstance(line, Artifact)}
+        return {name: content for name, content in found.items() if content and self._is_ours(name)}
 
     def _is_ours(self, name: str) -> bool:
         """Whether a file of that name would lie in the run's folder."""

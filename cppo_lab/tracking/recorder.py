@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ class Recorder:
     def file(self, name: str, content: bytes) -> None:
         """Keep `content` as the file `name` (a relative path) of the run; a later one of the name replaces it.
 
-        What a full disk does not take waits in memory, and is tried again with the next file and at the end.
+        What a full disk does not take waits in memory, and is tried again with the next file and at the end; what it
+        does not take then waits with the metrics.
         """
         waited = bool(self._waiting)
         self._waiting[name] = content
@@ -176,6 +178,10 @@ class Recorder:
         if self._ended:
             return
         self._write_waiting(quiet=False)
+        for name, content in self._waiting.items():
+            with contextlib.suppress(OSError):  # an older one of the name
+                (self.folder / name).unlink(missing_ok=True)
+            self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True

@@ -13,10 +13,11 @@ from cppo_lab.reports.run_list import mlflow_link
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.answers_table import TABLE
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.views import sweep_key
 from tests.browser.conftest import WAIT_MS
-from tests.plausible import LAST_STEP, score
+from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until
 
 if TYPE_CHECKING:
@@ -160,3 +161,17 @@ def test_the_link_of_a_report_opens_the_run(
     browser_page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", mlflow_id(store, one)))
     browser_page.get_by_text(one.run_id).first.wait_for()
     shot("7-run-of-a-report")
+
+
+def test_the_answers_of_a_run_are_a_table(
+    browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
+) -> None:
+    """Hostile text is shown as text."""
+    page, client, spec = browser_page, MlflowClient(store), specs()["cppo", 0]
+    own, start = mlflow_id(store, spec), urlsplit(links[0])
+    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
+    page.on("dialog", lambda dialog: pytest.fail(f"the text was run: {dialog.message}"))
+    page.goto(f"{start.scheme}://{start.netloc}/#/experiments/{experiment}/runs/{own}/artifacts/{TABLE}")
+    page.get_by_text(HOSTILE_ANSWER).first.wait_for()
+    page.get_by_text(f"{spec.rule.name} at step {LAST_STEP}").first.wait_for()
+    shot("8-answers")

@@ -1,5 +1,6 @@
 """What a store has of a run, against what it has to have."""
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,10 +9,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
+from cppo_lab.answers.recording import Recording
 from cppo_lab.schema import DONE
 from cppo_lab.spec import RunSpec
 from cppo_lab.store import history
+from cppo_lab.store.answers import StoredFiles
 from cppo_lab.store.client import open_client
+from cppo_lab.tracking.answers_table import TABLE
 from cppo_lab.tracking.naming import flatten
 from tests.servers import trainer
 
@@ -71,7 +75,11 @@ def compare(found: Curves, wanted: Curves) -> None:
 
 
 def assert_whole(
-    uri: str, spec: RunSpec, folder: Path, wanted: Mapping[str, dict[int, str]] | None = None
+    uri: str,
+    spec: RunSpec,
+    folder: Path,
+    wanted: Mapping[str, dict[int, str]] | None = None,
+    disk_full: bool = False,
 ) -> Run:
     """The run is one MLflow run, finished, with the history of an unbroken one, and nothing of it is RUNNING."""
     found = runs_of(uri, spec, ViewType.ALL)
@@ -93,7 +101,29 @@ def assert_whole(
     path = Path(client.download_artifacts(run.info.run_id, history.HISTORY, str(folder)))
     whole = history.unpack(path.read_bytes(), str(path))
     compare(_of_file(whole), curves)
+    if wanted is None:
+        _assert_answers(client, run, spec.training.t_stop, folder, disk_full)
     return run
+
+
+def _assert_answers(client: MlflowClient, run: Run, last: int, folder: Path, disk_full: bool) -> None:
+    """The store has each answer file of an unbroken run, byte by byte, and the table of its texts.
+
+    The table is made of the files on disk.
+    """
+    files: dict[str, bytes] = {}
+    unbroken = Recording(trainer.KEPT, folder / "nowhere", 1 + last // trainer.EVERY, files.__setitem__)
+    for step in range(0, last + 1, trainer.EVERY):
+        unbroken.add(trainer.answers(step))
+    kept = StoredFiles(client, run.info.run_id)
+    assert kept.names() == sorted(name.removeprefix("answers/") for name in files)
+    for name, content in files.items():
+        assert kept.content(name, 10**9) == content, name
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, TABLE, str(folder))).read_text())
+    steps = [row[table["columns"].index("step")] for row in table["data"]]
+    whole = sorted(3 * list(range(0, last + 1, trainer.EVERY)))
+    assert sorted(steps) == whole or (disk_full and set(steps) < set(whole))
+    assert json.loads(run.data.tags["mlflow.loggedArtifacts"]) == [{"path": TABLE, "type": "table"}]
 
 
 def _of_file(whole: history.History) -> Curves:

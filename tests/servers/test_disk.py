@@ -100,7 +100,7 @@ def test_a_disk_stays_full(
     going = trainer(uri).start().reach(MIDDLE)
     fill(small_disk)
     going.finish()
-    assert_whole(uri, spec, workspace / "a")
+    assert_whole(uri, spec, workspace / "a", disk_full=True)
     assert_never_waited(going)
 
 

@@ -9,24 +9,27 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import attempt as run_module
 from cppo_lab import schema
+from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.attempt import Attempt
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.signals import Interrupted
-from cppo_lab.spec import RunSpec
+from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.tracking import shipper
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.ship_process import ShipProcess
+from tests.answers import made
 from tests.servers.forked import Forked, Gate, KillAt
 from tests.waiting import CEILING_SECONDS, until
 
-EVERY = 10  # steps between two checkpoints
+EVERY = 10  # steps between two checkpoints, which are validations
+KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
 NAMES = [one.name for one in schema.METRICS if one.name.startswith(("train/", "rule/"))]
 
 
@@ -41,16 +44,34 @@ def metrics(step: int) -> dict[str, float]:
     return found
 
 
+def answers(step: int) -> StepAnswers:
+    """What a validated step keeps."""
+    whole = made.outcomes(validations=step // EVERY + 1)
+    return StepAnswers(
+        replace(
+            whole.until(-1),
+            **{name: getattr(whole, name)[-1:] for name in ("steps", "right", "cut_off", "length")},
+        ),
+        [made.sample(step=step, draw=draw, response=f"{step} <b>\u202e") for draw in range(3)],
+        made.tokens(seed=step, step=step) if step else None,
+    )
+
+
 def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     """A core."""
     checkpoint = resources.folder / CHECKPOINT
+    recording = Recording(KEPT, resources.folder, 1 + spec.training.t_stop // EVERY, sink.file)
     try:
         done = int(checkpoint.read_text())
         sink.begin(done)
+        recording.begin(done)
     except (FileNotFoundError, ValueError):
         done = -1
         sink.begin(None)
+        recording.begin(None)
     for step in range(done + 1, spec.training.t_stop + 1):
+        if step % EVERY == 0:
+            recording.add(answers(step))
         sink.log(step, metrics(step))
         if step % EVERY == 0:
             _save(checkpoint, step)
