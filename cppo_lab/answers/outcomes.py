@@ -93,7 +93,8 @@ class Outcomes:
     def averages(self) -> NDArray[np.float64]:
         """Avg@k [V, number of benchmarks], the share of right answers."""
         of = np.stack([self.benchmark_of == number for number in range(len(self.benchmarks))], axis=1)
-        return self.right.astype(np.float64) @ of / (of.sum(axis=0) * self.samples)
+        averages: NDArray[np.float64] = self.right.astype(np.float64) @ of / (of.sum(axis=0) * self.samples)
+        return averages
 
 
 def no_outcomes(

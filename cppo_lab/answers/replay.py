@@ -88,7 +88,7 @@ def replay(
             batch.logp, batch.rollout_logp, batch.advantages, batch.valid, batch.divergence, **given, **drawn
         )
         terms = _terms(record, given, batch, drawn)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # the latter: a word for a number
         raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
     found = decisions(output, batch.valid)
     return Replayed(

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from cppo_lab.answers import ANSWERS
 from cppo_lab.errors import UserError
@@ -16,7 +16,8 @@ LARGEST = 64 * 2**20  # bytes of a file
 LARGEST_UNPACKED = 512 * 2**20
 LONGEST = 2**20  # characters of a prompt or response; of a longer one the middle is left out
 REMEDY = "delete that file"
-VALIDATION, TRAINING = "validation", "training"
+VALIDATION: Final = "validation"
+TRAINING: Final = "training"
 _REPLACEMENT = "\ufffd"
 
 
@@ -111,9 +112,7 @@ def read(data: bytes, what: str) -> Texts:
         about = json.loads(first)
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
-        step, left_out = about.get("step"), about.get("left_out")
-        if not (_is_count(step) and _is_count(left_out)):
-            raise ValueError("it does not say of which step it is")
+        step, left_out = (_count(about.get(name)) for name in ("step", "left_out"))
         return Texts(step, tuple(_sample(line, step) for line in lines), left_out)
     except (ValueError, EOFError, RecursionError, OSError, zlib.error) as error:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
@@ -166,13 +165,16 @@ def _sample(line: str, step: int) -> Sample:
             raise ValueError(f"{name} of a sample is not finite")
     if values["kind"] not in (VALIDATION, TRAINING) or values["step"] != step:
         raise ValueError("a sample is of another kind, or of another step than its file")
-    if not all(_is_count(values[name]) for name in ("draw", "length")):
-        raise ValueError("a sample has a number that is none")
+    for name in ("draw", "length"):
+        _count(values[name])
     return Sample(**values)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+def _count(value: object) -> int:
+    """`value`, if it counts something. Raises ValueError."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise ValueError("a number of it is no count")
+    return value
 
 
 def in_order_of_draws(samples: Sequence[Sample]) -> tuple[Sample, ...]:

@@ -6,7 +6,7 @@ not in the file: `replay` computes it.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -117,17 +117,15 @@ class Tokens:
         tokens = int(self.ends[count - 1]) if count else 0
         kept = np.unique(self.token[:tokens])
         places = np.searchsorted(self.vocabulary, kept)
-        return Tokens(
-            self.step,
-            self.rule,
-            self.tests,
-            self.ends[:count],
-            *(getattr(self, name)[:count] for name in _PER_RESPONSE),
-            *(getattr(self, name)[:tokens] for name in PER_TOKEN),
-            kept,
-            tuple(self.pieces[place] for place in places.tolist()),
-            self.order[:tokens],
-            self.left_out + len(self.ends) - count,
+        cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in _PER_RESPONSE}
+        cut |= {name: getattr(self, name)[:tokens] for name in (*PER_TOKEN, "order")}
+        return replace(
+            self,
+            ends=self.ends[:count],
+            vocabulary=kept,
+            pieces=tuple(self.pieces[place] for place in places.tolist()),
+            left_out=self.left_out + len(self.ends) - count,
+            **cut,
         )
 
 

@@ -18,8 +18,8 @@ TAG_VALUE = json.dumps([{"path": TABLE, "type": "table"}])
 LARGEST = 2_000_000  # bytes; the page reads it as a whole
 LONGEST = 4_000  # characters of a cell
 _COLUMNS = (
-    *("step", "kind", "benchmark", "problem", "draw", "right", "reward", "advantage", "length", "stop"),
-    *("prompt", "response", "answer", "truth"),
+    *("step", "problem", "prompt", "response", "answer", "truth", "right", "length", "stop"),
+    *("kind", "benchmark", "draw", "reward", "advantage"),
 )
 
 

@@ -138,7 +138,7 @@ class StepRecord:
             return None
         rewards = {(one.group, one.draw): one.reward for one in self._samples if one.kind == TRAINING}
         draws = [(number, draw) for number, group in groups for draw in range(len(group.lengths))]
-        columns = {
+        columns: dict[str, Any] = {
             name: np.concatenate([group.columns[name] for _, group in groups])
             for name in groups[0][1].columns
         }

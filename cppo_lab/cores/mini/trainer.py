@@ -74,8 +74,9 @@ class Trainer:
         self.validation_sets = validation_sets(self.task)
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
         wanted = resources.answers
-        keeps = wanted is not None and wanted.keep
-        self._record = StepRecord(spec, self.task, self.validation_sets, wanted) if keeps else None
+        self._record = (
+            StepRecord(spec, self.task, self.validation_sets, wanted) if wanted and wanted.keep else None
+        )
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
         self.shuffling = torch.Generator().manual_seed(_stream(spec.seed, 3))
