@@ -15,7 +15,7 @@ from transfer_queue import KVBatchMeta
 
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.recording import StepAnswers
-from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
+from cppo_lab.answers.texts import TRAINING, Sample, as_text
 from cppo_lab.answers.tokens import RuleUsed, Tokens, chosen_groups
 from cppo_lab.cores.verl.held_out import Graded, counted, draw_of, graded, held_out
 from cppo_lab.cores.verl.kept_responses import KeptResponse, in_places
@@ -75,7 +75,7 @@ class StepRecord:
         for one, prompt, response in zip(wanted, *columns, strict=True):
             self._samples.append(
                 Sample(
-                    kind=VALIDATION,
+                    kind="validation",
                     benchmark=self._problems.benchmarks[self._problems.benchmark_of[one.place]],
                     problem=self._problems.problems[one.place],
                     draw=one.draw,
@@ -114,7 +114,7 @@ class StepRecord:
             row = dict(zip(fields[2:], asked, strict=True))
             self._samples.append(
                 Sample(
-                    kind=TRAINING,
+                    kind="training",
                     benchmark="",
                     problem=problem_ids([TRAINING], [self._wording.asked(row)])[0],
                     draw=one.draw,
