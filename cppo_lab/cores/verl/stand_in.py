@@ -2,7 +2,7 @@
 
 A folder has what a download from the hub has: configuration, tokenizer, weights in bfloat16 under the hub's names. The
 tokenizer has a symbol for each of the model's logits and reads every word of a prompt as the same one. Such a model
-ends hardly any response by itself, so that all are of full length.
+ends hardly any response by itself, so that all are of full length; grading finds no answer in them.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import models, pre_tokenizers
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
 from cppo_lab.data.prepare import prepare
@@ -193,13 +193,17 @@ def _write_weights(config: PretrainedConfig, folder: Path) -> None:
 
 
 def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """A symbol for each logit; every word of a text is UNKNOWN."""
+    """A symbol for each logit; every word of a text is UNKNOWN, and a response has no text.
+
+    math-verify would take up to its time limit to find no answer in thousands of random words.
+    """
     first = [UNKNOWN, PAD, END, "\n"]
     words = [*first, *(f"w{number}" for number in range(len(first), vocabulary))]
     fast = FastTokenizer(
         models.WordLevel({word: place for place, word in enumerate(words)}, unk_token=UNKNOWN)
     )
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast.decoder = decoders.Replace(Regex("w[0-9]+"), "")
     return PreTrainedTokenizerFast(
         tokenizer_object=fast, unk_token=UNKNOWN, pad_token=PAD, eos_token=END,
         additional_special_tokens=["\n"], chat_template=TEMPLATE,

@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("verl")
 
+from transformers import AutoTokenizer
+
 from cppo_lab.cli import main
 from cppo_lab.cores.verl.hub_folder import require_complete
 from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_data, make_model, weights_of
@@ -54,6 +56,9 @@ def test_transformers_loads_every_weight(tmp_path: Path, sizes: Sizes) -> None:
     assert dtype == "bfloat16"
     assert parameters == sum(math.prod(shape) for _, shape in weights_of(config_of(model, sizes)))
     assert not list(tmp_path.glob("*.partial"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == model.vocabulary
+    assert tokenizer.decode([7, 63, 9, 2], skip_special_tokens=True).strip() == ""  # nothing to grade
 
 
 def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
