@@ -134,8 +134,8 @@ def _repeated_note(
         return ()
     return (
         "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
-        f"validations (of the kept texts): {'; '.join(found)}. The errors over other answers take it into account where "
-        "it is above 0 by two standard errors.",
+        f"validations (of the kept texts): {'; '.join(found)}. The errors over other answers take it into account "
+        "where it is above 0 by two standard errors.",
     )
 
 
