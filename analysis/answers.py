@@ -1,5 +1,6 @@
 """What the runs of a report kept of their answers, from the store: outcomes, texts, tokens (`cppo_lab.answers`)."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -32,6 +33,7 @@ def read_outcomes(uri: str, mlflow_ids: Sequence[str]) -> dict[str, Outcomes]:
     """
     if len(mlflow_ids) > MOST_RUNS:
         return {}
+    _no_bars()
     client = open_store(uri)
     found = ((each, reading.read_outcomes(StoredFiles(client, each))) for each in mlflow_ids)
     return {mlflow_id: outcomes for mlflow_id, outcomes in found if outcomes is not None}
@@ -46,6 +48,7 @@ def read_answers(
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
     address.require_store(uri)
+    _no_bars()
     client, found = open_store(uri), {}
     for mlflow_id in mlflow_ids:
         files = StoredFiles(client, mlflow_id)
@@ -60,6 +63,10 @@ def read_answers(
         if own.texts or own.tokens:
             found[mlflow_id] = own
     return found
+
+
+def _no_bars() -> None:
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one for each file
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
