@@ -107,16 +107,20 @@ def _means_with(claim: "Claim", planned: Mapping[str, Mapping[str, int]], effect
 
 
 def _paper_means(plan: "Plan", sweep: str) -> Means:
-    """The paper's final means for the models of the plan: each stands for the one at its place in the verl list."""
+    """The paper's final means for the models of the plan: each stands for the one at its place among the published."""
     from cppo_lab.analysis.statistics.claims import named
     from cppo_lab.analysis.window import LATE_SHARE
+    from cppo_lab.core_records import core_names, miniature_of
     from cppo_lab.tracking.reference import reference_runs
 
     metric = schema.validation_metric(schema.MEAN)
     [declared] = [one for one in plan.sweeps if one.name == sweep]
-    if not {plan.core, "verl"} <= declared.models.keys():
+    originals = [
+        models for core, models in declared.models.items() if core in core_names() and not miniature_of(core)
+    ]
+    if plan.core not in declared.models or len(originals) != 1:
         return {}
-    stands_for = dict(zip(declared.models[plan.core], declared.models["verl"], strict=False))
+    stands_for = dict(zip(declared.models[plan.core], originals[0], strict=False))
     found: Means = {}
     for run in reference_runs():
         if sweep not in run.sweeps:
