@@ -17,7 +17,7 @@ BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 EVERYWHERE = frozenset(
     {
         *("core_records", "errors", "file_cache", "hub", "plugins"),
-        *("redaction", "rules", "safe_open", "schema", "signals"),
+        *("redaction", "rules", "npz", "safe_open", "schema", "signals"),
     }
 )
 WIDTH, LANE, HEIGHT, GAP_X, GAP_Y, MARGIN = 104, 4, 34, 18, 48, 20

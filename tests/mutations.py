@@ -83,8 +83,8 @@ MATHS = (
     Fault(
         "a tie drops the response (TRM-Max)",
         "cppo_lab/maths/sequence_masks.py",
-        '_largest(batch.required_divergence("trm_max")) <= delta_max,',
-        '_largest(batch.required_divergence("trm_max")) < delta_max,',
+        '_largest(batch.required_divergence("trm_max")) > delta_max}',
+        '_largest(batch.required_divergence("trm_max")) >= delta_max}',
         "tests/maths/test_maths_golden_rules.py",
     ),
     Fault(

@@ -145,10 +145,9 @@ class Trainer:
         Raises NotFinite before an update that would destroy the weights.
         """
         started = time.perf_counter()
-        watched = (self.steps + 1) % self.spec.validation.every == 0
-        batch = self.collect(watched)
+        batch = self.collect()
         sampled = time.perf_counter()
-        metrics = self.update(batch, watched)
+        metrics = self.update(batch, watched=self._is_watched)
         ended = time.perf_counter()
         self.steps += 1
         tokens = float(batch.rollout.lengths.sum())
@@ -170,8 +169,13 @@ class Trainer:
             "perf/trained_tokens_per_second": trained / (ended - sampled),
         }
 
-    def collect(self, watched: bool = False) -> Batch:
-        """Sample and grade one rollout batch; of `watched` steps some responses are kept."""
+    @property
+    def _is_watched(self) -> bool:
+        """Whether the step that comes next is one that is validated."""
+        return (self.steps + 1) % self.spec.validation.every == 0
+
+    def collect(self) -> Batch:
+        """Sample and grade one rollout batch; of steps that are validated some responses are kept."""
         spec = self.spec
         problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
         n = spec.batch.responses
@@ -193,7 +197,7 @@ class Trainer:
         share = 1 - float(keep.float().mean())
         if not spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
-        if watched and self._record is not None:
+        if self._is_watched and self._record is not None:
             self._record.batch(self.steps + 1, problems, rollout, rewards, advantages, keep)
         permutation = (
             own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
