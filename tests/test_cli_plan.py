@@ -190,6 +190,7 @@ def test_power_says_what_the_planned_runs_can_decide(
         (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),
         (["main", "--power", "--csv"], "use --json"),
         (["drift_strong", "--power"], "--effect=POINTS"),
+        (["tune_cppo", "--power"], "tune_cppo is a search, which tests no claim"),
     ],
 )
 def test_power_names_the_remedy(

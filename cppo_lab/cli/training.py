@@ -45,11 +45,13 @@ def plan(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.table import cost_summary, table
 
     declared = load_sweep(options.sweep)
+    question = _power_question(options)
     if isinstance(declared, Search):
+        if question is not None:
+            raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
     found, uri = planned(options)
-    question = _power_question(options)
     states, costs = plan_states(found, uri), past_costs(found.runs, uri)
     if text := address.outdated(uri):
         print(f"cppo: note: {text}", file=sys.stderr)  # `cppo launch` refuses it
