@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from cppo_lab.analysis.listing import open_store
 from cppo_lab.answers import reading
-from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
+from cppo_lab.answers.reading import FolderFiles
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import Tokens
 from cppo_lab.store import address
@@ -26,17 +27,24 @@ class RunAnswers:
     tokens: tuple[Tokens, ...]
 
 
-def read_outcomes(uri: str, mlflow_ids: Sequence[str]) -> dict[str, Outcomes]:
+def read_outcomes(uri: str, artifacts: Mapping[str, str]) -> dict[str, Outcomes]:
     """MLflow run -> its outcomes, of those that have them; nothing for more than MOST_RUNS runs.
 
+    `artifacts`: MLflow run -> the address of its artifacts. Those on this machine are read without asking the store.
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
-    if len(mlflow_ids) > MOST_RUNS:
+    if len(artifacts) > MOST_RUNS:
         return {}
     _no_bars()
-    client = open_store(uri)
-    found = ((each, reading.read_outcomes(StoredFiles(client, each))) for each in mlflow_ids)
-    return {mlflow_id: outcomes for mlflow_id, outcomes in found if outcomes is not None}
+    client, found = open_store(uri), {}
+    for mlflow_id, artifact_uri in artifacts.items():
+        folder = address.artifact_folder(artifact_uri)
+        if folder is not None and not (folder / OUTCOMES).exists():
+            continue
+        files = StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
+        if (outcomes := reading.read_outcomes(files)) is not None:
+            found[mlflow_id] = outcomes
+    return found
 
 
 def read_answers(

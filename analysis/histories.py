@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 import pandas as pd
@@ -80,7 +80,8 @@ class _Source:
         names = [name for name in sorted(latest) if self._wanted(name)]
         found: Columns = {}
         ended = run.info.status in ENDED
-        local = local_file(run.info.artifact_uri)
+        folder = address.artifact_folder(run.info.artifact_uri)
+        local = None if folder is None else folder / HISTORY
         if ended and local is not None and names:
             found, _ = self._agreed(lambda: _read_local(local), run, latest)
         if any(name not in found for name in names):
@@ -191,14 +192,6 @@ def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
         np.array([value for value, _ in by_step.values()], dtype=np.float64),
         np.array([time_ms for _, time_ms in by_step.values()], dtype=np.int64),
     )
-
-
-def local_file(artifact_uri: str) -> Path | None:
-    """Where the run's artifact would be on this machine; None if its artifacts are elsewhere."""
-    parts = urlsplit(artifact_uri)
-    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
-        return None
-    return Path(unquote(parts.path) if parts.scheme else artifact_uri) / HISTORY
 
 
 def _read_local(path: Path) -> bytes | None:

@@ -173,7 +173,8 @@ def _sweep_data(
     params = {run.info.run_id: dict(run.data.params) for run in kept}
     versions = {run.info.run_id: result_version(run) for run in kept}
     points = read_points(client, uri, kept, metrics)
-    return SweepData(experiment, sweep, runs, points, params, versions, read_outcomes(uri, list(params)))
+    outcomes = read_outcomes(uri, {run.info.run_id: run.info.artifact_uri for run in kept})
+    return SweepData(experiment, sweep, runs, points, params, versions, outcomes)
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import MASK, redacted
@@ -141,6 +141,17 @@ def in_the_environment(uri: str, variable: str = VARIABLE) -> Iterator[None]:
 def sqlite_file(uri: str) -> Path | None:
     """The database file of a SQLite URI; None for every other store."""
     return Path(_path(uri)) if uri.startswith("sqlite:") else None
+
+
+def artifact_folder(artifact_uri: str) -> Path | None:
+    """Where a run's artifacts are on this machine; None if they are elsewhere, or this is no address."""
+    try:
+        parts = urlsplit(artifact_uri)
+    except ValueError:  # brackets that are no IPv6 address
+        return None
+    if not artifact_uri or parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else artifact_uri)
 
 
 def store_key(uri: str) -> str:

@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from cppo_lab import schema
 from cppo_lab.runs.folder import CONFIG, read_config
+from cppo_lab.store import address
 from cppo_lab.store.read_only import open_reader
 from cppo_lab.store.reader import StoredRun
 
@@ -34,7 +34,7 @@ def stored_configs(
 
 def _config(uri: str, run: StoredRun) -> dict[str, Any]:
     """By the artifact; by the parameters where it cannot be had."""
-    if (local := _local_folder(run.artifact_uri)) is not None:
+    if (local := address.artifact_folder(run.artifact_uri)) is not None:
         return read_config(local / CONFIG) or nested(run.params)
     if not run.artifact_uri:
         return nested(run.params)
@@ -49,16 +49,6 @@ def _config(uri: str, run: StoredRun) -> dict[str, Any]:
         except (MlflowException, SQLAlchemyError, OSError):
             return nested(run.params)
         return read_config(path) or nested(run.params)
-
-
-def _local_folder(artifact_uri: str) -> Path | None:
-    """The folder of a run's artifacts where it is a path or a `file:` address."""
-    if artifact_uri.startswith("file:"):
-        try:
-            return Path(unquote(urlsplit(artifact_uri).path))
-        except ValueError:  # brackets that are no IPv6 address
-            return None
-    return Path(artifact_uri) if artifact_uri and "://" not in artifact_uri else None
 
 
 def nested(params: Mapping[str, str]) -> dict[str, Any]:

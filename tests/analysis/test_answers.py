@@ -34,18 +34,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
     return uri, ids
 
 
+def artifacts(uri: str, *mlflow_ids: str) -> dict[str, str]:
+    return {each: MlflowClient(uri).get_run(each).info.artifact_uri for each in mlflow_ids}
+
+
+def test_outcomes_that_are_elsewhere_come_from_the_store(store: tuple[str, list[str]]) -> None:
+    uri, (whole, bare, broken) = store
+    found = read_outcomes(uri, dict.fromkeys((whole, bare), "mlflow-artifacts:/0/elsewhere"))
+    assert list(found) == [whole]
+    with pytest.raises(UserError, match=f"{OUTCOMES} of MLflow run {broken}.*delete that file"):
+        read_outcomes(uri, {broken: "mlflow-artifacts:/0/elsewhere"})
+
+
 def test_outcomes_of_the_runs_that_have_them(store: tuple[str, list[str]]) -> None:
     uri, (whole, bare, broken) = store
-    found = read_outcomes(uri, [whole, bare])
+    found = read_outcomes(uri, artifacts(uri, whole, bare))
     assert list(found) == [whole]
     assert found[whole].right.tolist() == made.outcomes().right.tolist()
-    with pytest.raises(UserError, match=f"{OUTCOMES} of MLflow run {broken}.*delete that file"):
-        read_outcomes(uri, [broken])
+    with pytest.raises(UserError, match=rf"{broken}/artifacts/{OUTCOMES}.*delete that file"):
+        read_outcomes(uri, artifacts(uri, broken))
 
 
 def test_a_large_sweep_is_not_read(store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_RUNS", 1)
-    assert read_outcomes(store[0], store[1]) == {}
+    assert read_outcomes(store[0], artifacts(store[0], *store[1])) == {}
 
 
 def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str, list[str]]) -> None:

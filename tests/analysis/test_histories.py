@@ -269,18 +269,3 @@ def test_a_broken_cache_is_asked_for_again(
     assert set(asked.values()) == {2}
     read(client, uri, mlflow_id)
     assert set(asked.values()) == {2}
-
-
-@pytest.mark.parametrize(
-    ("artifact_uri", "path"),
-    [
-        ("file:///a%20b/artifacts", "/a b/artifacts/history.npz"),
-        ("file://localhost/a", "/a/history.npz"),
-        ("/a%20b", "/a%20b/history.npz"),
-        ("file://elsewhere/a", None),
-        ("mlflow-artifacts:/1/2/artifacts", None),
-        ("s3://bucket/a", None),
-    ],
-)
-def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str | None) -> None:
-    assert histories.local_file(artifact_uri) == (None if path is None else Path(path))

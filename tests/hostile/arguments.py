@@ -106,17 +106,17 @@ RUNS = [
         *RUN,
         "--run",
         "zz",
-        says="--run 'zz' begins none of the ids e3796fa0e7c3: give enough of one",
+        says="--run 'zz' begins none of the ids 7f274c944cfe: give enough of one",
     ),
     _case(
         "retry",
         *RUN,
         "--run",
         "",
-        says="--run '' is the beginning of the ids e3796fa0e7c3: give enough of one",
+        says="--run '' is the beginning of the ids 7f274c944cfe: give enough of one",
     ),
     _case(
-        "show", *RUN, "--run", "zz", says="--run 'zz' begins none of the ids e3796fa0e7c3: give enough of one"
+        "show", *RUN, "--run", "zz", says="--run 'zz' begins none of the ids 7f274c944cfe: give enough of one"
     ),
     _case("show", *RUN, "--verl", says="--verl: the runs of quickstart are of core=mini: add core=verl"),
     _case(

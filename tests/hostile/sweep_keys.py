@@ -3,7 +3,7 @@
 from tests.hostile.case import Case
 from tests.hostile.sweep_files import HEAD, MODELS, NAME, SWEEP, file, sweep, title
 
-KEYS = "valid: axes, exclude, feeds, models, name, question, resources, title, variants"
+KEYS = "valid: axes, exclude, feeds, hypotheses, models, name, question, resources, title, variants"
 LIST_OF_NAMES = "must be a list of one or more names, or such a list for each core"
 LIST_OF_VALUES = "must be a list of one or more plain values, or such a list for each core"
 SEED = "must be in [0, 2147483648)"

@@ -50,8 +50,9 @@ def test_a_record_gives_back_what_was_scored(two: tuple[Path, Path]) -> None:
     assert (cell.runs, cell.expected, cell.state, cell.provisional) == (2, 2, "scored", False)
     run = saved.runs["main", "cppo on mini_base, seed 0"]
     assert (run.run_id, run.step, run.score) == ("cppo-0", 40, pytest.approx(0.6))
-    (verdict,) = saved.verdicts.values()
-    assert verdict.claim == "cppo_best"
+    verdicts = {one.claim: one for one in saved.verdicts.values()}
+    assert list(verdicts) == ["cppo_mean", "cppo_each", "cppo_best"]
+    verdict = verdicts["cppo_best"]
     assert verdict.outcome == "undecided"
     ours, theirs = (
         ((0.5 * 0.8 + 0.6) / 2, 0.52 * 0.85),
@@ -90,7 +91,8 @@ def test_what_differs_is_found(two: tuple[Path, Path]) -> None:
 
 def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     record = json.loads((two[1] / RECORD).read_text())
-    record["verdicts"][0].update(outcome="supported", estimate=0.125)
+    (best,) = (one for one in record["verdicts"] if one["claim"] == "cppo_best")
+    best.update(outcome="supported", estimate=0.125)
     (two[1] / RECORD).write_text(json.dumps(record))
     found = compare(*map(read_record, two), ("a", "b"))
     (verdict,) = found.verdicts

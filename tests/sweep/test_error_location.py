@@ -52,7 +52,8 @@ MINI = {
     "no_mapping": ("- a\n", ": a sweep file is a mapping with title, question, models, variants, axes"),
     "top_key": (
         sweep(more="axis: {seed: [0]}"),
-        ": unknown key 'axis': did you mean 'axes'? valid: axes, exclude, feeds, models, name, question, resources, "
+        ": unknown key 'axis': did you mean 'axes'? valid: axes, exclude, feeds, hypotheses, models, name, question, "
+        "resources, "
         "title, variants",
     ),
     "missing": (f"{HEAD}variants: {{a: {{rule: cppo}}}}\n", ": models is missing: add it"),
@@ -105,7 +106,7 @@ MINI = {
     "value_twice": (sweep(axes="{seed: [0, 0]}"), ": axes.seed=[0, 0]: 0 stands there twice: remove one"),
     "same_run": (
         sweep(variants="{a: {rule: cppo}, b: {rule: cppo}}", axes="{seed: [0]}"),
-        ": variants 'a' and 'b' compose to the same run 93624161fe9c: remove one, or the override that "
+        ": variants 'a' and 'b' compose to the same run 2215c5d477f0: remove one, or the override that "
         "makes them equal",
     ),
     "minibatch": (
