@@ -9,7 +9,7 @@ with that date gets the same packages, whatever has come since.
 import re
 import sys
 import tempfile
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from dev.errors import DevError
@@ -22,6 +22,8 @@ EXTRAS = "train,search,report,ui,postgres,data,gpu"
 REQUIREMENTS = ("verl[vllm,fsdp]==0.9.1",)
 # verl 0.9.1's own (its pyproject.toml, [tool.uv].override-dependencies).
 OVERRIDES = ("transformers==5.9.0", "numpy>=2.0.0", "kernels>=0.12.0,<0.13")
+# A mirror of the index shows a release some hours late: by then resolving until the same time finds another one.
+SETTLED = timedelta(days=2)
 # A source archive, whose metadata takes torch to build. It comes last: it is built against the torch of the lock.
 LAST = "flash-attn"
 CONFIG = f"""override-dependencies = {list(OVERRIDES)}
@@ -82,7 +84,7 @@ def locks(newest: str) -> dict[Path, str]:
 def main() -> int:
     """Writes both locks and returns the exit status."""
     try:
-        found = locks(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}")
+        found = locks(f"{datetime.now(UTC) - SETTLED:%Y-%m-%dT%H:%M:%SZ}")
     except DevError as error:
         print(f"dev.lock_gpu: error: {error}", file=sys.stderr)
         return 1

@@ -30,13 +30,19 @@ class StepAnswers:
 class Recording:
     """The files of one run in `folder`, written by `save(name, content)`; `validations` is how many it will have.
 
+    `save` returns False for what is not on disk yet.
+
     Without `settings`, or where they keep nothing, it does nothing.
 
     A step has an equal part of the run's room, so that no run takes more than `settings.megabytes` whatever it writes.
     """
 
     def __init__(
-        self, settings: AnswersSpec | None, folder: Path, validations: int, save: Callable[[str, bytes], None]
+        self,
+        settings: AnswersSpec | None,
+        folder: Path,
+        validations: int,
+        save: Callable[[str, bytes], bool | None],
     ) -> None:
         self.folder, self._save = folder, save
         self.keeps = settings is not None and settings.keep
@@ -59,26 +65,31 @@ class Recording:
         elif step is not None and (found := self._on_file()) is not None:
             self._outcomes = found.until(step)
 
-    def add(self, found: StepAnswers | None) -> None:
-        """Keep what a validated step has given, if anything. Call it before the step's checkpoint is written."""
+    def add(self, found: StepAnswers | None) -> bool:
+        """Keep what a validated step has given, if anything.
+
+        Returns whether all of it is on disk: the step's checkpoint is written behind it and not without it, or a run
+        that goes on behind the checkpoint would lack it.
+        """
         if not self.keeps or found is None:
-            return
+            return True
         step = int(found.outcomes.steps[-1])
         past = self._outcomes
         if past is None or not past.is_of_same_problems(found.outcomes):
             past = found.outcomes.until(-1)
         one = found.outcomes
         self._outcomes = past.append(step, one.right[-1], one.cut_off[-1], one.length[-1])
-        self._save(OUTCOMES, outcomes.write(self._outcomes))
+        saved = [self._save(OUTCOMES, outcomes.write(self._outcomes))]
         room = self._room
         if found.tokens is not None:
             packed = tokens.write_within(found.tokens, int(room * TOKEN_SHARE))
             if packed is not None:
-                self._save(tokens_name(step), packed)
+                saved.append(self._save(tokens_name(step), packed))
                 room -= len(packed)
         if found.samples:
             kept = Texts(step, texts.in_order_of_draws(found.samples))
-            self._save(texts_name(step), texts.write_within(kept, room))
+            saved.append(self._save(texts_name(step), texts.write_within(kept, room)))
+        return False not in saved
 
     def _on_file(self) -> Outcomes | None:
         """The outcomes that an earlier attempt has written."""

@@ -29,8 +29,11 @@ class MetricSink(Protocol):
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 
-    def file(self, name: str, content: bytes) -> None:
-        """Keep `content` as the file `name` of the run; only called where `Resources.answers` is set."""
+    def file(self, name: str, content: bytes) -> bool | None:
+        """Keep `content` as the file `name` of the run; only called where `Resources.answers` is set.
+
+        False: it, or an earlier one, is not on disk yet and would be lost by a kill.
+        """
 
 
 # In the run's folder.

@@ -101,14 +101,15 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
         except NotFinite as error:
             reason = f"{error} at step {trainer.steps + 1}"
             break
-        validated = trainer.steps % spec.validation.every == 0
+        validated, kept = trainer.steps % spec.validation.every == 0, True
         if validated:
             metrics |= trainer.validate()
-            recording.add(trainer.answers())
+            kept = recording.add(trainer.answers())
         history.append((trainer.steps, metrics))
         sink.log(*history[-1])
         if validated:
-            save_checkpoint(path, make_checkpoint(spec.run_id, maker, history, trainer.state()))
+            if kept:  # else a run that goes on behind the checkpoint would lack these answers
+                save_checkpoint(path, make_checkpoint(spec.run_id, maker, history, trainer.state()))
             _keep_best(spec, best, maker, history, trainer)
             reason = _collapsed(spec, history)
     for name, table in trainer.diagnostics.tables().items():

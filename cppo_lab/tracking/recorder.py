@@ -132,15 +132,16 @@ class Recorder:
                 (self.folder / name).unlink()
             self.spool.add(Artifact(name, text))  # it waits with the metrics
 
-    def file(self, name: str, content: bytes) -> None:
+    def file(self, name: str, content: bytes) -> bool:
         """Keep `content` as the file `name` (a relative path) of the run; a later one of the name replaces it.
 
         What a full disk does not take waits in memory, and is tried again with the next file and at the end; what it
-        does not take then waits with the metrics.
+        does not take then waits with the metrics. Returns whether nothing waits.
         """
         waited = bool(self._waiting)
         self._waiting[name] = content
         self._write_waiting(quiet=waited)
+        return not self._waiting
 
     def _write_waiting(self, *, quiet: bool) -> None:
         for name in list(self._waiting):
@@ -184,10 +185,11 @@ class Recorder:
         if self._ended:
             return
         self._write_waiting(quiet=False)
-        for name, content in self._waiting.items():
-            with contextlib.suppress(OSError):  # an older one of the name
-                (self.folder / name).unlink(missing_ok=True)
-            self.spool.add(Artifact(name, base64=b64encode(content).decode()))
+        if status in schema.FINISHED:  # else the run is continued from the older files, and makes these again
+            for name, content in self._waiting.items():
+                with contextlib.suppress(OSError):  # an older one of the name
+                    (self.folder / name).unlink(missing_ok=True)
+                self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True

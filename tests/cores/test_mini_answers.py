@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from cppo_lab import schema
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
@@ -11,7 +12,8 @@ from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
-from cppo_lab.cores.base import Resources
+from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.cores.mini.checkpoint import load_checkpoint
 from cppo_lab.cores.mini.loop import train
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
 from cppo_lab.spec import AnswersSpec, MiniRun
@@ -215,3 +217,20 @@ def test_the_settings_are_no_part_of_a_run() -> None:
     assert on.tracking.answers == DEFAULT
     assert not off.tracking.answers.keep
     assert on.run_id == off.run_id
+
+
+def test_no_checkpoint_is_written_whose_answers_are_not_on_disk(tmp_path: Path) -> None:
+    """A disk that is full for a while may have room for one and not for the other."""
+
+    class FullSink(FileSink):
+        def file(self, name: str, content: bytes) -> bool:
+            super().file(name, content)
+            return not self.rows or self.rows[-1][0] < 3  # full from the validation of step 4 on
+
+    run = run_of("training.t_stop=6", "validation.every=2")
+    sink = FullSink(tmp_path)
+    train(run, sink, Resources(tmp_path, tmp_path, device="cpu", answers=DEFAULT))
+    assert [step for step, _ in sink.rows] == list(range(7))
+    kept = load_checkpoint(tmp_path / CHECKPOINT, run.run_id, f"torch {torch.__version__} on cpu")
+    assert kept is not None
+    assert kept["history"][-1][0] == 2

@@ -101,7 +101,8 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert set(history(cppo_run, "train/reward")) == {1, 2, 3, 4}
     artifacts = open_client(tracking_uri()).list_artifacts(cppo_run.info.run_id)
     assert [artifact.path for artifact in artifacts] == [
-        *("config.json", "config.yaml", "diagnostics", "history.npz", "output", "requirements.txt")
+        *("answers", "answers.json", "config.json", "config.yaml", "diagnostics", "history.npz", "output"),
+        "requirements.txt",
     ]
     rows = read_rows(workspace / "runs" / tags[schema.TAG_RUN_ID])
     assert [row.step for row in rows] == [0, 1, 2, 3, 4]

@@ -70,10 +70,9 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         sink.begin(None)
         recording.begin(None)
     for step in range(done + 1, spec.training.t_stop + 1):
-        if step % EVERY == 0:
-            recording.add(answers(step))
+        kept = step % EVERY == 0 and recording.add(answers(step))
         sink.log(step, metrics(step))
-        if step % EVERY == 0:
+        if kept:
             _save(checkpoint, step)
     return Outcome(DONE, spec.training.t_stop)
 

@@ -53,8 +53,7 @@ MINI = {
     "top_key": (
         sweep(more="axis: {seed: [0]}"),
         ": unknown key 'axis': did you mean 'axes'? valid: axes, exclude, feeds, hypotheses, models, name, question, "
-        "resources, "
-        "title, variants",
+        "resources, title, variants",
     ),
     "missing": (f"{HEAD}variants: {{a: {{rule: cppo}}}}\n", ": models is missing: add it"),
     "date": (

@@ -55,8 +55,8 @@ class HandOver:
 
     def add(self, step: int) -> None:
         """Take over what the trainer has written of `step`, if anything."""
-        if self._recording.keeps and step in self._steps():
-            self._recording.add(_read(self._folder, step))
+        waits = self._recording.keeps and step in self._steps()
+        if waits and self._recording.add(_read(self._folder, step)):
             self._remove(step)
 
     def end(self) -> None:

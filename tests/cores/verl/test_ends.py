@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINTS, Resources
+from cppo_lab.cores.base import CHECKPOINTS, MetricSink, Resources
 from cppo_lab.cores.verl import checkpoints, core, steps
+from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, VerlRun
@@ -39,6 +40,12 @@ def record(composed: Composed, folder: Path, scores: list[float]) -> None:
             row[score_name(composed.run)] = scores[step // 2]
             (steps.checkpoint_folder(folder, step) / "actor").mkdir(parents=True)
         steps.append_row(folder, step, row)
+
+
+def no_answers(folder: Path, composed: Composed, sink: MetricSink) -> HandOver:
+    """Hands over nothing: no answers are asked for."""
+    assert isinstance(composed.run, VerlRun)
+    return HandOver(composed.run, resources(composed, folder), sink)
 
 
 class NoVerl:
@@ -85,7 +92,13 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     begun = []
 
     def train_on(
-        spec: object, layout: object, paths: object, sink: object, found: object, step: int | None
+        spec: object,
+        layout: object,
+        paths: object,
+        sink: object,
+        answers: object,
+        found: object,
+        step: int | None,
     ) -> Outcome:
         begun.append(step)
         return Outcome(schema.DONE, 8)
@@ -106,7 +119,9 @@ def test_a_collapse_without_patience_is_no_end(composed: Composed) -> None:
     assert core._ended(composed.run, [(8, {})]) == Outcome(schema.DONE, 8)
 
 
-def test_rows_are_handed_over_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_handed_over_as_they_are_written(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
     steps.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
     arrived = threading.Event()
@@ -117,20 +132,24 @@ def test_rows_are_handed_over_as_they_are_written(tmp_path: Path, monkeypatch: p
             arrived.set()
 
     sink = Sink()
-    with core._following(tmp_path, sink):
+    with core._following(tmp_path, no_answers(tmp_path, composed, sink), sink):
         steps.append_row(tmp_path, 1, {"train/reward": 0.1})
         assert arrived.wait(CEILING_SECONDS)
         steps.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2]
 
 
-def test_a_row_that_the_recorder_refuses_fails_the_run(tmp_path: Path) -> None:
+def test_a_row_that_the_recorder_refuses_fails_the_run(composed: Composed, tmp_path: Path) -> None:
     class Sink(ListSink):
         def log(self, step: int, metrics: object) -> None:
             raise ValueError("metric 'x' is not in schema.METRICS")
 
     (tmp_path / steps.STEPS).touch()
-    with pytest.raises(ValueError, match="not in schema"), core._following(tmp_path, Sink()):
+    sink = Sink()
+    with (
+        pytest.raises(ValueError, match="not in schema"),
+        core._following(tmp_path, no_answers(tmp_path, composed, sink), sink),
+    ):
         steps.append_row(tmp_path, 1, {"x": 0.1})
 
 
