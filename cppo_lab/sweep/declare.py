@@ -161,7 +161,7 @@ class Sweep(Declared):
     @property
     def statement(self) -> tuple[str, str]:
         """What is registered of the hypotheses: a JSON text and its digest."""
-        return statement(self.hypotheses, self.models, self.variants, self.axes)
+        return statement(self.hypotheses, self.models, self.variants, self.axes, self.exclude)
 
     def models_of(self, core: str) -> tuple[str, ...]:
         """The models to train with `core`.

@@ -1,6 +1,6 @@
 """What a sweep file states before its runs: claims, how each is judged, and the seeds that judge it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -59,6 +59,7 @@ class _Stated(Spec):
     models: dict[str, tuple[str, ...]]
     variants: dict[str, dict[str, str]]
     axes: dict[str, dict[str, tuple[str, ...]]]
+    exclude: tuple[dict[str, tuple[str, ...]], ...]
 
 
 def statement(
@@ -66,6 +67,7 @@ def statement(
     models: Mapping[str, tuple[str, ...]],
     variants: Mapping[str, Mapping[str, object]],
     axes: Mapping[str, Mapping[str, tuple[object, ...]]],
+    exclude: Sequence[Mapping[str, tuple[object, ...]]],
 ) -> tuple[str, str]:
     """The hypotheses of a sweep and what its variants are, as one JSON text; and the digest of that."""
     stated = _Stated(
@@ -76,6 +78,9 @@ def statement(
             key: {core: tuple(map(repr, values)) for core, values in lists.items()}
             for key, lists in axes.items()
         },
+        exclude=tuple(
+            {key: tuple(map(repr, values)) for key, values in conditions.items()} for conditions in exclude
+        ),
     )
     text = canonical(stated)
     return text, digest(text)

@@ -65,6 +65,7 @@ def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) ->
         ("[mini_base]", "[mini_strong]"),
         ("seed: [0, 1, 2]", "seed: [0, 1, 2, 3]"),
         ("selection_seeds: [0]", "selection_seeds: [4]"),
+        ("axes: {seed: [0, 1, 2]}", "axes: {seed: [0, 1, 2]}\nexclude: [{variant: dppo, seed: 2}]"),
     ):
         assert loaded(STATED.replace(old, new)).statement[1] != first[1]
 

@@ -30,7 +30,7 @@ class HeldOut:
 def held_out(rows: Iterable[Row], benchmarks: Sequence[str], wording: Wording) -> HeldOut:
     """The problems of verl's validation data `rows`.
 
-    Raises ValueError if two rows of a benchmark have one index: their answers could not be told apart.
+    Raises ValueError if two rows of a benchmark have the same index: their answers would be indistinguishable.
     """
     own = [row for row in rows if row["data_source"] in benchmarks]
     keys = [(str(row["data_source"]), int(row["extra_info"]["index"])) for row in own]
