@@ -1,9 +1,12 @@
-"""Makes requirements-gpu-fsdp.lock: what a machine with NVIDIA GPUs installs for FSDP2 layouts and vLLM.
+"""Makes the locks of GPU machines: one for FSDP2 layouts, one for Megatron's.
 
-`python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` for CPython 3.12 on Linux
-(x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl settles in its own
-`[tool.uv]`, which pip ignores, is here in OVERRIDES. The locks say until when a release counts: whoever resolves
-with that date gets the same packages, whatever has come since.
+`python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` and `verl[vllm,megatron]`
+for CPython 3.12 on Linux (x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl
+settles in its own `[tool.uv]`, which pip ignores, is repeated here. The locks record until when a release counts:
+resolving again with that date gives the same packages, whatever has been released since.
+
+Three packages that Megatron needs are only in verl's own wheelhouse. requirements-gpu-megatron-wheels.txt names their
+files as verl's uv.lock does; that file has no hashes for them, and nothing here has fetched them.
 """
 
 import re
@@ -16,12 +19,31 @@ from dev.errors import DevError
 from dev.lock import Pin, as_text, canonical, compiled, pins
 
 ROOT = Path(__file__).parents[1]
-LOCK = ROOT / "requirements-gpu-fsdp.lock"
+FSDP = ROOT / "requirements-gpu-fsdp.lock"
+MEGATRON = ROOT / "requirements-gpu-megatron.lock"
+WHEELS = ROOT / "requirements-gpu-megatron-wheels.txt"
 FLASH = ROOT / "requirements-gpu-flash-attn.lock"
 EXTRAS = "train,search,report,ui,postgres,data,gpu"
-REQUIREMENTS = ("verl[vllm,fsdp]==0.9.1",)
-# verl 0.9.1's own (its pyproject.toml, [tool.uv].override-dependencies).
-OVERRIDES = ("transformers==5.9.0", "numpy>=2.0.0", "kernels>=0.12.0,<0.13")
+# Prebuilt in verl's wheelhouse alone for Python 3.12 and CUDA 13: WHEELS names them, the lock leaves them out.
+WHEELHOUSE = ("apex", "megatron-bridge", "transformer-engine")
+REQUIREMENTS: dict[Path, tuple[str, ...]] = {
+    FSDP: ("verl[vllm,fsdp]==0.9.1",),
+    # megatron-core and mbridge: the releases that verl takes from git. The last line: what verl's uv.lock gives
+    # as TransformerEngine's dependencies (its wheel is installed without them).
+    MEGATRON: (
+        "verl[vllm,megatron]==0.9.1",
+        "megatron-core==0.18.0",
+        "mbridge==0.15.1",
+        *("einops", "importlib-metadata", "nvdlfw-inspect", "onnx", "onnxscript", "packaging", "pydantic"),
+    ),
+}
+# verl 0.9.1's own (its pyproject.toml, [tool.uv].override-dependencies). A marker that is never true omits a package.
+OVERRIDES = (
+    "transformers==5.9.0",
+    "numpy>=2.0.0",
+    "kernels>=0.12.0,<0.13",
+    *(f"{name} ; python_version < '3'" for name in WHEELHOUSE),
+)
 # A mirror of the index shows a release some hours late: by then resolving until the same time finds another one.
 SETTLED = timedelta(days=2)
 # A source archive, whose metadata takes torch to build. It comes last: it is built against the torch of the lock.
@@ -31,6 +53,14 @@ CONFIG = f"""override-dependencies = {list(OVERRIDES)}
 name = "{LAST}"
 version = "2.8.3"
 requires-dist = ["torch", "einops"]
+[[dependency-metadata]]
+name = "megatron-core"
+version = "0.18.0"
+requires-dist = ["torch>=2.6.0", "numpy", "packaging>=24.2"]
+[[dependency-metadata]]
+name = "mbridge"
+version = "0.15.1"
+requires-dist = []
 """
 PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_34")
 HEADER = """\
@@ -52,8 +82,10 @@ def until(text: str) -> str:
     return found[1]
 
 
-def resolved(newest: str) -> dict[str, Pin]:
-    """The pins that uv finds among releases until `newest` (a time of RFC 3339), with the SHA-256 of their files.
+def resolved(requirements: tuple[str, ...], newest: str) -> dict[str, Pin]:
+    """The pins that uv finds for this project with `requirements`, with the SHA-256 of their files.
+
+    `newest` is the time (RFC 3339) until when a release counts.
 
     Raises:
         DevError: no uv, or there is no solution.
@@ -61,7 +93,7 @@ def resolved(newest: str) -> dict[str, Pin]:
     with tempfile.TemporaryDirectory() as folder:
         wanted, config = Path(folder, "wanted.in"), Path(folder, "uv.toml")
         ours = f"cppo-lab[{EXTRAS}] @ {ROOT.as_uri()}"
-        wanted.write_text("\n".join([ours, *REQUIREMENTS]) + "\n", encoding="utf-8")
+        wanted.write_text("\n".join([ours, *requirements]) + "\n", encoding="utf-8")
         config.write_text(CONFIG, encoding="utf-8")
         # To read this project's metadata any Python does: none is downloaded.
         options = ("--exclude-newer", newest, "--no-python-downloads")
@@ -71,18 +103,22 @@ def resolved(newest: str) -> dict[str, Pin]:
 
 
 def locks(newest: str) -> dict[Path, str]:
-    """Both locks as they are to be, of releases until `newest`.
+    """The text of every lock, from releases until `newest`.
 
     Raises:
-        DevError: no uv, or there is no solution.
+        DevError: no uv, there is no solution, or the two environments build against different versions of flash-attn.
     """
-    found, header = resolved(newest), HEADER.format(until=newest)
-    last = {canonical(LAST): found.pop(canonical(LAST))}
-    return {LOCK: as_text(found, header), FLASH: as_text(last, header)}
+    header = HEADER.format(until=newest)
+    found = {path: resolved(wanted, newest) for path, wanted in REQUIREMENTS.items()}
+    last = [each.pop(canonical(LAST)) for each in found.values()]
+    if len(set(last)) > 1:
+        raise DevError(f"the locks differ in {LAST}: {', '.join(pin.version for pin in last)}")
+    texts = {path: as_text(each, header) for path, each in found.items()}
+    return texts | {FLASH: as_text({canonical(LAST): last[0]}, header)}
 
 
 def main() -> int:
-    """Writes both locks and returns the exit status."""
+    """Writes the locks and returns the exit status."""
     try:
         found = locks(f"{datetime.now(UTC) - SETTLED:%Y-%m-%dT%H:%M:%SZ}")
     except DevError as error:

@@ -4,11 +4,12 @@
 #
 #   bash docker/install.sh system|packages|project      three steps, in this order, each a layer of its own
 #
-# VENV says where the environment comes to be; PYTHON which Python makes it. MAX_JOBS is flash-attn's: compilers at a time,
-# of which each takes gigabytes of memory.
+# BACKEND chooses the lock: fsdp (default) or megatron. VENV is the folder of the environment; PYTHON the Python that makes it.
+# MAX_JOBS is flash-attn's number of parallel compilers, each of which takes gigabytes of memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-/opt/venv}
+backend=${BACKEND:-fsdp}
 
 case "${1:-}" in
 system)
@@ -24,10 +25,12 @@ packages)
     "$venv/bin/pip" install uv
     . "$venv/bin/activate"
     export UV_NO_CACHE=1 # an image has no use for it
-    uv pip install --require-hashes -r requirements-gpu-fsdp.lock
+    uv pip install --require-hashes -r "requirements-gpu-$backend.lock"
     uv pip install setuptools wheel ninja
     # Forced, since its build would else take a wheel from elsewhere, which no hash is known of.
     FLASH_ATTENTION_FORCE_BUILD=TRUE uv pip install --require-hashes --no-deps --no-build-isolation -r requirements-gpu-flash-attn.lock
+    # verl's lock has no hashes for its own wheelhouse.
+    [ "$backend" = fsdp ] || uv pip install --no-deps -r requirements-gpu-megatron-wheels.txt
     ;;
 project)
     . "$venv/bin/activate"

@@ -16,7 +16,7 @@ def test_the_locks_are_what_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None
     """As `make lock-gpu` does, but for the date, and without writing. It fails once other packages are asked for."""
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     INDEX.demand()
-    newest = {lock_gpu.until(path.read_text()) for path in (lock_gpu.LOCK, lock_gpu.FLASH)}
+    newest = {lock_gpu.until(path.read_text()) for path in (*lock_gpu.REQUIREMENTS, lock_gpu.FLASH)}
     assert len(newest) == 1
     for path, text in lock_gpu.locks(*newest).items():
         assert text == path.read_text(), f"{path.name}: run `make lock-gpu`"
