@@ -7,10 +7,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
@@ -26,10 +26,15 @@ from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store import address
 
+if TYPE_CHECKING:
+    from cppo_lab.store.records import AttemptRecord
+    from cppo_lab.tracking.environment import Environment
+    from cppo_lab.tracking.recorder import Recorder
+
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a launcher hands to the process that trains."""
+    """What a launcher passes to the process that trains."""
 
     spec: RunSpec
     runs: Path  # the folder of all runs; this one's is runs/<run_id>
@@ -40,15 +45,15 @@ class Attempt:
     resources: ResourcesSpec | None = None  # None: no limit of time
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
-    replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one is to take the place of
+    replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one replaces
     allocation: Allocation | None = None  # the machines that it has; None: this one alone
     mismatch: bool = True  # whether it logs the metrics `mismatch/*`
     answers: AnswersSpec | None = None  # what it keeps of the answers; None: nothing
-    # Who cancels the run later than this (seconds since the epoch) means this attempt.
+    # A cancellation later than this (seconds since the epoch) is for this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a launcher writes to a file: without the store's password, which the environment has."""
+        """The pickled state: without the store's password, which is in the environment."""
         return {**vars(self), "uri": redacted(self.uri)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,7 +92,7 @@ class Attempt:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes of each machine."""
+        """GPUs that it takes on each machine."""
         return core_of(self.spec.core).gpus(self.layout)
 
     def run(self) -> None:
@@ -114,7 +119,7 @@ def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
 
 
 def execute(attempt: Attempt) -> None:
-    """Train one run, from its checkpoint if it has one, and record it. A run that is done already is left alone.
+    """Train one run, from its checkpoint if it has one, and record it. A run that is already done is not changed.
 
     An attempt that replaces finished runs starts from the beginning, or where an earlier one of its kind stopped.
     What ends the run before its last step is recorded and raised again: a signal as an interruption, anything else
@@ -122,9 +127,7 @@ def execute(attempt: Attempt) -> None:
     """
     prepare_process(attempt.threads, attempt.visible_devices)
     # Imported here: thread counts and visible devices must be set before torch is loaded.
-    from cppo_lab.tracking.naming import resolved_yaml
-    from cppo_lab.tracking.recorder import Recorder
-    from cppo_lab.tracking.shipper import Shipper, record_unstarted
+    from cppo_lab.tracking.shipper import Shipper
     from cppo_lab.tracking.system import SystemSampler
 
     spec, folder = attempt.spec, attempt.folder
@@ -132,31 +135,20 @@ def execute(attempt: Attempt) -> None:
         if is_cancelled(folder, attempt.created):
             raise Interrupted(None)
         forget_cancelled(folder)  # an earlier attempt was
-        record = _own_record(attempt)
-        if _is_done(attempt, record):
-            _remove_checkpoints(folder)  # killed before it could do so itself
+        record = own_record(attempt)
+        if is_done(attempt, record, lambda: has_result(attempt)):
+            remove_checkpoints(folder)  # killed before it could do so itself
             return
-        continues, tags = _continues(attempt, record), _tags(attempt)
-        resources = replace(resources_of(attempt), mismatch=attempt.mismatch, answers=attempt.answers)
         hold_signals()  # a record that has begun must have an end
-        try:
-            recorder = Recorder(
-                spec,
-                tags,
-                folder,
-                continues,
-                gpus=attempt.gpus * attempt.nodes,
-                datasets=load_datasets(spec.core)(spec, resources),
-                yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
-            )
-        except OSError as error:
-            record_unstarted(spec, tags, folder, attempt.uri, describe(error))
-            raise
+        recorder = begin_record(attempt, record)
+        resources = resources_of_attempt(attempt)
         with SystemSampler(folder) as sampler, Shipper(folder, attempt.uri, recorder) as shipper:
             recorder.sampled = sampler.drain
             try:
                 handle_signals()
-                outcome = load_core(spec.core)(spec, recorder, resources)
+                recorder.doing("importing the trainer")
+                train = load_core(spec.core)
+                outcome = train(spec, recorder, replace(resources, doing=recorder.doing))
                 ignore_signals(shipper.hurry_up)
                 recorder.finish(outcome)
             except BaseException as error:
@@ -170,12 +162,41 @@ def execute(attempt: Attempt) -> None:
                 recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
                 raise asked from None
             if not recorder.spool.unwritten:  # else the store alone may know of the end
-                _remove_checkpoints(folder)
+                remove_checkpoints(folder)
         handle_signals(now=False)  # the inline launcher has more runs, and the next one says it
 
 
-def _own_record(attempt: Attempt) -> Record | None:
-    """The newest record in the run's folder. What a folder holds that was copied from another run's is set aside."""
+def begin_record(
+    attempt: Attempt, record: Record | None, environment: "Environment | None" = None
+) -> "Recorder":
+    """Begin the record of an attempt; `record` is the newest that its folder has. The caller holds its lock.
+
+    What cannot be written is recorded as a failure, and raised.
+    """
+    from cppo_lab.tracking.naming import resolved_yaml
+    from cppo_lab.tracking.recorder import Recorder
+    from cppo_lab.tracking.shipper import record_unstarted
+
+    spec, folder = attempt.spec, attempt.folder
+    continues, tags = _continues(attempt, record), _tags(attempt)
+    try:
+        return Recorder(
+            spec,
+            tags,
+            folder,
+            continues,
+            gpus=attempt.gpus * attempt.nodes,
+            datasets=load_datasets(spec.core)(spec, resources_of_attempt(attempt)),
+            yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
+            environment=environment,
+        )
+    except OSError as error:
+        record_unstarted(spec, tags, folder, attempt.uri, describe(error))
+        raise
+
+
+def own_record(attempt: Attempt) -> Record | None:
+    """The newest record in the run's folder. The contents of a folder copied from another run are moved aside."""
     from cppo_lab.tracking.replace import set_aside
 
     folder, run_id = attempt.folder, attempt.spec.run_id
@@ -187,8 +208,8 @@ def _own_record(attempt: Attempt) -> Record | None:
     return None
 
 
-def _is_done(attempt: Attempt, record: Record | None) -> bool:
-    """Whether the run has a result that is not among those to be replaced.
+def is_done(attempt: Attempt, record: Record | None, look: Callable[[], bool | None]) -> bool:
+    """Whether the run has a result that is not to be replaced; `look` asks the store, see `has_result`.
 
     The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
     folder does.
@@ -196,39 +217,42 @@ def _is_done(attempt: Attempt, record: Record | None) -> bool:
     from cppo_lab.runs.offsets import forget_shipped, unsent
     from cppo_lab.tracking.shipper import Shipper
 
-    ours = _finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
+    ours = has_finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
     if ours and unsent(attempt.folder, attempt.uri):
         with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
             pass
-    done = _has_result(attempt)
+    done = look()
     if done is False and ours and not unsent(attempt.folder, attempt.uri):
         # Somebody has deleted it there, which stays so, or the store has been lost, and gets it again.
         forget_shipped(attempt.folder, attempt.uri)
         with Shipper(attempt.folder, attempt.uri):
             pass
-        done = _has_result(attempt)
+        done = look()
     if done is None or (ours and unsent(attempt.folder, attempt.uri)):  # it is away, or does not take the end
         return ours
     return done
 
 
-def _has_result(attempt: Attempt) -> bool | None:
+def has_result(attempt: Attempt) -> bool | None:
     """Whether the store has a result that is not to be replaced; None if it does not answer."""
     from cppo_lab.store.client import known_attempts
 
     past = known_attempts(attempt.uri, schema.experiment_name(attempt.spec.core), attempt.spec.run_id)
-    if past is None:
-        return None
+    return None if past is None else is_result(attempt, past)
+
+
+def is_result(attempt: Attempt, past: Sequence["AttemptRecord"]) -> bool:
+    """Whether one of `past`, all attempts at the run, has a result that is not to be replaced."""
     return any(one.status == "FINISHED" and one.mlflow_id not in attempt.replaces for one in past)
 
 
 def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
-    """Whether what has these tags takes the place of what `attempt` is to replace."""
+    """Whether a run with these tags replaces the runs that `attempt` is to replace."""
     return bool(set(attempt.replaces) & set(tags.get(schema.TAG_REPLACES, "").split()))
 
 
 def join_as_worker_node(attempt: Attempt) -> None:
-    """Lend this machine to an attempt that another one of its allocation trains."""
+    """Lend this machine to an attempt that another machine of the allocation trains."""
     lend_machine(attempt.spec.core, resources_of(attempt), attempt.visible_devices)
 
 
@@ -236,7 +260,7 @@ def lend_machine(core: str, resources: Resources, visible_devices: str | None) -
     """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
     prepare_process(resources.threads, visible_devices)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
-    # Without an error: Slurm would end the machine that trains at once, and it has last words to write.
+    # Without an error: Slurm would end the machine that trains before it has recorded its end.
     with contextlib.suppress(Interrupted):
         load_companion(core)(resources)
 
@@ -258,6 +282,11 @@ class Training(Protocol):
     def resources(self) -> ResourcesSpec | None: ...
     @property
     def allocation(self) -> Allocation | None: ...
+
+
+def resources_of_attempt(attempt: Attempt) -> Resources:
+    """The same for an attempt, with what it keeps."""
+    return replace(resources_of(attempt), mismatch=attempt.mismatch, answers=attempt.answers)
 
 
 def resources_of(job: Training) -> Resources:
@@ -291,7 +320,7 @@ def abandon(attempt: Attempt, why: str) -> None:
 
 
 def _continues(attempt: Attempt, record: Record | None) -> bool:
-    """Whether the attempt goes on in the `record` that its folder has; else it starts a new one.
+    """Whether the attempt continues the `record` in its folder; else it starts a new one.
 
     What a replaced result left in the folder is set aside first. An attempt at replacing it that is on record began
     after that, so what it left is its own.
@@ -307,7 +336,7 @@ def _continues(attempt: Attempt, record: Record | None) -> bool:
 
 
 def _tags(attempt: Attempt) -> dict[str, str]:
-    """The launcher's tags, and those that follow from how it wants the run trained."""
+    """The launcher's tags, and those that follow from its settings."""
     tags = dict(attempt.tags)
     if attempt.layout is not None and core_of(attempt.spec.core).uses_layout:
         tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
@@ -317,29 +346,29 @@ def _tags(attempt: Attempt) -> dict[str, str]:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run's folder has what it could be continued from."""
+    """Whether a run's folder has a checkpoint to resume from."""
     return any((folder / name).exists() for name in (CHECKPOINT, CHECKPOINTS))
 
 
 def tidy(folder: Path) -> None:
-    """Remove the checkpoints of a run that has its result on file but was killed before it could do so itself."""
-    if has_checkpoint(folder) and _finished(newest_record(folder)):
+    """Remove the checkpoints of a run that was killed after it recorded its result."""
+    if has_checkpoint(folder) and has_finished(newest_record(folder)):
         # Somebody trains it again, or the disk is full: another launch removes them.
         with contextlib.suppress(AlreadyRunning, OSError), held(folder):
-            if _finished(newest_record(folder)):
-                _remove_checkpoints(folder)
+            if has_finished(newest_record(folder)):
+                remove_checkpoints(folder)
 
 
-def _finished(record: Record | None) -> TypeGuard[Record]:
+def has_finished(record: Record | None) -> TypeGuard[Record]:
     """Whether there is a record, and it has ended with a result."""
     return record is not None and record.end is not None and record.end.status in schema.FINISHED
 
 
-def _remove_checkpoints(folder: Path) -> None:
-    """The run is recorded: what it could be continued from is no longer needed."""
+def remove_checkpoints(folder: Path) -> None:
+    """The run is recorded: its checkpoints are no longer needed."""
     path = folder / CHECKPOINT
     for leftover in (path, path.with_name(f"{path.name}.partial"), path.with_suffix(".partial")):
-        with contextlib.suppress(OSError):  # a file too many makes no failed run
+        with contextlib.suppress(OSError):  # a leftover file does not fail the run
             leftover.unlink(missing_ok=True)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 

@@ -24,7 +24,7 @@ BUILT_IN: Mapping[str, str] = MappingProxyType(
 
 
 class Layout(Protocol):
-    """What of a LayoutSpec decides how many machines and GPUs a run takes."""
+    """The part of a LayoutSpec that decides how many machines and GPUs a run takes."""
 
     @property
     def device(self) -> str: ...
@@ -41,6 +41,9 @@ class CoreRecord:
     settings: its kind of RunSpec, with all that the core cannot train refused in its validation.
     train, datasets: a `Core` and a `Datasets` (cores/base.py).
     title: the trainer in a sentence. note: one paragraph on its experiment in MLflow, Markdown.
+
+    train_together: a `Together` (cores/base.py), which trains runs at once that differ in nothing but the seed; None:
+    they are trained one by one. most_together: how many of them are in a job.
 
     exporter: an `Exporter`; None: its models cannot be exported.
     worker_node: a `Companion`; None: a run takes one machine.
@@ -66,6 +69,8 @@ class CoreRecord:
     settings: str
     train: str
     datasets: str
+    train_together: str | None = None
+    most_together: int = 1
     exporter: str | None = None
     worker_node: str | None = None
     check_placement: str | None = None
@@ -124,7 +129,7 @@ def core_of(name: str) -> CoreRecord:
     found = load(path, "core")
     if not isinstance(found, CoreRecord):
         raise UserError(
-            f"core {name!r}: {path} is a {type(found).__name__}, no cppo_lab.core_records.CoreRecord"
+            f"core {name!r}: {path} is a {type(found).__name__}, not a cppo_lab.core_records.CoreRecord"
         )
     if found.name != name:
         raise UserError(f"core {name!r}: {path} is the record of {found.name!r}: one of the names is wrong")

@@ -7,13 +7,30 @@ LONGEST = 2000  # characters of a message; the longest of ours list fifty names
 
 
 class UserError(Exception):
-    """Something the user can mend. The text names the value, what is valid, and the remedy, on one line.
+    """An error that the user can fix. The text names the value, what is valid, and the remedy, on one line.
 
     Names in it may be anybody's: what would end the line, or steer a terminal, is written as an escape.
     """
 
     def __init__(self, text: object) -> None:
         super().__init__(message(str(text)))
+
+
+class StoreAway(UserError):
+    """The tracking store does not exist, cannot be reached or cannot be read."""
+
+
+MOST_FAULTS = 10  # that one message names
+
+
+def together(faults: Iterable[str], where: str = "") -> UserError:
+    """Several mistakes of one file as one error; `where`, with which they may begin, is said once."""
+    first, *others = dict.fromkeys(faults)
+    if not others:
+        return UserError(first)
+    rest = [text.removeprefix(where) for text in others[: MOST_FAULTS - 1]]
+    more = len(others) - len(rest)
+    return UserError("; also: ".join([first, *rest]) + (f"; and {more} more" if more else ""))
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Files that are kept on this machine because making them again takes long.
+"""Files cached on this machine because recreating them is slow.
 
 They are under `$XDG_CACHE_HOME` (`~/.cache` by default), each a line with the version of what it holds and then its
 content. The folder may be deleted at any time. Nothing that goes wrong here is an error: a file that cannot be read is

@@ -77,7 +77,7 @@ def unpack(
     found = _arrays(data, {ABOUT: Column("|u1"), **columns}, largest)
     about = json.loads(found.pop(ABOUT).tobytes())
     if not isinstance(about, dict):
-        raise ValueError("its description is no JSON object")
+        raise ValueError("its description is not a JSON object")
     return about, found
 
 
@@ -97,7 +97,7 @@ def _arrays(data: bytes, columns: Mapping[str, Column], largest: int) -> dict[st
     signature, *_, size, _, comment = _END.unpack(data[-_END.size :])
     zip64 = data[-_END.size - 20 :][:4] == b"PK\x06\x07"
     if signature != b"PK\x05\x06" or comment or zip64 or size > _LARGEST_LIST:
-        raise ValueError("it is cut off, or no such npz")
+        raise ValueError("it is truncated, or not such an npz file")
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {info.filename: info for info in archive.infolist()}
         if sorted(members) != sorted(f"{name}.npy" for name in columns):

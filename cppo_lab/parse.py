@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import ValidationError
 
 from cppo_lab.core_records import core_names, core_of
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.spec import TAGS, RunSpec, Spec
 
 S = TypeVar("S", bound=Spec)
@@ -39,7 +39,7 @@ _KINDS = {
 def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     """Validate plain values into a config. `where` names their source in messages.
 
-    Raises UserError for the first fault, naming key, value and what is valid.
+    Raises UserError for all faults together, naming key, value and what is valid.
     """
     try:
         text = json.dumps(values)
@@ -50,12 +50,18 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        faults = error.errors()
-        # A misspelt key is also a missing one: its own name says more.
-        fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
+        raise together(_said(kind, error.errors(), where), f"{where}: ") from None
+
+
+def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
+    """A line for each fault. A misspelt key is also a missing one: its own name says more, and comes first."""
+    found = []
+    for fault in sorted(faults, key=lambda one: one["type"] != "extra_forbidden"):
         if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
-            raise _of_no_kind(fault, faults, where) from None
-        raise _explain(kind, fault, where, len(faults) - 1) from None
+            found.append(str(_of_no_kind(fault, faults, where)))
+        else:
+            found.append(str(_explain(kind, fault, where)))
+    return found
 
 
 @cache
@@ -82,30 +88,28 @@ def parse_run(values: dict[str, Any], where: str) -> RunSpec:
 def _of_no_kind(fault: Any, faults: list[Any], where: str) -> UserError:
     """A value that may be of several kinds, and is of none."""
     kinds = [one["loc"][-1] for one in faults if one["loc"][:-1] == fault["loc"][:-1]]
-    more = f" (and {len(faults) - len(kinds)} more)" if len(faults) > len(kinds) else ""
     key, said = (
         _dotted([str(part) for part in fault["loc"][:-1]]),
         " or ".join(_KINDS.get(k, k) for k in kinds),
     )
-    return UserError(f"{where}: {key}={fault['input']!r}: must be {said}{more}")
+    return UserError(f"{where}: {key}={fault['input']!r}: must be {said}")
 
 
-def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError:
+def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
     """One line from a pydantic fault."""
     path = [str(part) for part in fault["loc"]]
     key = _dotted(path)
-    more = f" (and {others} more)" if others else ""
     if fault["type"] == "extra_forbidden":
         fields = _spec_at(kind, path[:-1]).model_fields
         siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
-        return UserError(f"{where}: {unknown('key', key, siblings)}{more}")
+        return UserError(f"{where}: {unknown('key', key, siblings)}")
     if fault["type"] == "json_invalid":  # half of a character: the command line, or a file, is not UTF-8
         return UserError(f"{where}: a value is not UTF-8 text: {fault['ctx']['error']}: type it again")
     text = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
-        return UserError(f"{where}: {key} is missing: add it{more}")
+        return UserError(f"{where}: {key} is missing: add it")
     if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
-        return UserError(f"{where}: {f'{key}: ' if key else ''}{text}{more}")
+        return UserError(f"{where}: {f'{key}: ' if key else ''}{text}")
     if fault["type"] == "string_pattern_mismatch":
         text = f"must match {fault['ctx']['pattern']}"
     elif fault["type"] == "literal_error":
@@ -121,7 +125,7 @@ def _explain(kind: type[Spec], fault: Any, where: str, others: int) -> UserError
         text += f" in {valid}"
     text = text.replace("Input should be", "must be")
     named = "" if text.startswith(f"{key}=") else f"{key}={fault['input']!r}: "
-    return UserError(f"{where}: {named}{text}{more}")
+    return UserError(f"{where}: {named}{text}")
 
 
 def _dotted(path: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""What other packages bring: an object by its import path, or by an entry point of an installed package.
+"""Objects of other packages, by import path or by an entry point of an installed package.
 
 Importing runs code, so the caller decides whose word counts: the command line, the user's environment, a package that
 the user has installed; never a file that somebody else may have written.

@@ -2,7 +2,7 @@
 
 `runs/preflight` has a folder for each kind of run; nothing goes to MLflow, since it is no result.
 
-Each part runs in a process of its own, since Ray and verl can be loaded only once, and since the second is to find
+Each part runs in a separate process, since Ray and verl can be loaded only once, and since the second is to find
 what a run finds that was killed. On several nodes there is only the first part: the other machines leave with it.
 """
 
@@ -24,6 +24,7 @@ from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import Allocation, load_core
 from cppo_lab.cores.verl import phases
 from cppo_lab.errors import UserError
+from cppo_lab.installed import install_extra
 from cppo_lab.redaction import mask_output
 from cppo_lab.safe_open import open_append, replace_file
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
@@ -43,7 +44,7 @@ def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], 
         from cppo_lab.cores.verl import stand_in
     except ModuleNotFoundError as error:
         raise UserError(
-            f"package {error.name!r} is not installed, and stand-ins are made by it: pip install 'cppo-lab[verl]'"
+            f"package {error.name!r} is not installed, and stand-ins are made by it: {install_extra('verl')}"
         ) from None
     return stand_in.make_stand_ins(specs, folder, say)
 
@@ -98,7 +99,7 @@ class PreflightJob:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes of each machine."""
+        """GPUs that it takes on each machine."""
         return core_of(self.spec.core).gpus(self.layout)
 
     def run(self) -> None:
@@ -121,7 +122,7 @@ class PreflightJob:
         self._nothing(why).write(self.folder)
 
     def _part(self, last: int) -> "_Part":
-        """Train up to step `last` in a process of its own."""
+        """Train up to step `last` in a separate process."""
         process = multiprocessing.get_context("spawn").Process(target=_train, args=(self, last))
         process.start()
         try:
@@ -221,7 +222,7 @@ class _Rows:
 
 
 def _train(job: PreflightJob, last: int) -> None:
-    """One part, in a process of its own: train up to step `last`, and write what came of it."""
+    """One part, in a separate process: train up to step `last`, and write what came of it."""
     _say_into(job.folder / "attempts" / f"part-{last}.log")
     prepare_process(job.threads, job.visible_devices)
     began, sink, error = time.time(), _Rows(), ""
@@ -294,7 +295,7 @@ def _clear(folder: Path, keep: Collection[str]) -> None:
     Raises UserError for a link: another member of the group may have made it, and it may lead anywhere.
     """
     if folder.is_symlink():
-        raise UserError(f"{folder} is a link, and what it leads to would be emptied: remove it")
+        raise UserError(f"{folder} is a link, and its target would be emptied: remove it")
     for path in folder.iterdir():
         if path.name in keep:
             continue

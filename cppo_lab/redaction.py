@@ -1,4 +1,4 @@
-"""Masking what gives access: passwords, tokens and keys in whatever is shown or kept."""
+"""Masking of secrets: passwords, tokens and keys in everything that is shown or stored."""
 
 import codecs
 import contextlib
@@ -86,7 +86,7 @@ class RedactedLines:
 
 
 class _RedactingStream(io.TextIOBase):
-    """A text stream that hands on to another one, masked: whole lines, and at a flush what there is.
+    """A text stream that passes masked text on to another one: whole lines, and at a flush the rest.
 
     What a full disk has no room for is lost: no run fails because it could not print.
     """
@@ -130,7 +130,7 @@ def _losing_what_has_no_room() -> Iterator[None]:
 
 
 def mask_output() -> None:
-    """From now on, what Python prints in this process is masked as it is written. What C code writes is not."""
+    """From now on, mask everything that Python prints in this process. The output of C code is not masked."""
     if not isinstance(sys.stdout, _RedactingStream):
         sys.stdout, sys.stderr = _RedactingStream(sys.stdout), _RedactingStream(sys.stderr)
 

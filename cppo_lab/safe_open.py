@@ -19,12 +19,12 @@ _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 
 def leads_nowhere(error: OSError) -> bool:
-    """Whether it says that there is no such file; else the file cannot be had: no permission, a broken disk."""
+    """Whether it means that there is no such file; otherwise the file cannot be read: no permission, a broken disk."""
     return error.errno in _NOTHING
 
 
 def open_plain(path: Path) -> BinaryIO | None:
-    """The file at `path`, to be read; None if there is none, or something that is no plain file.
+    """The file at `path`, opened for reading; None if there is none, or something that is not a plain file.
 
     Raises OSError if it cannot be read.
     """
@@ -43,8 +43,8 @@ def open_plain(path: Path) -> BinaryIO | None:
 def open_below(folder: Path, *names: str) -> BinaryIO | None:
     """The plain file that `names` lead to, one folder below the other, from `folder` on; None if there is none.
 
-    Raises UserError if a link is on the way, or in the file's place, or something that is no plain file; OSError if it
-    cannot be read.
+    Raises UserError if a link is on the way, or in the file's place, or something that is not a plain file; OSError if
+    it cannot be read.
     """
     place = folder.joinpath(*names)
     parent = _folder_below(folder, names[:-1])
@@ -166,7 +166,7 @@ def _open_to_write(path: Path, flags: int) -> int:
 
 
 def _not_plain(path: Path) -> UserError:
-    return UserError(f"{path} is a link or no plain file, which none of our programs has made: remove it")
+    return UserError(f"{path} is a link or not a plain file, and was not made by this program: remove it")
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` at the end, as a whole; if writing fails, what was there stays.
 
     The caller sees to it that nobody else replaces the same file meanwhile. It is written as `NAME.partial`, which a
-    kill leaves behind and the next call removes.
+    kill may leave and the next call removes.
     """
     partial = path.with_name(f"{path.name}.partial")
     partial.unlink(missing_ok=True)  # a link goes, and what it leads to stays

@@ -31,6 +31,9 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("train/entropy", "nats", "mean entropy of the rollout policy at the visited states"),
     MetricInfo("train/loss", "1", "mean loss over the minibatches of the step"),
     MetricInfo("train/grad_norm", "1", "mean gradient norm before clipping"),
+    MetricInfo("val/best", "fraction", "highest score so far: mean validation over the benchmarks"),
+    MetricInfo("val/best_step", "step", "training step at which `val/best` was first reached"),
+    MetricInfo("val/final_mean", "fraction", "mean of the scores in the last 30 % of [0, T_stop] so far"),
     MetricInfo("rule/masked_fraction", "fraction", "masked tokens / tokens with non-zero advantage"),
     MetricInfo("rule/prefix_budget_share", "fraction", "of the masked: token test passes, prefix test fails"),
     MetricInfo("rule/token_threshold_share", "fraction", "of the masked: rejected by the token threshold"),
@@ -56,22 +59,24 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         "perf/evaluation_seconds", "s", "wall time of the exact core's evaluation, not in step_seconds"
     ),
-    MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / what the devices promise"),
-    MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K of the rollout batch on its way to the trainer"),
+    MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / peak of the devices"),
+    MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K data sent to the trainer per rollout batch"),
     MetricInfo(
         "search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"
     ),
     MetricInfo("search/final_score", "fraction", "mean of the last three validations, averaged over seeds"),
     MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
     MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
-    MetricInfo("search/stability", "fraction", "1 - deepest fall below the best so far, averaged over seeds"),
-    # Of the exact core: mu is the rollout policy of the step, pi the policy behind its last update.
+    MetricInfo("search/stability", "fraction", "1 - largest drop below the best so far, averaged over seeds"),
+    # Of the exact core: mu is the rollout policy of the step, pi the policy after its last update.
     MetricInfo("exact/rollout_return", "fraction", "J(mu), the expected reward of the rollout policy"),
-    MetricInfo("exact/return", "fraction", "J(pi), the expected reward behind the step's updates"),
+    MetricInfo("exact/return", "fraction", "J(pi), the expected reward after the step's updates"),
     MetricInfo(
-        "exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses promise"
+        "exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses predict"
     ),
-    MetricInfo("exact/error", "fraction", "Delta = L' - (J(pi) - J(mu)), the part of it that does not come"),
+    MetricInfo(
+        "exact/error", "fraction", "Delta = L' - (J(pi) - J(mu)), the part of it that is not realised"
+    ),
     MetricInfo("exact/movement", "TV", "mean over positions of E_mu[D_t]; `_1` to `_8`: in one eighth"),
     MetricInfo("exact/movement_before", "TV", "of mu from the policy before the step's first update"),
     MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
@@ -92,6 +97,8 @@ METRICS: tuple[MetricInfo, ...] = (
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
+BEST, BEST_STEP, FINAL_MEAN = "val/best", "val/best_step", "val/final_mean"
+LATE_SHARE = 0.3  # of [0, T_stop], its end: the validations of `val/final_mean`
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
 # {gpu}_memory_peak_megabytes is the highest sample; the rest is MLflow's.
 _GPU = re.compile(
@@ -119,7 +126,7 @@ def parse_validation_metric(name: str) -> tuple[str, int] | None:
 
 
 def answer_rule_metric(benchmark: str, samples: int) -> str:
-    """The share of responses that DAPO's `Answer:` rule takes for right, beside Avg@k by mathematical equality."""
+    """The share of responses that DAPO's `Answer:` rule accepts, next to Avg@k by mathematical equality."""
     return f"val/{benchmark}/answer_rule_at_{samples}"
 
 
@@ -218,8 +225,8 @@ TAGS_OF_CORES = frozenset({TAG_WARM_START})
 RUNNING = "running"  # MLflow: RUNNING
 DONE = "done"
 COLLAPSED = "collapsed"  # ended early because the policy broke down: a result, not a failure
-FAILED = "failed"  # ended by an error of its own; MLflow: FAILED
-PARTIAL = "partial"  # interrupted before its last step: the next launch goes on with it; MLflow: KILLED
+FAILED = "failed"  # failed with an error; MLflow: FAILED
+PARTIAL = "partial"  # interrupted before its last step: the next launch resumes it; MLflow: KILLED
 STATUSES = (RUNNING, DONE, COLLAPSED, FAILED, PARTIAL)
 PRUNED = "pruned"  # of a trial only: the search gave it up early
 FINISHED = frozenset({DONE, COLLAPSED})  # the run is a result: nothing is left to train

@@ -38,6 +38,29 @@ def interrupt_on_termination() -> None:
 
 
 @contextlib.contextmanager
+def saying_at_interrupt(say: Callable[[], None]) -> Iterator[None]:
+    """Call `say` at the first Ctrl-C, before it interrupts this process; what is waited for then may take long.
+
+    `say` runs in a signal handler. Where Ctrl-C has another meaning than Python's own, nothing changes.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before != signal.default_int_handler:
+        yield
+        return
+
+    def told(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        say()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def blocked(*numbers: signal.Signals) -> Iterator[None]:
     """Processes that are started here do not hear these signals; this one does, afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

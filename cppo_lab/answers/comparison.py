@@ -99,9 +99,9 @@ def as_lines(tokens: Tokens, found: Replayed, pairs: list[ResponsePair]) -> Iter
     own = tokens.rule.name
     constants = ", ".join(f"{name}={value}" for name, value in found.constants.items())
     yield f"step {tokens.step}: {len(pairs)} training responses, {len(tokens.token)} tokens" + (
-        f"; {tokens.left_out} responses were left out for lack of room" if tokens.left_out else ""
+        f"; {tokens.left_out} responses were omitted for lack of space" if tokens.left_out else ""
     )
-    yield f"{own} kept {_mean(tokens.keep):.2%} of them as the run was trained, D_t {own_divergence(tokens.rule)}"
+    yield f"{own} kept {_mean(tokens.keep):.2%} of them in training, D_t {own_divergence(tokens.rule)}"
     yield f"{found.rule} keeps {_mean(found.keep):.2%}, D_t {found.divergence}, {printable(constants)}"
     yield ""
     yield f"{'response':>10} {'tokens':>7} {'advantage':>10} {'own':>8} {'other':>8} {'differ':>7}  other's tests"

@@ -71,7 +71,7 @@ class Outcomes:
         )
 
     def until(self, step: int) -> "Outcomes":
-        """The validations up to `step`: what a run that continues behind a checkpoint goes on from."""
+        """The validations up to `step`: where a run that resumes from a checkpoint continues."""
         kept = int(np.searchsorted(self.steps, step, side="right"))
         return replace(
             self,
@@ -161,7 +161,7 @@ def read(data: bytes, what: str) -> Outcomes:
     Raises UserError if it is too large, broken, or not such a file.
     """
     if len(data) > LARGEST:
-        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} it may have: {REMEDY}")
+        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} allowed: {REMEDY}")
     with refused(f"{what} has no outcomes of validations", REMEDY):
         about, arrays = unpack(data, _COLUMNS, LARGEST)
         if about.get("format") != FORMAT:
@@ -188,7 +188,7 @@ def _with_row(rows: NDArray[Any], row: NDArray[Any]) -> NDArray[Any]:
     if rows.dtype.kind == "u" and np.any(
         (values < 0) | (values > MOST_SAMPLES) | (values != np.floor(values))
     ):
-        raise ValueError("a count is no whole number from 0 on")
+        raise ValueError("a count is not a whole number >= 0")
     return np.concatenate([rows, values[None].astype(rows.dtype)])
 
 
@@ -206,8 +206,8 @@ def _check(outcomes: Outcomes) -> None:
     if any(values.shape != shape for values in (outcomes.right, outcomes.cut_off, outcomes.length)):
         raise ValueError("its columns have different shapes")
     if np.any(outcomes.steps[1:] <= outcomes.steps[:-1]) or np.any(outcomes.steps < 0):
-        raise ValueError("its steps are not rising from 0 on")
+        raise ValueError("its steps do not increase from 0")
     if np.any(outcomes.right > outcomes.samples) or np.any(outcomes.cut_off > outcomes.samples):
-        raise ValueError("more answers are right, or cut off, than there are")
+        raise ValueError("more answers are right, or truncated, than there are")
     if not np.all(np.isfinite(outcomes.length)) or np.any(outcomes.length < 0):
-        raise ValueError("a length is no number from 0 on")
+        raise ValueError("a length is not a number >= 0")

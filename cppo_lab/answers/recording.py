@@ -1,4 +1,4 @@
-"""Writing the files of a run's answers, step by step, within the room that they may take."""
+"""Writing the files of a run's answers, step by step, within their size limit."""
 
 import re
 import sys
@@ -50,7 +50,7 @@ class Recording:
         self._outcomes: Outcomes | None = None
 
     def begin(self, step: int | None) -> None:
-        """Go on behind the checkpoint of `step`; None: from the beginning. What is on file of later steps goes."""
+        """Resume from the checkpoint of `step`; None: from the beginning. Records of later steps are dropped."""
         if not self.keeps:
             return
         last = -1 if step is None else step

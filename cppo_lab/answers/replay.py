@@ -24,7 +24,7 @@ from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, Rule, rule_of
 
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")
 _OF_BUDGET = ("delta", "delta_b", "w_min", "delta_b_mode")
-_MAY_BE_GIVEN = ("delta_b_cap", "delta_b_quantile", "delta_b_scale", "span")
+_MAY_BE_GIVEN = ("delta_b_cap", "delta_b_quantile", "delta_b_scale", "span", "reverse")
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +107,8 @@ def why_not(record: Rule, tokens: Tokens) -> str | None:
     """Why a rule cannot be replayed on these tokens; None if it can."""
     if MINIBATCH in record.needs:
         return (
-            f"rule {record.name!r} decides about a whole minibatch, of which the file has some responses: it cannot be "
-            "replayed"
+            f"rule {record.name!r} decides over a whole minibatch, and the file has only some of its responses: it "
+            "cannot be replayed"
         )
     if PERMUTATION in record.needs and not len(tokens.order):
         return (
@@ -149,8 +149,8 @@ class _Batch:
         if name not in FROM_SAMPLED:
             raise unknown("divergence of kept tokens", name, {*FROM_SAMPLED, own_divergence(tokens.rule)})
         measure = name.rpartition("_")[2]
-        if measure in ("k2", "k3"):
-            return {"k2": divergences.k2, "k3": divergences.k3}[measure](self.logp, self.rollout_logp)
+        if measure in divergences.ESTIMATES:
+            return divergences.ESTIMATES[measure](self.logp, self.rollout_logp)
         return divergences.binary(self.logp, self.rollout_logp, measure)
 
 

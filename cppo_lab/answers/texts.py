@@ -122,11 +122,11 @@ def read(data: bytes, what: str) -> Texts:
 def _unpacked(data: bytes) -> bytes:
     """What gzip has packed, in memory that is bounded."""
     if len(data) > LARGEST:
-        raise ValueError(f"it has {len(data)} bytes, more than the {LARGEST} it may have")
+        raise ValueError(f"it has {len(data)} bytes, more than the {LARGEST} allowed")
     packed = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     content = packed.decompress(data, LARGEST_UNPACKED)
     if not packed.eof or packed.unused_data:
-        raise ValueError("it is cut off, or larger than it may be")
+        raise ValueError("it is truncated, or larger than allowed")
     return content
 
 
@@ -155,7 +155,7 @@ def _sample(line: str, step: int) -> Sample:
     """A line of the file. Raises ValueError if it is none."""
     values: dict[str, Any] = json.loads(line)
     if not isinstance(values, dict) or values.keys() != _KINDS.keys():
-        raise ValueError("a line has other fields than a sample has")
+        raise ValueError("a line does not have the fields of a sample")
     for name, value in values.items():
         if type(value) not in _KINDS[name]:
             raise ValueError(f"{name} of a sample is a {type(value).__name__}")
@@ -173,7 +173,7 @@ def _sample(line: str, step: int) -> Sample:
 def _count(value: object) -> int:
     """`value`, if it counts something. Raises ValueError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError("a number of it is no count")
+        raise ValueError("one of its numbers is not a count")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The tokens of some training responses of one validated step, with what a rule decides by: one npz file.
+"""The tokens of some training responses of one validated step, with the inputs of a rule's decisions: one npz file.
 
 What follows from these by the rule's formulas alone (position weights, prefix sums, budgets, another rule's mask) is
 not in the file: `replay` computes it.
@@ -172,7 +172,7 @@ def read(data: bytes, what: str) -> Tokens:
     Raises UserError if it is too large, broken, or not such a file.
     """
     if len(data) > LARGEST:
-        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} it may have: {REMEDY}")
+        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} allowed: {REMEDY}")
     with refused(f"{what} has no tokens of training responses", REMEDY):
         about, arrays = unpack(data, _COLUMNS, LARGEST)
         if about.get("format") != FORMAT:
@@ -225,7 +225,7 @@ def _check(tokens: Tokens) -> None:
     if any(getattr(tokens, name).shape != (count,) for name in PER_TOKEN):
         raise ValueError("its columns have different lengths")
     if len(tokens.order) not in (0, count) or np.any((tokens.order < 0) | (tokens.order >= max(count, 1))):
-        raise ValueError("its order is none of its tokens")
+        raise ValueError("its order is not a permutation of its tokens")
     _check_values(tokens)
 
 

@@ -1,79 +1,111 @@
 """The `cppo` command. Only the standard library is imported before a subcommand is chosen."""
 
+import argparse
 import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from cppo_lab.cli.parser import parse
-from cppo_lab.errors import UserError, message
+from cppo_lab.cli.command_parser import UsageError
+from cppo_lab.cli.completion import COMPLETE, complete
+from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.parser import build_parser, parse
+from cppo_lab.errors import StoreAway, UserError, message
 from cppo_lab.sweep.paths import share_with_group
 
-EXTRAS = {  # of pyproject.toml, by the packages that they bring
-    "train": ("torch", "numpy", "submitit"),
-    "report": ("pandas", "matplotlib", "jinja2", "scipy"),
-    "search": ("optuna",),
-    "data": ("pyarrow", "huggingface_hub", "math_verify"),
-    "verl": ("verl", "ray", "tensordict", "transformers", "transfer_queue"),
-}
-
-
 REMEDIES = {
-    errno.EISDIR: "move the folder away that stands where a file should be",
-    errno.ENOTDIR: "move the file away that stands where a folder should be",
+    errno.EISDIR: "move the folder away: there should be a file",
+    errno.ENOTDIR: "move the file away: there should be a folder",
     errno.EEXIST: "move it away",
-    errno.ELOOP: "remove the link that leads to itself",
+    errno.ELOOP: "remove the circular link",
     errno.ENAMETOOLONG: "take a shorter name",
-    errno.EACCES: "have its rights changed, or work in another folder",
-    errno.EROFS: "work in a folder that can be written",
-    errno.ENOSPC: "make room on the disk; the same command then goes on",
-    errno.EDQUOT: "make room in your quota; the same command then goes on",
+    errno.EACCES: "ask for permission, or work in another folder",
+    errno.EROFS: "work in a folder that you can write to",
+    errno.ENOSPC: "free space on the disk, then run the same command to continue",
+    errno.EDQUOT: "free space in your quota, then run the same command to continue",
 }
+INTERRUPTED = "interrupted; run the same command to continue"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 done, 1 not everything is, 2 bad input, 130 interrupted,
-    141 the reader of its output has gone."""
-    options = parse(arguments)
+    """Run one command. Returns the exit code (`exit_codes.Exit`); a mistake in the arguments raises SystemExit."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == [COMPLETE]:
+        print("\n".join(complete(build_parser(), given[1:])))
+        return Exit.DONE
+    try:
+        options = parse(given)
+    except UsageError as error:
+        _refuse(str(error))
+        print(error.usage, end="", file=sys.stderr)
+        if "--json" in given:
+            _print_answer(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
+        raise SystemExit(Exit.USAGE) from None
+    if not getattr(options, "json", False):
+        return int(_run(options)[0])
+    from cppo_lab.cli.answer import alone_on_output, document
+
+    with alone_on_output() as out:
+
+        def print_answer(code: int = Exit.DONE, error: str | None = None) -> None:
+            if not options.answered and (options.answer is not None or error is not None):
+                out.write(document(options, code, error) + "\n")
+                out.flush()
+                options.answered = True
+
+        options.answer, options.answered, options.answer_now = None, False, print_answer
+        code, wrong = _run(options)
+        print_answer(code, wrong)
+    return int(code)
+
+
+def _print_answer(options: argparse.Namespace, code: int, error: str | None) -> None:
+    from cppo_lab.cli.answer import document
+
+    print(document(options, code, error))
+
+
+def _run(options: argparse.Namespace) -> tuple[int, str | None]:
+    """The exit code of a command, and what was wrong with it, which is also on standard error."""
     try:
         share_with_group()
         code: int = options.command(options)
+    except StoreAway as error:
+        return Exit.STORE_AWAY, _refuse(str(error))
     except UserError as error:
-        return _refused(str(error))
+        return Exit.USAGE, _refuse(str(error))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cppo_lab"):
             raise
-        print(f"cppo: error: {_missing_package(error.name or '')}", file=sys.stderr)
-        return 2
+        from cppo_lab.installed import remedy
+
+        name = (error.name or "").split(".")[0]
+        return Exit.PACKAGE, _refuse(f"package {name!r} is not installed: {remedy(name)}")
     except BrokenPipeError:  # `cppo plan ... | head`
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python flushes it once more as it ends
-        return 141
+        return Exit.READER_GONE, None
     except OSError as error:  # a folder that cannot be written, a full disk
-        return _refused(_of_the_system(error))
+        return Exit.USAGE, _refuse(_of_the_system(error))
     except KeyboardInterrupt:
-        print("cppo: interrupted; the same command continues with what is left", file=sys.stderr)
-        return 130
-    return code
+        print(f"cppo: {INTERRUPTED}", file=sys.stderr)
+        return Exit.INTERRUPTED, INTERRUPTED
+    return code, None
 
 
 def _of_the_system(error: OSError) -> str:
     """What the system refused, and what can be done about it."""
     if error.filename is None:
         return str(error)
-    remedy = REMEDIES.get(error.errno or 0, "see what is there, or work in another folder")
+    remedy = REMEDIES.get(error.errno or 0, "check what is there, or work in another folder")
     return f"{error.filename}: {error.strerror}: {remedy}"
 
 
-def _refused(text: str) -> int:
+def _refuse(text: str) -> str:
     """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
     from cppo_lab.redaction import redacted
 
-    print(f"cppo: error: {redacted(message(text))}", file=sys.stderr)
-    return 2
-
-
-def _missing_package(name: str) -> str:
-    needed = next((extra for extra, names in EXTRAS.items() if name.split(".")[0] in names), "all")
-    return f"package {name!r} is not installed: pip install 'cppo-lab[{needed}]'"
+    line = redacted(message(text))
+    print(f"cppo: error: {line}", file=sys.stderr)
+    return line

@@ -1,10 +1,12 @@
 """`cppo samples` and `cppo replay`: what a run has kept of its answers, from its folder or the tracking store."""
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -33,10 +35,10 @@ def samples(options: argparse.Namespace) -> int:
         raise UserError(f"--problem {options.problem!r}: step {step} has answers to {ids or 'no problem'}")
     if options.json:
         values = [vars(one) for one in chosen]
-        print(json.dumps({"run": run.run_id, "step": step, "left_out": found.left_out, "samples": values}))
+        answer(options, {"run": run.run_id, "step": step, "left_out": found.left_out, "samples": values})
     else:
         print("\n".join(_as_lines(run.run_id, found, chosen)))
-    return 0
+    return Exit.DONE
 
 
 def _as_lines(run_id: str, found: "Texts", chosen: "list[Sample]") -> Iterator[str]:
@@ -57,7 +59,7 @@ def _as_lines(run_id: str, found: "Texts", chosen: "list[Sample]") -> Iterator[s
         )
         yield from (f"    {printable(line)}" for line in one.response.splitlines())
         yield ""
-    left = f"; {found.left_out} were left out for lack of room" if found.left_out else ""
+    left = f"; {found.left_out} were omitted for lack of space" if found.left_out else ""
     yield f"{len(chosen)} of {len(found.samples)} samples of run {run_id}, step {found.step}{left}"
 
 
@@ -82,10 +84,10 @@ def replay(options: argparse.Namespace) -> int:
     )
     compared = comparison.compare(tokens, found)
     if options.json:
-        print(json.dumps({"run": run.run_id, **comparison.as_values(tokens, found, compared)}))
+        answer(options, {"run": run.run_id, **comparison.as_values(tokens, found, compared)})
     else:
         print("\n".join([f"run {run.run_id}", *comparison.as_lines(tokens, found, compared)]))
-    return 0
+    return Exit.DONE
 
 
 def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
@@ -97,7 +99,7 @@ def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     from cppo_lab.sweep.find import find_run
     from cppo_lab.sweep.paths import runs_folder
 
-    runs, uri = runs_folder(), address.tracking_uri()
+    runs, uri = runs_folder(), known_store(address.tracking_uri())
     run = find_run(beginning, uri, runs)
     own = FolderFiles(runs / run.run_id)
     if own.names():
@@ -113,7 +115,7 @@ def _step(run_id: str, files: "AnswerFiles", kind: str, wanted: int | None) -> i
     steps = steps_with(files, kind)
     if not steps:
         raise UserError(
-            f"run {run_id} has kept no {kind}: runs keep them from their first validation on with {SWITCH}"
+            f"run {run_id} has kept no {kind}: runs keep them from their first validation on if {SWITCH}"
         )
     if wanted is None:
         return steps[-1]
@@ -126,7 +128,7 @@ def _assignment(text: str) -> tuple[str, float | int | str]:
     """`delta=0.1` as a name and its value."""
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
-        raise UserError(f"{text!r}: KEY=VALUE is wanted, such as delta=0.1 or divergence=binary_kl")
+        raise UserError(f"{text!r}: must be KEY=VALUE, such as delta=0.1 or divergence=binary_kl")
     for kind in (int, float):
         try:
             return name, kind(value)

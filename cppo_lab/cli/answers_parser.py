@@ -1,4 +1,4 @@
-"""What `cppo samples` and `cppo replay` understand."""
+"""The arguments of `cppo samples` and `cppo replay`."""
 
 import argparse
 
@@ -31,4 +31,3 @@ def add_answers(commands: Commands) -> None:
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help=RUN)
     command.add_argument("--step", type=int, metavar="S", help="validated step (default: the newest)")
-    command.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,12 +1,15 @@
 """The parser of one subcommand, and what several of them take."""
 
 import argparse
+import difflib
+import re
 import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from cppo_lab import schema
-from cppo_lab.errors import message as as_message
+from cppo_lab.cli.exit_codes import codes_text
+from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
@@ -19,21 +22,47 @@ OVERRIDES = (
 )
 SWEEP = "name of a shipped sweep or study, or path to a sweep file"
 RUN = "run id or prefix (at least 4 digits) of a launched run or of a run in a shipped sweep"
+JSON = "print one JSON object, with nothing else on standard output (docs/commands.md)"
 SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
 
 
+_INVALID_CHOICE = re.compile(
+    r"argument (?P<what>[A-Z]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
+)
+
+
+class UsageError(UserError):
+    """A mistake in the arguments of `command`, with the lines that say how it is called."""
+
+    def __init__(self, text: str, command: str, usage: str) -> None:
+        super().__init__(text)
+        self.command, self.usage = command, usage
+
+
 class CommandParser(argparse.ArgumentParser):
-    """A command's parser; a mistake costs one line. Where it takes overrides, its help lists the groups."""
+    """A command's parser. Where it takes overrides, its help lists the groups."""
 
     lists_groups = False
 
     def error(self, message: str) -> NoReturn:
-        """One line, as for every other mistake; argparse would print its usage as well."""
-        self.exit(2, f"cppo: error: {as_message(message)}: see `{self.prog} --help`\n")
+        """One line on the mistake, as for every other, with the usage of the command beside it."""
+        if subcommands(self) and (match := _INVALID_CHOICE.fullmatch(message)):
+            message = self._unknown_command(match["what"].lower(), match["value"][1:-1])
+        text = f"{message}: see `{self.prog} --help`"
+        raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
+
+    def _unknown_command(self, what: str, value: str) -> str:
+        """What a name that is no command, or no action of one, may have meant."""
+        names = [name for name in subcommands(self) if not name.startswith("_")]
+        close = difflib.get_close_matches(value, names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return f"unknown {what} {value!r}: {hint}valid: {', '.join(names)}"
 
     def format_help(self) -> str:
         """The help text; conf/ is read only now."""
         text = super().format_help()
+        if subcommands(self):
+            text += f"\nexit codes:\n{codes_text()}\n"
         if not self.lists_groups:
             return text
         from cppo_lab.sweep.groups import groups
@@ -43,6 +72,34 @@ class CommandParser(argparse.ArgumentParser):
             for name, options in groups().items()
         ]
         return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of a parser's subcommands, by name; none for a parser that has no subcommands."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def leaves(parser: argparse.ArgumentParser, name: str = "") -> dict[str, argparse.ArgumentParser]:
+    """Every command that does something, by its words: `plan`, `data check`."""
+    below = subcommands(parser)
+    if not below:
+        return {name: parser}
+    return {
+        words: leaf
+        for key, one in below.items()
+        for words, leaf in leaves(one, f"{name} {key}".strip()).items()
+    }
+
+
+def finish(parser: argparse.ArgumentParser) -> None:
+    """Let every command know its name, and have --json."""
+    for name, leaf in leaves(parser).items():
+        leaf.set_defaults(name=name)
+        if not any("--json" in action.option_strings for action in leaf._actions):
+            leaf.add_argument("--json", action="store_true", help=JSON)
 
 
 def add_sweep(
@@ -67,5 +124,5 @@ def add_listing(command: argparse.ArgumentParser) -> None:
         "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
     )
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--json", action="store_true", help=JSON)
     form.add_argument("--csv", action="store_true", help="print CSV, one line per run")

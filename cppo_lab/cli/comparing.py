@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.errors import UserError
 
 BUILT = Path("reports/build")  # where `cppo report` writes by default
@@ -10,16 +12,17 @@ BUILT = Path("reports/build")  # where `cppo report` writes by default
 
 def compare(options: argparse.Namespace) -> int:
     """Say what differs between two reports; 0 if nothing does, 1 if something does."""
-    import json
-
     from cppo_lab.reports import compare as comparing
     from cppo_lab.reports.compare_text import compare_lines
     from cppo_lab.reports.saved import read_record
 
     before, after = (read_record(_folder(name)) for name in (options.before, options.after))
     found = comparing.compare(before, after, (options.before, options.after))
-    print(json.dumps(found.plain(), indent=2) if options.json else "\n".join(compare_lines(found)))
-    return 0 if found.same else 1
+    if options.json:
+        answer(options, found.plain())
+    else:
+        print("\n".join(compare_lines(found)))
+    return Exit.DONE if found.same else Exit.NO
 
 
 def _folder(name: str) -> Path:

@@ -2,6 +2,14 @@
 
 import argparse
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from cppo_lab.data.manifest import FileRecord
 
 
 def data_prepare(options: argparse.Namespace) -> int:
@@ -10,16 +18,27 @@ def data_prepare(options: argparse.Namespace) -> int:
     from cppo_lab.data.prepare import prepare
 
     records = prepare(options.source, options.out, lambda text: print(text, file=sys.stderr, flush=True))
-    print(summary(records))
-    return 0
+    if options.json:
+        answer(options, _file_values(options.out, records))
+    else:
+        print(summary(records))
+    return Exit.DONE
 
 
 def data_check(options: argparse.Namespace) -> int:
     """Compare prepared data with its checksums."""
     from cppo_lab.data.manifest import check_folder, summary
 
-    print(summary(check_folder(options.folder)))
-    return 0
+    records = check_folder(options.folder)
+    if options.json:
+        answer(options, _file_values(options.folder, records))
+    else:
+        print(summary(records))
+    return Exit.DONE
+
+
+def _file_values(folder: Path, records: "dict[str, FileRecord]") -> dict[str, object]:
+    return {"folder": str(folder), "files": {name: vars(record) for name, record in records.items()}}
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -31,10 +50,17 @@ def doctor(options: argparse.Namespace) -> int:
 
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())
+    if options.json:
+        found = [
+            {name: getattr(check, name) for name in ("name", "status", "found", "remedy")} for check in checks
+        ]
+        run = {"core": composed.run.core, "model": composed.run.model.name}
+        answer(options, {**run, "ready": ready(checks), "checks": found})
+        return Exit.DONE if ready(checks) else Exit.NO
     print("\n".join(lines(checks)))
     wanted = f"model={composed.run.model.name} with core={composed.run.core}"
     if not ready(checks):
         print(f"\nA run of {wanted} cannot start here: see the lines marked missing.")
-        return 1
+        return Exit.NO
     print(f"\nA run of {wanted} can start here.")
-    return 0
+    return Exit.DONE

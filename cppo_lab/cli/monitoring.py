@@ -1,11 +1,15 @@
 """`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`: many runs, whoever launched them."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError
 
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 def status(options: argparse.Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
-    from cppo_lab.cli.terminal import width
+    from cppo_lab.cli.terminal import coloured, width
     from cppo_lab.monitor import table
     from cppo_lab.sweep.states import parse_states
 
@@ -29,32 +33,43 @@ def status(options: argparse.Namespace) -> int:
         for line in repair(_runs(), uri, run_statuses()):
             print(line, file=sys.stderr)
     everything = run_statuses()
-    shown = table.only(everything, states)
+    shown = table.ordered(table.only(everything, states), options.sort and options.sort.replace("-", "_"))
     if options.json:
-        print(table.to_json(shown, everything))
+        answer(options, table.as_values(shown, everything))
     elif options.csv:
         print(table.to_csv(shown), end="")
     elif not everything:
-        print(f"no runs are known in {_runs()}: `cppo launch SWEEP` trains some")
+        print(f"there are no runs in {_runs()}: `cppo launch SWEEP` trains some")
     else:
-        print(table.table(shown, width()) if shown else f"no run is {' or '.join(sorted(states))}")
+        print(
+            table.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
+        )
         print(f"\n{table.totals(everything)}")
-    return 0
+    return Exit.DONE
 
 
 def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
+    import os
+
     from cppo_lab import schema
-    from cppo_lab.monitor import watch
+    from cppo_lab.cli.terminal import coloured
+    from cppo_lab.monitor import table, watch
 
     if not 0.2 <= options.every <= 86_400:
-        raise UserError(f"--every {options.every:g}: seconds between two looks, 0.2 to 86400")
+        raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = watch.parse_command(options.notify) if options.notify is not None else None
     run_statuses, _ = _asked(options)
-    found = watch.watch(run_statuses, options.every, sys.stdout)
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
+        found = watch.watch(run_statuses, options.every, out, coloured())
+    if options.json:
+        answer(options, table.as_values(found, found))
     if command is not None:
         watch.notify(command, Path(options.sweep).stem if options.sweep else "", found)
-    return 0 if all(one.state in schema.FINISHED for one in found) else 1
+    if any(one.state == schema.FAILED for one in found):
+        return Exit.RUNS_FAILED
+    return Exit.DONE if all(one.state in schema.FINISHED for one in found) else Exit.NO
 
 
 def logs(options: argparse.Namespace) -> int:
@@ -63,13 +78,18 @@ def logs(options: argparse.Namespace) -> int:
 
     runs = _runs()
     run_id = logs.run_by_beginning(runs, options.run)
+    if options.json:
+        if options.follow:
+            raise UserError("--json with -f: the object is printed at once; omit one of them")
+        answer(options, {"run_id": run_id, **logs.as_values(runs, run_id, options.all)})
+        return Exit.DONE
     if not options.follow:
         logs.show(runs, run_id, options.all, sys.stdout)
-        return 0
+        return Exit.DONE
     if options.all:
-        raise UserError("--all with -f: only the newest attempt grows; leave one of them out")
+        raise UserError("--all with -f: only the newest attempt grows; omit one of them")
     logs.follow(runs, run_id, lambda: _lives(run_id), sys.stdout)
-    return 0
+    return Exit.DONE
 
 
 def sync(options: argparse.Namespace) -> int:
@@ -83,31 +103,42 @@ def sync(options: argparse.Namespace) -> int:
     from cppo_lab.store import address
     from cppo_lab.tracking.sync import send
 
-    runs, uri = _runs(), address.tracking_uri()
+    runs, uri = _runs(), known_store(address.tracking_uri())
+    if options.json and options.watch:
+        raise UserError("--json with --watch: the object is printed at once; omit one of them")
     said = ""
     while True:
         folders = run_folders(runs, options.run)
         if options.dry_run:
             left = [folder for folder in folders if unsent(folder, uri)]
+            if options.json:
+                names = [folder.name for folder in left]
+                answer(options, {"store": redacted(uri), "runs": names, "points": 0, "dry_run": True})
+                return Exit.DONE
             for folder in left:
                 print(folder.name)
-            print(f"{len(left)} runs have something to send to {redacted(uri)}", file=sys.stderr)
-            return 0
+            print(f"{len(left)} runs have metrics to upload to {redacted(uri)}", file=sys.stderr)
+            return Exit.DONE
+        open_before = [folder.name for folder in folders if unsent(folder, uri)] if options.json else []
         try:
             sent = send(folders, uri, counter("runs sent"))
         except UserError as error:
             if not options.watch:
                 raise
             if str(error) != said:  # an outage is one line, not one every few seconds
-                print(f"cppo: {error}; trying on", file=sys.stderr, flush=True)
+                print(f"cppo: {error}; trying again", file=sys.stderr, flush=True)
             said = str(error)
             time.sleep(SYNC_SECONDS)
             continue
+        if options.json:
+            values = {"runs": open_before, "points": sent.points, "dry_run": False}
+            answer(options, {"store": redacted(uri), **values})
+            return Exit.DONE
         if sent.runs or said or not options.watch:
             said = ""
-            print(f"{sent.points} points of {sent.runs} runs sent to {redacted(uri)}", flush=True)
+            print(f"{sent.points} points of {sent.runs} runs uploaded to {redacted(uri)}", flush=True)
         if not options.watch:
-            return 0
+            return Exit.DONE
         time.sleep(SYNC_SECONDS)
 
 
@@ -116,22 +147,28 @@ def cancel(options: argparse.Namespace) -> int:
     from cppo_lab.monitor.cancel import cancel, candidates
 
     if bool(options.sweep) == bool(options.run):
-        raise UserError("cppo cancel: name a sweep, or runs with --run ID, and not both")
+        raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
     runs = _runs()
     found = _asked(options)[0]() if options.sweep else _these(options.run)
     chosen = candidates(found, options.queued)
     names = {one.run_id: f"{one.run_id} {_name(one)}" for one in found}
-    if options.dry_run:
+    if options.dry_run and options.json:
+        values = [{"run_id": one.run_id, "text": "would be cancelled", "done": False} for one in chosen]
+        answer(options, {"runs": values, "dry_run": True})
+    elif options.dry_run:
         for one in chosen:
             print(f"{names[one.run_id]}: {one.state}{f', {one.job}' if one.job else ''}: would be cancelled")
-        return 0
+    if options.dry_run:
+        return Exit.DONE
     done = cancel(runs, chosen, options.queued) if chosen else []
-    for line in done:
-        print(f"{names[line.run_id]}: {line.text}")
-    print(
-        f"{sum(line.done for line in done)} of {len(found)} runs cancelled" if done else "nothing to cancel"
-    )
-    return 0 if all(line.done for line in done) else 1
+    if options.json:
+        answer(options, {"runs": [vars(line) for line in done], "dry_run": False})
+    else:
+        for line in done:
+            print(f"{names[line.run_id]}: {line.text}")
+        count = sum(line.done for line in done)
+        print(f"{count} of {len(found)} runs cancelled" if done else "nothing to cancel")
+    return Exit.DONE if all(line.done for line in done) else Exit.NO
 
 
 def retry(options: argparse.Namespace) -> int:
@@ -139,11 +176,11 @@ def retry(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from cppo_lab import schema
-    from cppo_lab.cli.training import planned, train
+    from cppo_lab.cli.training import answer_nothing_to_train, planned, train
     from cppo_lab.sweep.plan_states import plan_states
 
     if options.failed == bool(options.run):
-        raise UserError("cppo retry: say which runs: --failed, or --run ID once or more, and not both")
+        raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
     plan, uri = planned(options)
     states = plan_states(plan, uri)
     if options.failed:
@@ -156,8 +193,11 @@ def retry(options: argparse.Namespace) -> int:
                     f"--run {run_id} is {state}: only runs that are neither done nor running can be retried"
                 )
     if not chosen:
-        print(f"no run of {plan.name} has failed")
-        return 0
+        if options.json:
+            answer_nothing_to_train(plan, states, uri, options)
+        else:
+            print(f"no run of {plan.name} has failed")
+        return Exit.DONE
     runs = tuple(run for run in plan.runs if run.run_id in chosen)
     return train(replace(plan, runs=runs), uri, options, retry=chosen)
 
@@ -165,9 +205,9 @@ def retry(options: argparse.Namespace) -> int:
 def _one_of(plan: "Plan", beginning: str) -> str:
     found = [run.run_id for run in plan.runs if run.run_id.startswith(beginning)]
     if len(found) != 1 or not beginning:
-        what = "is the beginning of" if found else "begins none of"
+        what = "is a prefix of" if found else "is a prefix of none of"
         ids = ", ".join((found or [run.run_id for run in plan.runs])[:10])
-        raise UserError(f"--run {beginning!r} {what} the ids {ids}: give enough of one of them")
+        raise UserError(f"--run {beginning!r} {what} the ids {ids}: give more digits of one of them")
     return found[0]
 
 
@@ -184,7 +224,7 @@ def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]],
 
     runs = _runs()
     if not options.sweep:
-        uri = address.tracking_uri()
+        uri = known_store(address.tracking_uri())
         return (lambda: run_statuses(runs, uri)), uri
     from cppo_lab.cli.training import planned
 

@@ -1,4 +1,4 @@
-"""What `cppo status`, `watch`, `logs`, `cancel`, `retry` and `sync` understand."""
+"""The arguments of `cppo status`, `watch`, `logs`, `cancel`, `retry` and `sync`."""
 
 import argparse
 from collections.abc import Callable
@@ -15,6 +15,12 @@ def add_monitoring(commands: Commands) -> None:
         commands, "status", monitoring.status, "show the state of runs, whoever launched them"
     )
     add_listing(status)
+    status.add_argument(
+        "--sort",
+        choices=["last", "best", "final-mean"],
+        help="order by a score, the highest first: of the last validation, the best one, or the mean over the "
+        "validations in the last 30 %% of the run",
+    )
     status.add_argument(
         "--repair", action="store_true", help="first clean up after killed runs, in MLflow too"
     )
@@ -50,6 +56,7 @@ def add_monitoring(commands: Commands) -> None:
     cancel.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
     retry = add_sweep(commands, "retry", monitoring.retry, "retrain runs that failed with an error")
     retry.add_argument("--failed", action="store_true", help="all failed runs of the sweep")
+    retry.add_argument("--dry-run", action="store_true", help="only list what would be trained")
     retry.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
     sync = commands.add_parser(
         "sync", help="upload metrics that never reached the tracking store, after a crash or an outage"

@@ -1,14 +1,15 @@
-"""What `cppo` understands: its subcommands, their arguments, and the function of each."""
+"""The arguments of `cppo`: its subcommands, their arguments, and the function of each."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import __version__
 from cppo_lab.cli import (
     comparing,
+    completion,
     environment,
-    exporting,
     preflight,
     reporting,
     searching,
@@ -17,7 +18,16 @@ from cppo_lab.cli import (
     ui,
 )
 from cppo_lab.cli.answers_parser import add_answers
-from cppo_lab.cli.command_parser import RUN, CommandParser, Commands, add_listing, add_sweep
+from cppo_lab.cli.command_parser import (
+    RUN,
+    CommandParser,
+    Commands,
+    add_listing,
+    add_sweep,
+    finish,
+    leaves,
+)
+from cppo_lab.cli.exporting_parser import add_export, with_action
 from cppo_lab.cli.monitoring_parser import add_monitoring
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 
@@ -25,10 +35,11 @@ from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the user asked for; overrides may come before and after options."""
     parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options, rest = parser.parse_known_args(with_action(given))
     # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option are left over.
     if any(text.startswith("-") for text in rest) or (rest and "overrides" not in options):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        leaves(parser)[options.name].error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.overrides = [*options.overrides, *rest]
     return options
@@ -47,12 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
     add_monitoring(commands)
     _add_searching(commands)
     _add_reporting(commands)
-    _add_export(commands)
+    add_export(commands)
     add_answers(commands)
     _add_ui(commands)
     _add_theory(commands)
     _add_data(commands)
     _add_doctor(commands)
+    _add_completion(commands)
+    finish(parser)
     return parser
 
 
@@ -71,7 +84,9 @@ def _add_training(commands: Commands) -> None:
         "--deviation", metavar="POINTS,...", help="with --power: standard deviation over seeds (default: 1,2)"
     )
     plan.add_argument(
-        "--effect", metavar="POINTS", help="with --power: the lead to look for (default: the paper's scores)"
+        "--effect",
+        metavar="POINTS",
+        help="with --power: the true lead to assume (default: the paper's scores)",
     )
     show = add_sweep(
         commands,
@@ -88,8 +103,10 @@ def _add_training(commands: Commands) -> None:
     for side in ("left", "right"):
         diff.add_argument(side, metavar="RUN", help=RUN)
     _add_within(diff)
-    diff.add_argument("--json", action="store_true", help="print one JSON object")
     launch = add_sweep(commands, "launch", training.launch, "train the unfinished runs of a sweep")
+    launch.add_argument(
+        "--dry-run", action="store_true", help="only list what would be trained; nothing is written"
+    )
     launch.add_argument(
         "--replace",
         action="store_true",
@@ -107,7 +124,7 @@ def _add_training(commands: Commands) -> None:
     flight.add_argument(
         "--random-weights",
         action="store_true",
-        help="measure models of the same shapes with random weights, and made-up problems: no download is needed",
+        help="measure models of the same shapes with random weights, and generated problems; needs no download",
     )
 
 
@@ -132,6 +149,7 @@ def _add_searching(commands: Commands) -> None:
         help="storage of the study: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, or "
         "sqlite:///optuna.db in the working folder)",
     )
+    tune.add_argument("--dry-run", action="store_true", help="only show the search and its remaining trials")
     tune.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
     tune.add_argument("--trials", type=int, metavar="N", help="total number of trials; overrides the file")
 
@@ -151,6 +169,18 @@ def _add_reporting(commands: Commands) -> None:
         help="your runs (default), or the paper's curves (main and study; see `cppo reference import`)",
     )
     report.add_argument("--partial", action="store_true", help="report even if runs are missing")
+    report.add_argument(
+        "--watch",
+        action="store_true",
+        help="with --partial: report again and again, until every run is a result or Ctrl-C",
+    )
+    report.add_argument(
+        "--every",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="with --watch: how often (default: 60)",
+    )
     report.add_argument(
         "--palette",
         choices=["paper", "colorblind"],
@@ -172,33 +202,12 @@ def _add_reporting(commands: Commands) -> None:
     compare.set_defaults(command=comparing.compare)
     for side in ("before", "after"):
         compare.add_argument(side, metavar="REPORT", help="folder of a report, or its sweep")
-    compare.add_argument("--json", action="store_true", help="print one JSON object")
     reference = commands.add_parser("reference", help="the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)
     load = actions.add_parser(
         "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
     )
     load.set_defaults(command=reporting.reference_import)
-
-
-def _add_export(commands: Commands) -> None:
-    text = "export a run's best checkpoint in Hugging Face format, with a model card"
-    export = commands.add_parser(
-        "export",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}. Load it with from_pretrained. verl's shards are "
-        "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
-        "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
-    )
-    export.set_defaults(command=exporting.export)
-    export.add_argument("run", metavar="RUN", help="run id or prefix (at least 4 digits)")
-    export.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="output folder, new or empty; created atomically",
-    )
 
 
 def _add_theory(commands: Commands) -> None:
@@ -228,6 +237,12 @@ def _add_ui(commands: Commands) -> None:
         help="address to listen on (default: 127.0.0.1, reachable from this machine only)",
     )
     page.add_argument("--open", action="store_true", help="also open a browser")
+    page.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="also print the address of the report in DIR, with links to its runs",
+    )
     page.set_defaults(command=ui.ui)
 
 
@@ -250,6 +265,20 @@ def _add_data(commands: Commands) -> None:
     check = actions.add_parser("check", help="verify the checksums of prepared data")
     check.add_argument("folder", type=Path, metavar="DIR", help="a folder written by `cppo data prepare`")
     check.set_defaults(command=environment.data_check)
+
+
+def _add_completion(commands: Commands) -> None:
+    shells = commands.add_parser(
+        "completion", help="print the script that lets a shell complete commands, sweeps, keys and run ids"
+    )
+    shells.add_argument(
+        "shell",
+        choices=sorted(completion.SCRIPTS),
+        metavar="SHELL",
+        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: the same in ~/.zshrc, after `compinit`; '
+        "fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
+    )
+    shells.set_defaults(command=completion.completion)
 
 
 def _add_doctor(commands: Commands) -> None:

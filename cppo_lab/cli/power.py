@@ -1,6 +1,5 @@
 """`cppo plan SWEEP --power`: what the planned runs can decide, before any of them is trained."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,10 @@ from cppo_lab.errors import UserError
 if TYPE_CHECKING:
     from cppo_lab.analysis.statistics.claims import Claim
     from cppo_lab.analysis.statistics.planned_power import PlannedPower
-    from cppo_lab.sweep.cost import CostSum
+    from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.plan import Plan
+
+    Costs = Mapping[str, Cost | None]
 
 DEVIATIONS = (1.0, 2.0)  # points; of runs that differ in the seed, where the user names none
 Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
@@ -55,8 +56,8 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
 
     Raises UserError if there is none, or nothing says what the true scores may be.
     """
-    from cppo_lab.analysis.statistics.claims import claims_about, pairs
-    from cppo_lab.analysis.statistics.planned_power import planned_power
+    from cppo_lab.analysis.statistics.claims import Kind, claims_about, pairs
+    from cppo_lab.analysis.statistics.planned_power import Design, can_plan, planned_power
 
     cells = {sweep.name: _cells(plan, sweep.name) for sweep in plan.sweeps}
     variants = {
@@ -65,6 +66,9 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
     }
     found = []
     for claim in claims_about(variants, plan.is_study):
+        # One lead for all lengths says nothing of how it grows with them.
+        if not can_plan(claim) or (claim.kind is Kind.TREND and question.effect is not None):
+            continue
         planned = cells[claim.sweep]
         means = (
             _paper_means(plan, claim.sweep)
@@ -79,10 +83,11 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
         if not any(pairs(claim, tuple(of_model)) for of_model in means.values()):
             continue
         seeds = min(count for of_model in planned.values() for count in of_model.values())
-        found += [planned_power(claim, means, value / 100, seeds) for value in question.deviations]
+        design = Design(_paired(plan, claim.sweep), _lengths(plan, claim.sweep))
+        found += [planned_power(claim, means, value / 100, seeds, design) for value in question.deviations]
     if not found:
         raise UserError(
-            f"{plan.name}: the paper has no claim with scores about its variants: name the lead to look for with "
+            f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
             "--effect=POINTS, or a sweep of the paper (`cppo plan main --power`)"
         )
     return found
@@ -95,6 +100,28 @@ def _cells(plan: "Plan", sweep: str) -> dict[str, dict[str, int]]:
         if sweep in run.variants:
             found.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
     return {model: dict(counts) for model, counts in found.items()}
+
+
+def _paired(plan: "Plan", sweep: str) -> bool:
+    """Whether the report will compare the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`)."""
+    [declared] = [one for one in plan.sweeps if one.name == sweep]
+    if declared.paired is not None:
+        return declared.paired
+    starts = [
+        (getattr(run.spec.model, "warm_start", None), run.spec.seed)
+        for run in plan.runs
+        if sweep in run.variants
+    ]
+    return all(start is not None and start.seed in (None, seed) for start, seed in starts)
+
+
+def _lengths(plan: "Plan", sweep: str) -> dict[str, float]:
+    """Model -> the longest response, in tokens: of the mean one nothing is known before training."""
+    return {
+        run.spec.model.name: run.spec.rollout.max_response_length
+        for run in plan.runs
+        if sweep in run.variants
+    }
 
 
 def _means_with(claim: "Claim", planned: Mapping[str, Mapping[str, int]], effect: float) -> Means:
@@ -111,7 +138,7 @@ def _paper_means(plan: "Plan", sweep: str) -> Means:
     from cppo_lab.analysis.statistics.claims import named
     from cppo_lab.analysis.window import LATE_SHARE
     from cppo_lab.core_records import core_names, miniature_of
-    from cppo_lab.tracking.reference import reference_runs
+    from cppo_lab.tracking.reference_curves import reference_runs
 
     metric = schema.validation_metric(schema.MEAN)
     [declared] = [one for one in plan.sweeps if one.name == sweep]
@@ -136,10 +163,11 @@ def _paper_means(plan: "Plan", sweep: str) -> Means:
     return found
 
 
-def power_text(found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Sequence[CostSum]") -> str:
-    """The powers as a table for people, and what they rest on."""
+def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Costs") -> str:
+    """The powers as a table for people, and what they rest on; `costs` of the plan's runs, by id."""
+    unit = _unit(costs)
     rows: list[tuple[str, ...]] = [
-        ("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", _unit(costs))
+        ("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", unit)
     ]
     rows += [
         (
@@ -150,11 +178,11 @@ def power_text(found: "Sequence[PlannedPower]", question: PowerQuestion, costs: 
                 f"{100 * one.deviation:g}",
                 f"{one.power:.2f}",
             ),
-            *(_needed(one.needed), _cost(one, costs)),
+            *(_needed(one.needed), _hours_text(_hours(plan, one, costs))),
         )
         for one in found
     ]
-    rows = [row if _unit(costs) else row[:-1] for row in rows]
+    rows = [row if unit else row[:-1] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -165,9 +193,11 @@ def power_text(found: "Sequence[PlannedPower]", question: PowerQuestion, costs: 
     ]
     effect = "the paper's scores" if question.effect is None else f"a lead of {question.effect:g} points"
     note = (
-        f"Power: the probability that the claim comes out supported with the planned seeds, if the truth is {effect} "
+        f"Power: the probability that the planned seeds support the claim, if the truth is {effect} "
         "and runs of one method have the given standard deviation over seeds (points); by simulation."
     )
+    note += f" {unit}: of all runs that the claim compares, with so many seeds." if unit else ""
+    note += " Claims about collapses and other quantities than scores are not simulated."
     return "\n".join(line.rstrip() for line in lines) + f"\n\n{note}"
 
 
@@ -177,24 +207,44 @@ def _needed(seeds: int | None) -> str:
     return f"over {MOST}" if seeds is None else str(seeds)
 
 
-def _unit(costs: "Sequence[CostSum]") -> str:
+def _unit(costs: "Costs") -> str:
     """The heading of the cost column; empty where the cost is not known."""
-    if not costs:
+    if not costs or any(cost is None for cost in costs.values()):
         return ""
-    return "GPU-hours for it" if all(one.gpu_hours is not None for one in costs) else "hours for it"
+    on_gpus = all(cost is not None and cost.gpu_hours is not None for cost in costs.values())
+    return "GPU-hours for it" if on_gpus else "hours for it"
 
 
-def _cost(one: "PlannedPower", costs: "Sequence[CostSum]") -> str:
-    """What all runs of the plan cost with so many seeds."""
-    if one.needed is None:
+def _hours(plan: "Plan", one: "PlannedPower", costs: "Costs") -> float | None:
+    """What the runs that a claim compares cost with the seeds that it needs; None where that is not known."""
+    from cppo_lab.analysis.statistics.claims import pairs
+
+    if one.needed is None or not _unit(costs):
+        return None
+    hours = 0.0
+    for model, counts in _cells(plan, one.claim.sweep).items():
+        names = {name for pair in pairs(one.claim, tuple(counts)) for name in pair}
+        for run in plan.runs:
+            if run.spec.model.name == model and run.variants.get(one.claim.sweep) in names:
+                cost = costs[run.run_id]
+                assert cost is not None, "the unit is known"
+                own = cost.hours if cost.gpu_hours is None else cost.gpu_hours
+                hours += own / counts[run.variants[one.claim.sweep]]  # of one seed
+    return hours * one.needed
+
+
+def _hours_text(hours: float | None) -> str:
+    if hours is None:
         return ""
-    hours = sum(cost.hours if cost.gpu_hours is None else cost.gpu_hours for cost in costs)
-    hours *= one.needed / one.seeds
     return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
-def power_json(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQuestion) -> str:
-    """One JSON object: the sweep, what was assumed, and each claim with its power."""
+def power_values(
+    plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Costs"
+) -> dict[str, object]:
+    """For JSON: the sweep, what was assumed, and each claim with its power. `hours_needed`: of all runs that the claim
+    compares, with the seeds that it needs, in the unit of `hours_are`; null where it is not known.
+    """
     claims = [
         {
             "claim": one.claim.key,
@@ -205,8 +255,11 @@ def power_json(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
             "seeds": one.seeds,
             "power": round(one.power, 4),
             "seeds_needed": one.needed,
+            "hours_needed": None if (hours := _hours(plan, one, costs)) is None else round(hours, 2),
         }
         for one in found
     ]
     effect = "paper" if question.effect is None else question.effect
-    return json.dumps({"sweep": plan.name, "core": plan.core, "effect": effect, "claims": claims}, indent=1)
+    unit = {"GPU-hours for it": "gpu", "hours for it": "machine"}.get(_unit(costs))
+    head = {"sweep": plan.name, "core": plan.core, "effect": effect, "hours_are": unit}
+    return head | {"claims": claims}

@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import require_plan
 from cppo_lab.cli.training import planned
 
@@ -27,9 +29,13 @@ def preflight(options: argparse.Namespace) -> int:
         count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
         print(f"{found.name}: {count}, of {len(kinds)} kinds of runs", file=sys.stderr)
         short.measure(todo, found, runs)
-    print("\n\n".join(short.report(kind) for kind in kinds))
+    if options.json:
+        answer(options, {"sweep": found.name, "core": found.core, "kinds": list(map(short.as_values, kinds))})
+    else:
+        print("\n\n".join(short.report(kind) for kind in kinds))
     launcher = launcher_of(found.launcher.name)
     if launcher.queue and todo:
-        print(f"\n{launcher.title} has the jobs: with --show this command says what they have found")
-        return 0
-    return 0 if all(kind.is_measured for kind in kinds) else 1
+        if not options.json:
+            print(f"\n{launcher.title} has the jobs: show their results with --show")
+        return Exit.DONE
+    return Exit.DONE if all(kind.is_measured for kind in kinds) else Exit.NO

@@ -6,16 +6,22 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cppo_lab.analysis.grid import Axes
     from cppo_lab.reports.folder import Built
     from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.sweep.declare import Sweep
+    from cppo_lab.sweep.plan import Plan
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
     from cppo_lab.tracking.sweep_note import SweepText
@@ -25,7 +31,66 @@ if TYPE_CHECKING:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the tables, curves and page of a sweep, or of a search."""
+    """Write the tables, curves and page of a sweep, or of a search; with --watch again and again."""
+    if options.watch:
+        return _watch(options)
+    return _answer(options, _report_once(options))
+
+
+def _answer(options: argparse.Namespace, built: "Built") -> Exit:
+    """For --json, where the report is."""
+    if options.json:
+        values = {
+            "sweep": Path(options.sweep).stem,
+            "page": str(built.page),
+            "folder": str(built.page.parent),
+        }
+        answer(options, {**values, "rebuilt": built.anew})
+    return Exit.DONE
+
+
+def _watch(options: argparse.Namespace) -> int:
+    """Report until every run is a result or Ctrl-C; a store that does not answer once costs a line."""
+    import contextlib
+
+    from cppo_lab.analysis.scoring import NothingScored
+    from cppo_lab.analysis.selection import GAPS
+    from cppo_lab.reports.saved import read_record
+
+    if not options.partial:
+        raise UserError("--watch needs --partial: it reports runs that are not results yet")
+    if not 1 <= options.every <= 86_400:
+        raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
+    gaps, made = {state.value for state in GAPS}, False
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            try:
+                built = _report_once(options, quiet=made)
+                made = True
+                runs = read_record(built.page.parent).runs.values()
+                left = sum(run.state in gaps for run in runs)
+                if built.anew or not left:
+                    print(f"{len(runs) - left} of {len(runs)} runs are results", file=sys.stderr, flush=True)
+                if not left:
+                    return _answer(options, built)
+            except NothingScored as error:
+                print(f"cppo: {error}", file=sys.stderr, flush=True)
+            except UserError as error:
+                if not made:
+                    raise
+                print(f"cppo: {error}", file=sys.stderr, flush=True)
+            _pause(options.every)
+    return Exit.DONE
+
+
+def _pause(seconds: float) -> None:
+    import time
+
+    time.sleep(seconds)
+
+
+def _report_once(options: argparse.Namespace, quiet: bool = False) -> "Built":
+    """Make the report and say where it is; `quiet`: only if it is another than before."""
     import shlex
 
     from cppo_lab.cli.unchanged import asked, unchanged
@@ -45,12 +110,13 @@ def report(options: argparse.Namespace) -> int:
         built = _search_report(declared, options, out)
     elif options.study is not None:
         raise UserError(
-            f"--study {options.study!r}: {options.sweep} is no search, which alone has a study; remove it"
+            f"--study {options.study!r}: {options.sweep} is not a search, so it has no study; remove it"
         )
     else:
         built = _report_runs(options, _own_request(options, out, command), said)
-    print(f"report: {built.page}" + ("" if built.anew else " is up to date"))
-    return 0
+    if not options.json and (built.anew or not quiet):
+        print(f"report: {built.page}" + ("" if built.anew else " is up to date"), flush=True)
+    return built
 
 
 def _chosen(options: argparse.Namespace) -> list[str]:
@@ -87,7 +153,9 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
 
     marker, saved = read_marker(request.out), read_record(request.out)
     files = {} if marker is None else dict(marker.files)
-    shown = next((name for name in ("figure_4.png", "figure_curves.png") if name in files), "")
+    shown = next(
+        (name for name in ("figure_4.png", "figure_exact.png", "figure_curves.png") if name in files), ""
+    )
     log = ReportLog(
         sweep=text,
         folder=request.out,
@@ -100,7 +168,7 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
     try:
         keep_report(request.uri, request.experiment, log, again)
     except UserError as error:
-        print(f"cppo: the report is not kept in MLflow: {error}", file=sys.stderr)
+        print(f"cppo: the report was not uploaded to MLflow: {error}", file=sys.stderr)
         return False
     return True
 
@@ -151,6 +219,8 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
                 for run in plan.runs
                 if sweep.name in run.variants
             ),
+            _baseline(sweep, [run.variants[sweep.name] for run in plan.runs if sweep.name in run.variants]),
+            sweep.paired,
         )
         for sweep in plan.sweeps
     )
@@ -163,40 +233,108 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     }
     if plan.is_study:
         text = SweepText(plan.name, plan.title, plan.question)
-        return StudyRequest(plan.name, uri, experiment, grids, out, **about), text
+        found = {
+            sweep.name: _stated(plan, sweep, uri, experiment) for sweep in plan.sweeps if sweep.hypotheses
+        }
+        return StudyRequest(plan.name, uri, experiment, grids, out, stated=found, **about), text
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
-    stated = _stated(plan.sweeps[0], uri, experiment)
-    return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, stated=stated, **about), text
+    stated = _stated(plan, plan.sweeps[0], uri, experiment)
+    # The plan knows the core also where the command line leaves it to the sweep's models.
+    axes, baseline = _axes(plan.sweeps[0], [f"core={plan.core}", *options.overrides]), grids[0].baseline
+    beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
+    about |= {
+        "stated": stated,
+        "axes": axes,
+        "baseline": baseline,
+        "beside": beside,
+        "pairing": grids[0].pairing,
+    }
+    return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
 
 
-def _stated(sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
-    """The hypotheses of a sweep file as claims, and what is registered for the sweep."""
+def _axes(sweep: "Sweep", overrides: "Sequence[str]") -> "Axes":
+    """Where the variants of a sweep are on its axes."""
+    from cppo_lab.analysis.grid import Axes, AxisPlace
+    from cppo_lab.sweep.enumerate import axis_values
+
+    found = axis_values(sweep, overrides)
+    keys = tuple(dict.fromkeys(key for _, values in found.values() for key in values))
+    places = (
+        AxisPlace(variant, group, tuple(values.get(key) for key in keys))
+        for variant, (group, values) in found.items()
+    )
+    return Axes(keys, tuple(places))
+
+
+def _baseline(sweep: "Sweep", variants: "Sequence[str]") -> str:
+    """The sweep's baseline among the reported variants; empty if it was not chosen.
+
+    Raises UserError if its name is that of several.
+    """
+    wanted = sweep.baseline
+    if not wanted or wanted in variants:
+        return wanted
+    named = [one for one in dict.fromkeys(variants) if one.startswith(f"{wanted} ")]
+    if len(named) > 1:
+        raise UserError(
+            f"sweep {sweep.source}: baseline={wanted!r} is {len(named)} variants, one for each value of its axes: "
+            f"name one of them, such as baseline: {named[0]!r}"
+        )
+    return named[0] if named else ""
+
+
+def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
+    """The hypotheses of a sweep of the plan as claims, and what is registered for the sweep."""
+    from cppo_lab.analysis.exact_claims import ErrorClaim
     from cppo_lab.analysis.statistics.claims import Claim, Kind
     from cppo_lab.analysis.statistics.values import Score
     from cppo_lab.reports.registration import NONE_STATED, Hypotheses
     from cppo_lab.store.client import open_client
+    from cppo_lab.sweep.hypotheses import ERRORS
     from cppo_lab.tracking.registration import find_registrations
 
     if not sweep.hypotheses:
         return NONE_STATED
+    # The paper's claims have keys too, and the sweeps of a study may use the same.
+    prefix = f"hypothesis {sweep.name} " if plan.is_study else "hypothesis "
     claims = tuple(
         Claim(
-            key=f"hypothesis {key}",  # the paper's claims have keys too
+            key=prefix + key,
             text=one.claim,
             sweep=sweep.name,
             kind=Kind.SUPERIORITY if one.within is None else Kind.EQUIVALENCE,
             tiers=(one.better, one.than),
             margin=None if one.within is None else one.within / 100,
             over_models=one.models == "mean",
-            after=None if one.after is None else f"hypothesis {one.after}",
+            after=None if one.after is None else prefix + one.after,
             smallest=one.smallest / 100,
             score=Score(one.outcome),
             seeds=one.test_seeds,
         )
         for key, one in sweep.hypotheses.items()
+        if one.outcome not in ERRORS
+    )
+    errors = tuple(
+        ErrorClaim(
+            key=prefix + key,
+            text=one.claim,
+            sweep=sweep.name,
+            better=one.better,
+            than=one.than,
+            slope=one.outcome == "error_slope",
+            models=one.only or (),
+            over_models=one.models == "mean",
+            smallest=one.smallest / 100,
+            within=None if one.within is None else one.within / 100,
+            after=None if one.after is None else prefix + one.after,
+            seeds=one.test_seeds,
+        )
+        for key, one in sweep.hypotheses.items()
+        if one.outcome in ERRORS
     )
     registered = find_registrations(open_client(uri), experiment, sweep.name)
-    return Hypotheses(claims, sweep.statement[1], tuple((one.digest, one.time_ms) for one in registered))
+    times = tuple((one.digest, one.time_ms) for one in registered)
+    return Hypotheses(claims, errors, plan.statement(sweep)[1], times)
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":
@@ -209,7 +347,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     from cppo_lab.sweep.search.space import resolve
 
     if options.partial:
-        raise UserError("--partial: the report of a search always shows what is there; remove it")
+        raise UserError("--partial: the report of a search always includes unfinished trials; remove it")
     if options.palette != "paper":
         raise UserError(
             f"--palette {options.palette}: the report of a search has no methods to tell apart; remove it"
@@ -226,9 +364,22 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             command=redacted(shlex.join(["cppo", "report", *words])),
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
+            chosen=_tuned_runs(tuning),
         ),
         options.force,
     )
+
+
+def _tuned_runs(tuning: "Tuning") -> tuple[str, ...]:
+    """What chooses, in the main sweep, the runs that the search tuned: its variant and model, where it has them."""
+    from cppo_lab.sweep.declare import Sweep, load_sweep
+
+    main = load_sweep("main")
+    assert isinstance(main, Sweep)
+    rule = tuning.search.settings.get("rule")
+    models = main.models.get(tuning.core) or main.models.get("any", ())
+    words = [f"variant={rule}"] if rule in main.variants else []
+    return (*words, *([f"model={tuning.model}"] if tuning.model in models else []))
 
 
 def _shipped(tuning: "Tuning") -> dict[str, Any]:
@@ -260,5 +411,8 @@ def reference_import(options: argparse.Namespace) -> int:
             if isinstance(one, Sweep)
         },
     )
-    print(f"experiment `paper` in {redacted(uri)}: {added} runs added")
-    return 0
+    if options.json:
+        answer(options, {"store": redacted(uri), "added": added})
+    else:
+        print(f"experiment `paper` in {redacted(uri)}: {added} runs added")
+    return Exit.DONE

@@ -1,5 +1,6 @@
-"""What runs need of this machine: seen to before any of them is started."""
+"""What runs need on this machine, checked before any of them starts."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from cppo_lab.errors import UserError
@@ -11,13 +12,26 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.plan import Plan
 
 
+def known_store(uri: str) -> str:
+    """`uri`, if the store can be there; a note on standard error if somebody has named one that is not there yet.
+
+    Raises StoreAway for a SQLite file in a folder that does not exist.
+    """
+    from cppo_lab.store.address import require_place
+
+    if note := require_place(uri):
+        print(f"cppo: note: {note}", file=sys.stderr)
+    return uri
+
+
 def require_plan(found: "Plan", uri: str) -> None:
     """See that what the runs of a plan need is here, before any of them is started.
 
-    Raises UserError naming everything that is missing.
+    Raises UserError naming everything that is missing, ModuleNotFoundError for a package that every run needs.
     """
     from cppo_lab.sweep.compose import Composed
 
+    _require_packages(found.core, found.launcher.name)
     kinds = {(run.spec.model.name, run.layout.name): run for run in found.runs}
     require_machine(
         [
@@ -28,6 +42,19 @@ def require_plan(found: "Plan", uri: str) -> None:
         ],
         uri,
     )
+
+
+def _require_packages(core: str, launcher: str) -> None:
+    """Raises ModuleNotFoundError for a package without which nothing could be started, or no run could train."""
+    import importlib.util
+
+    from cppo_lab.core_records import BUILT_IN
+    from cppo_lab.launch.launchers import launcher_of, load_launcher
+
+    load_launcher(launcher)
+    # A queue's nodes have packages of their own, and what another package's core needs it says itself.
+    if core in BUILT_IN and launcher_of(launcher).one_machine and importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:

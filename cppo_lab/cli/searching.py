@@ -1,13 +1,16 @@
-"""`cppo tune`, and what `cppo plan` says of a search."""
+"""`cppo tune`, and `cppo plan` for a search."""
 
 import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search.declare import Search
+    from cppo_lab.sweep.search.space import Tuning
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -27,28 +30,73 @@ def tune(options: argparse.Namespace) -> int:
 
     declared = load_sweep(options.sweep)
     if not isinstance(declared, Search):
-        raise UserError(f"{options.sweep} has no key `search`: it is no search: cppo launch {options.sweep}")
+        raise UserError(
+            f"{options.sweep} has no key `search`: it is not a search: cppo launch {options.sweep}"
+        )
     tuning = resolve(declared, options.overrides, options.study, options.trials)
     url = storage_url(options.storage)
     uri = address.tracking_uri(tuning.base.tracking.uri)
+    if options.dry_run:
+        return _show_search(tuning, url, options)
     require_machine([tuning.base], uri)
     interrupt_on_termination()
     result = carry_out(tuning, uri, url, runs_folder())
-    print(result.text)
-    print(f"\nStudy {tuning.study} in {redacted(url)}")
-    print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
-    study = ["--study", options.study] if options.study else []
-    print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")
-    return 0 if result.over else 1
+    if options.json:
+        values = {"search": _values(tuning, url), "storage": redacted(url)}
+        answer(options, {**values, "dry_run": False, "text": result.text})
+    else:
+        print(result.text)
+        print(f"\nStudy {tuning.study} in {redacted(url)}")
+        print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
+        study = ["--study", options.study] if options.study else []
+        print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")
+    return Exit.DONE if result.over else Exit.NO
 
 
 def plan_search(search: "Search", options: argparse.Namespace) -> int:
     """Print the space of a search, what is done of it, and what one trial costs."""
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
+
+    tuning, url = resolve(search, options.overrides), storage_url()
+    if options.json:
+        values = {"sweep": search.name, "core": tuning.core, "search": _values(tuning, url)}
+        answer(options, values)
+        return Exit.DONE
+    return _print_outline(tuning, url)
+
+
+def _show_search(tuning: "Tuning", url: str, options: argparse.Namespace) -> int:
+    """What `tune` would go on with. Trains nothing."""
+    from cppo_lab.redaction import redacted
+
+    if options.json:
+        values = {"search": _values(tuning, url), "storage": redacted(url), "dry_run": True, "text": ""}
+        answer(options, values)
+        return Exit.DONE
+    return _print_outline(tuning, url)
+
+
+def _print_outline(tuning: "Tuning", url: str) -> int:
     from cppo_lab.sweep.search.study import find_trials
     from cppo_lab.sweep.search.summary import outline
 
-    tuning = resolve(search, options.overrides)
-    print(outline(tuning, find_trials(tuning, storage_url())))
-    return 0
+    print(outline(tuning, find_trials(tuning, url)))
+    return Exit.DONE
+
+
+def _values(tuning: "Tuning", url: str) -> dict[str, object]:
+    """A search for JSON."""
+    from cppo_lab.sweep.search.progress import counts
+    from cppo_lab.sweep.search.space import describe
+    from cppo_lab.sweep.search.study import find_trials
+
+    return {
+        "study": tuning.study,
+        "model": tuning.model,
+        "seeds": list(tuning.seeds),
+        "objectives": list(tuning.search.search.objectives),
+        "parameters": {key: describe(one) for key, one in tuning.space.items()},
+        "trials": tuning.trials,
+        "states": counts(tuning, find_trials(tuning, url)),
+    }

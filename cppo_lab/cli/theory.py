@@ -2,12 +2,14 @@
 
 import argparse
 
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.errors import UserError
 
 
 def bounds(options: argparse.Namespace) -> int:
     """Print the constants of the theory."""
-    from cppo_lab.calculator import bounds_table
+    from cppo_lab.calculator import bound_rows, bounds_table
 
     names = ("delta", "delta_b", "w_min", "xi")
     values = {name: _number(name, getattr(options, name)) for name in names}
@@ -19,8 +21,12 @@ def bounds(options: argparse.Namespace) -> int:
         table = bounds_table(**values, horizon=horizon)
     except ValueError as error:
         raise UserError(str(error)) from error
-    print(table)
-    return 0
+    if options.json:
+        rows = [] if horizon == 1 else bound_rows(**values, horizon=int(horizon))
+        answer(options, {**values, "horizon": int(horizon), "bounds": [row._asdict() for row in rows]})
+    else:
+        print(table)
+    return Exit.DONE
 
 
 def _number(name: str, text: str) -> float:
@@ -38,5 +44,9 @@ def check_vectors(options: argparse.Namespace) -> int:
     from cppo_lab.vectors.check import check_file
 
     report = check_file(options.file)
-    print("\n".join(report.lines()))
-    return 1 if report.mismatches else 0
+    if options.json:
+        mismatches = [str(one) for one in report.mismatches]
+        answer(options, {"checked": report.checked, "mismatches": mismatches, "unknown": report.unknown})
+    else:
+        print("\n".join(report.lines()))
+    return Exit.NO if report.mismatches else Exit.DONE

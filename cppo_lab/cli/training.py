@@ -2,16 +2,20 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cppo_lab.cli.requirements import require_plan
-from cppo_lab.cli.terminal import width
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.requirements import known_store, require_plan
+from cppo_lab.cli.terminal import coloured, passing, width
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from cppo_lab.cli.power import PowerQuestion
+    from cppo_lab.launch.run_state import RunState
+    from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.find import Found
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Plan
@@ -22,7 +26,7 @@ def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     from cppo_lab.store import address
 
     found = _plan_of(options)
-    return found, address.tracking_uri(found.tracking.uri)
+    return found, known_store(address.tracking_uri(found.tracking.uri))
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
@@ -57,27 +61,28 @@ def plan(options: argparse.Namespace) -> int:
         print(f"cppo: note: {text}", file=sys.stderr)  # `cppo launch` refuses it
     rows = listing.make_listing(found, states, costs, only)
     if question is not None:
-        from cppo_lab.cli.power import power_json, power_of, power_text
+        from cppo_lab.cli.power import power_of, power_text, power_values
 
         powers = power_of(found, question)
-        print(
-            power_json(found, powers, question) if options.json else power_text(powers, question, rows.costs)
-        )
+        if options.json:
+            answer(options, power_values(found, powers, question, costs))
+        else:
+            print(power_text(found, powers, question, costs))
     elif options.json:
-        print(listing.to_json(rows))
+        answer(options, listing.as_values(rows))
     elif options.csv:
         print(listing.to_csv(rows), end="")
     else:
         shown = {row.run_id for row in rows.rows}
         stop = "" if found.title.endswith(("?", "!", ".")) else "."
         print(f"{found.name}: {found.title}{stop} {found.question}\n")
-        print(table([run for run in found.runs if run.run_id in shown], states, costs, width()))
+        print(table([run for run in found.runs if run.run_id in shown], states, costs, width(), coloured()))
         print("\n" + listing.totals_line(rows))
         if only:
             print(listing.shown_line(rows, sorted(only)))
         if cost := cost_summary(found.runs, costs, rows.costs):
             print(cost)
-    return 0
+    return Exit.DONE
 
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
@@ -90,7 +95,7 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
         return parse_question(options.deviation, options.effect)
     for name in ("deviation", "effect"):
         if getattr(options, name) is not None:
-            raise UserError(f"--{name}={getattr(options, name)}: is for --power")
+            raise UserError(f"--{name}={getattr(options, name)}: only valid with --power")
     return None
 
 
@@ -109,33 +114,42 @@ def show(options: argparse.Namespace) -> int:
         others = " or ".join(f"core={name}" for name in cores_that("trainer_config"))
         raise UserError(f"--verl: the runs of {options.sweep} are of core={found.core}: add {others}")
     if options.within:
-        raise UserError(f"--in {options.within[0]}: only a run's id is looked for in other sweeps: remove it")
+        raise UserError(f"--in {options.within[0]}: only valid with a run's id: remove it")
     chosen = [run for run in found.runs if run.run_id.startswith(options.run or "")]
     if options.run and len(chosen) != 1:
-        what = "is the beginning of" if chosen else "begins none of"
+        what = "is a prefix of" if chosen else "is a prefix of none of"
         ids = ", ".join(run.run_id for run in chosen or found.runs)
-        raise UserError(f"--run {options.run!r} {what} the ids {ids}: give enough of one of them")
+        raise UserError(f"--run {options.run!r} {what} the ids {ids}: give more digits of one of them")
     documents = []
+    values = []
     for run in chosen:
         sections = describe(run, found.paths)
         if trainer_config is not None:
             sections[found.core] = trainer_config(run.spec, run.layout, found.paths, runs_folder())
         documents.append(to_yaml(run, sections))
-    print("---\n".join(documents), end="")
-    return 0
+        values.append({"source": f"sweep {found.name}", **sections})
+    if options.json:
+        answer(options, {"runs": values})
+    else:
+        print("---\n".join(documents), end="")
+    return Exit.DONE
 
 
 def _show_run(options: argparse.Namespace) -> int:
     """`cppo show RUN`."""
-    from cppo_lab.sweep.describe import describe_found
+    from cppo_lab.sweep.describe import describe_found, sections_of
 
     if options.overrides or options.run or options.verl:
         raise UserError(
             f"{options.sweep!r} is a run's id, and takes neither overrides nor --run nor --verl: name its sweep "
             f"instead: cppo show SWEEP --run {options.sweep}"
         )
-    print(describe_found(_find(options.sweep, options)), end="")
-    return 0
+    found = _find(options.sweep, options)
+    if options.json:
+        answer(options, {"runs": [{"source": found.source, **sections_of(found)}]})
+    else:
+        print(describe_found(found), end="")
+    return Exit.DONE
 
 
 def diff(options: argparse.Namespace) -> int:
@@ -143,8 +157,11 @@ def diff(options: argparse.Namespace) -> int:
     from cppo_lab.sweep import difference
 
     left, right = _find(options.left, options), _find(options.right, options)
-    print((difference.to_json if options.json else difference.to_text)(left, right))
-    return 0
+    if options.json:
+        answer(options, difference.as_values(left, right))
+    else:
+        print(difference.to_text(left, right))
+    return Exit.DONE
 
 
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
@@ -152,7 +169,7 @@ def _find(beginning: str, options: argparse.Namespace) -> "Found":
     from cppo_lab.sweep.find import find_run
     from cppo_lab.sweep.paths import runs_folder
 
-    return find_run(beginning, address.tracking_uri(), runs_folder(), options.within)
+    return find_run(beginning, known_store(address.tracking_uri()), runs_folder(), options.within)
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -172,15 +189,68 @@ def train(
     from cppo_lab.sweep.table import table
     from cppo_lab.tracking.views import where_to_look
 
+    if options.dry_run:
+        return _dry_run(found, uri, options, retry)
     require_plan(found, uri)
     interrupt_on_termination()  # the runs are ended and recorded
+    passing("reading the tracking store")
     done = launch(found, uri, getattr(options, "replace", False), retry)
-    print(table(found.runs, done.states, past_costs(found.runs, uri), width()))
-    for run_id, old in done.replaced.items():
-        for mlflow_id in old:
-            print(f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}")
-    print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
+    costs = past_costs(found.runs, uri)
+    if options.json:
+        values = {"to_train": list(done.trained), "left": list(done.left), "replaced": done.replaced}
+        answer(options, {**_listed(found, done.states, costs), "dry_run": False, **values})
+    else:
+        print(table(found.runs, done.states, costs, width(), coloured()))
+        for run_id, old in done.replaced.items():
+            for mlflow_id in old:
+                print(
+                    f"{run_id}: replaced a result, kept by MLflow: mlflow runs restore --run-id {mlflow_id}"
+                )
+        print(f"\nIn MLflow:\n  {where_to_look(uri, schema.experiment_name(found.core))}")
     return _what_is_left(found, done, options)
+
+
+def _listed(
+    found: "Plan", states: "Mapping[str, RunState]", costs: "Mapping[str, Cost | None]"
+) -> "dict[str, Any]":
+    from cppo_lab.sweep.listing import as_values, make_listing
+
+    return as_values(make_listing(found, states, costs))
+
+
+def answer_nothing_to_train(
+    found: "Plan", states: "Mapping[str, RunState]", uri: str, options: argparse.Namespace
+) -> None:
+    """What --json says where no run was chosen."""
+    from cppo_lab.sweep.cost import past_costs
+
+    values = {"dry_run": options.dry_run, "to_train": [], "left": [], "replaced": {}}
+    answer(options, {**_listed(found, states, past_costs(found.runs, uri)), **values})
+
+
+def _dry_run(found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]") -> int:
+    """Say what `train` would do. Writes nothing."""
+    from cppo_lab.sweep.cost import past_costs
+    from cppo_lab.sweep.launch import choose, look_ahead
+    from cppo_lab.sweep.table import cost_summary, table
+
+    states, going = look_ahead(found, uri, getattr(options, "replace", False))
+    costs = past_costs(found.runs, uri)
+    todo, left = choose(found, states, retry, going)
+    run_ids = [run.run_id for run in todo]
+    if options.json:
+        values = {"dry_run": True, "to_train": run_ids, "left": list(left), "replaced": going}
+        answer(options, {**_listed(found, states, costs), **values})
+        return Exit.DONE
+    if todo:
+        print(table(todo, states, costs, width(), coloured()) + "\n")
+    again = f", {len(going)} of them again" if going else ""
+    print(f"would train {len(todo)} of {len(found.runs)} runs{again} with launcher={found.launcher.name}")
+    if left:
+        print(f"{len(left)} failed with an error: only `cppo retry` retrains them")
+    if cost := cost_summary(todo, {run_id: costs.get(run_id) for run_id in run_ids}, ()):
+        print(cost)
+    return Exit.DONE
 
 
 def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) -> int:
@@ -195,24 +265,26 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
     if done.left:
         one = len(done.left) == 1
         print(
-            f"cppo: {len(done.left)} run{' that' if one else 's that'} failed by {'an error' if one else 'errors'} of "
-            f"{'its' if one else 'their'} own {'is' if one else 'are'} left: see `cppo status {sweep}`, then "
-            f"`cppo retry {sweep} --failed`",
+            f"cppo: {len(done.left)} run{'' if one else 's'} failed with an error and {'is' if one else 'are'} not "
+            f"retrained: see `cppo status {sweep}`, then `cppo retry {sweep} --failed`",
             file=sys.stderr,
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
     launcher = launcher_of(found.launcher.name)
     if launcher.queue and counts and not counts.keys() - {schema.RUNNING, schema.QUEUED}:
-        print(f"{launcher.title} has them: cppo watch {sweep}; cppo status {sweep}")
-        return 0
+        if not options.json:
+            print(f"{launcher.title} has them: cppo watch {sweep}; cppo status {sweep}")
+        return Exit.DONE
     if counts:
         kinds = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
         failed = counts[schema.FAILED]
-        how = f"cppo retry {sweep} --failed trains the failed ones again" if failed else ""
+        how = f"cppo retry {sweep} --failed retrains the failed ones" if failed else ""
         if counts.total() > failed:
-            how = "the same command goes on" + (f", and {how}" if failed else "")
+            how = "run the same command to continue" + (f", and {how}" if failed else "")
         print(
             f"cppo: {counts.total()} of {len(done.states)} runs are not done ({kinds}): {how}",
             file=sys.stderr,
         )
-    return 1 if counts else 0
+    if counts[schema.FAILED]:
+        return Exit.RUNS_FAILED
+    return Exit.NO if counts else Exit.DONE

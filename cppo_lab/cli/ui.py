@@ -1,9 +1,12 @@
-"""`cppo ui`: MLflow's page over the tracking store, with links to the views that show the runs well."""
+"""`cppo ui`: the MLflow UI for the tracking store, with links to saved views."""
 
 import argparse
 import contextlib
 import sys
 from pathlib import Path
+
+from cppo_lab.cli.answer import answer
+from cppo_lab.cli.exit_codes import Exit
 
 
 def ui(options: argparse.Namespace) -> int:
@@ -15,8 +18,9 @@ def ui(options: argparse.Namespace) -> int:
 
     uri = tracking_uri()
     if uri.startswith("http"):
-        _show(_links(uri, redacted(uri).rstrip("/")), options)
-        return 0
+        served = redacted(uri).rstrip("/")
+        _show([*_report(options, served), *_links(uri, served)], options)
+        return Exit.DONE
     from cppo_lab.tracking.page_server import address, free_port, is_loopback, require_mlflow_server, serving
 
     require_mlflow_server()
@@ -28,19 +32,19 @@ def ui(options: argparse.Namespace) -> int:
         port = free_port(options.host, options.port)
         if not is_loopback(options.host):
             print(
-                f"cppo: --host {options.host}: everybody who reaches this machine can see and change the runs",
+                f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs",
                 file=sys.stderr,
             )
-        links = _links(uri, address(options.host, port))
-        print(f"starting MLflow's page over {redacted(uri)} ...", file=sys.stderr, flush=True)
+        links = [*_report(options, address(options.host, port)), *_links(uri, address(options.host, port))]
+        print(f"starting the MLflow UI for {redacted(uri)} ...", file=sys.stderr, flush=True)
         with serving(uri, options.host, port) as server:
             start.close()
             _show(links, options)
             print("Ctrl-C ends it.", file=sys.stderr, flush=True)
             server.wait()
             print("cppo: mlflow server ended by itself", file=sys.stderr)
-            return 1
-    return 0
+            return Exit.NO
+    return Exit.DONE
 
 
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
@@ -65,10 +69,31 @@ def _links(uri: str, address: str) -> list[tuple[str, str]]:
     return links or [("no runs yet", address)]
 
 
+def _report(options: argparse.Namespace, address: str) -> list[tuple[str, str]]:
+    return [] if options.report is None else [report_link(options.report, address)]
+
+
+def report_link(folder: Path, address: str) -> tuple[str, str]:
+    """The page of a report, whose runs then lead to MLflow's page at `address`. Raises UserError if there is none."""
+    from urllib.parse import urlencode
+
+    from cppo_lab.errors import UserError
+    from cppo_lab.reports.folder import PAGE
+
+    page = folder / PAGE
+    if not page.is_file():
+        raise UserError(f"--report {folder}: no report is there: make one with `cppo report`")
+    return "the report", f"{page.resolve().as_uri()}?{urlencode({'mlflow': address})}"
+
+
 def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:
-    for name, link in links:
-        print(f"{name}\n  {link}")
-    sys.stdout.flush()
+    if options.json:
+        answer(options, {"links": [{"name": name, "url": link} for name, link in links]})
+        options.answer_now()
+    else:
+        for name, link in links:
+            print(f"{name}\n  {link}")
+        sys.stdout.flush()
     if options.open:
         import webbrowser
 

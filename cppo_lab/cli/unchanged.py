@@ -1,4 +1,4 @@
-"""Whether a report that is asked for again could differ, without planning it or opening the store.
+"""Whether a report requested again could differ, without planning it or opening the store.
 
 After a report, its folder notes all that led to it: what was asked, our code and files, and the state of the database
 file. As long as these are the same, so is the report. Stores that are no SQLite file have no such state.
@@ -15,7 +15,10 @@ from cppo_lab.reports.folder import Marker, is_whole, read_marker, write_marker
 from cppo_lab.safe_open import open_plain
 from cppo_lab.store import address
 
-_NOT_ASKED = ("command", "force", "out")  # what changes no file of the report
+_NOT_ASKED = (
+    *("command", "force", "out", "watch", "every"),
+    *("name", "json", "answer", "answered", "answer_now"),
+)  # what changes no file of the report
 _HEADER = 100  # bytes at the beginning of a SQLite file; they count its changes
 
 State = tuple[str | int, ...]

@@ -1,12 +1,12 @@
-"""What a trainer core is: a function from a RunSpec to metrics. Cores know nothing of sweeps, launchers or MLflow.
+"""The interface of a trainer core: a function from a RunSpec to metrics. Cores know no sweeps, launchers or MLflow.
 
 Their records are in `core_records.py`; `cppo_lab.testing.CoreTests` checks what is said here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import unknown
@@ -18,7 +18,7 @@ class MetricSink(Protocol):
     """Where a core puts its metrics."""
 
     def begin(self, step: int | None) -> None:
-        """Training goes on behind the checkpoint of `step`; None: it starts from the beginning. Called once, first."""
+        """Training resumes from the checkpoint of `step`; None: it starts from the beginning. Called once, first."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` (names of schema.py) of training step `step`. Never blocks training on a server."""
@@ -66,6 +66,16 @@ class Allocation:
         return (self.meeting / "ended").exists()
 
 
+class Doing(Protocol):
+    """Say what a run does besides the steps that it logs: `warm start`, and how much of it is `done`."""
+
+    def __call__(self, activity: str, done: int | None = None, of: int | None = None) -> None: ...
+
+
+def say_nothing(activity: str, done: int | None = None, of: int | None = None) -> None:
+    """For a run that nobody watches."""
+
+
 @dataclass(frozen=True)
 class Resources:
     """What this machine gives one run: a folder of its own, and `shared` for files that runs have in common."""
@@ -80,6 +90,7 @@ class Resources:
     allocation: Allocation | None = None  # None: this machine alone
     mismatch: bool = True  # whether the metrics `mismatch/*` are computed
     answers: AnswersSpec | None = None  # what is kept of the answers; None: nothing
+    doing: Doing = say_nothing  # shown while the run lives; may be called at any time, from its process alone
 
 
 class Core(Protocol):
@@ -92,6 +103,35 @@ class Core(Protocol):
     """
 
     def __call__(self, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome: ...
+
+
+S = TypeVar("S", bound=RunSpec)
+
+
+@dataclass(frozen=True)
+class TogetherRun(Generic[S]):
+    """A run among several that are trained at once, with a sink and a folder of its own."""
+
+    spec: S
+    sink: MetricSink
+    resources: Resources
+
+
+class Ended(Protocol):
+    """The run at `place` has come to its outcome, or to an error that is its own; called once for each run."""
+
+    def __call__(self, place: int, how: Outcome | BaseException) -> None: ...
+
+
+class Together(Protocol):
+    """Train runs that differ in nothing but the seed, each as `Core` trains it alone: with its numbers, checkpoints and
+    files, whatever its company.
+
+    What a sink raises ends its run alone: an error, or `Interrupted` without a signal if it was cancelled. An
+    interruption of the process is raised, with the other runs not ended.
+    """
+
+    def __call__(self, runs: Sequence[TogetherRun[Any]], ended: Ended) -> None: ...
 
 
 class Companion(Protocol):
@@ -135,6 +175,17 @@ def load_core(name: str) -> Core:
     """
     core: Core = core_of(name).load("train")
     return core
+
+
+def load_together(name: str) -> Together:
+    """What trains several runs of the core called `name` at once.
+
+    Raises UserError for a core that trains them one by one.
+    """
+    found: Together | None = core_of(name).load("train_together")
+    if found is None:
+        raise unknown("core that trains runs together", name, cores_that("train_together"))
+    return found
 
 
 def load_datasets(name: str) -> Datasets:

@@ -1,4 +1,4 @@
-"""What a run keeps of single tokens: the drift by position (Figure 2) and one masked response (Figure 3).
+"""Per-token diagnostics of a run: the drift by position (Figure 2) and one masked response (Figure 3).
 
 Both come from the batches whose step is validated, and are small whatever the length of the run.
 """

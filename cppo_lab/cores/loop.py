@@ -1,6 +1,8 @@
 """One run of an embedded core from its first step or its checkpoint to its end."""
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,11 +49,11 @@ class SteppedTrainer(Protocol):
         ...
 
     def answers(self) -> StepAnswers | None:
-        """What is kept of the last validation and its training step, handed over once; None if nothing is."""
+        """The answers kept from the last validation and its training step, returned once; None if there are none."""
         ...
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's parameters."""
+        """The policy's parameters, for `cppo export`; empty if they are not kept."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class SteppedTrainer(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any], step: int) -> None:
-        """Continue from `state`, which was taken behind `step`. Raises ValueError if it is of another trainer."""
+        """Continue from `state`, which was taken after `step`. Raises ValueError if it is of another trainer."""
         ...
 
 
@@ -68,53 +70,101 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
 
     A run with a checkpoint in its folder continues from there, with the numbers of an unbroken run.
     """
-    path = resources.folder / CHECKPOINT
-    maker = f"torch {torch.__version__} on {trainer.device.type}"
-    found = load_checkpoint(path, spec.run_id, maker)
-    if found is not None:
-        try:
-            trainer.load_state(found["trainer"], found["history"][-1][0])
-        except ValueError as error:
-            refuse_checkpoint(path, error)
-            found = None
-    recording = _recording(spec, sink, resources)
-    if found is not None:
-        history = found["history"]
-        sink.begin(history[-1][0])
-        recording.begin(history[-1][0])
-    else:
-        sink.begin(None)
-        recording.begin(None)
-        history = [(0, trainer.validate())]
-        recording.add(trainer.answers())
-    for name, value in trainer.tags.items():
-        sink.tag(name, value)
-    for step, metrics in history:
-        sink.log(step, metrics)
-    best = resources.folder / BEST_MODEL
-    _keep_best(spec, best, maker, history, trainer)  # killed between its checkpoint and this
-
-    reason = _collapsed(spec, history)
-    while not reason and trainer.steps < spec.training.t_stop:
+    course = Course(trainer, spec, sink, resources)
+    course.begin(trainer.validate)
+    while not course.over:
         try:
             metrics = trainer.step()
         except NotFinite as error:
-            reason = f"{error} at step {trainer.steps + 1}"
+            course.broke(error)
             break
-        validated, kept = trainer.steps % spec.validation.every == 0, True
+        course.add(metrics, trainer.validate)
+    return course.end()
+
+
+class Course:
+    """The way of one run from its start or its checkpoint to its end: what it logs, keeps and is ended by.
+
+    `trainer` is new. Call `begin`, then `add` behind each step of the trainer until it is `over`, then `end`.
+    """
+
+    def __init__(
+        self,
+        trainer: SteppedTrainer,
+        spec: RunSpec,
+        sink: MetricSink,
+        resources: Resources,
+        checkpoint_seconds: float = 0.0,
+    ) -> None:
+        """`checkpoint_seconds`: behind the first checkpoint, the least time between two of them."""
+        self.trainer, self.spec, self.sink = trainer, spec, sink
+        self.history: list[Row] = []
+        self.reason = ""  # why it has ended early
+        self._pause, self._saved = checkpoint_seconds, -math.inf
+        self._path, self._best = resources.folder / CHECKPOINT, resources.folder / BEST_MODEL
+        self._maker = f"torch {torch.__version__} on {trainer.device.type}"
+        found = load_checkpoint(self._path, spec.run_id, self._maker)
+        if found is not None:
+            try:
+                trainer.load_state(found["trainer"], found["history"][-1][0])
+                self.history = found["history"]
+            except ValueError as error:
+                refuse_checkpoint(self._path, error)
+        self._recording = _recording(spec, sink, resources)
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has come to its last step, or has collapsed."""
+        return bool(self.reason) or self.trainer.steps >= self.spec.training.t_stop
+
+    def begin(self, validate: Callable[[], dict[str, float]]) -> None:
+        """Log what there is: the rows of the checkpoint; without one, the scores before training by `validate`."""
+        step = self.history[-1][0] if self.history else None
+        self.sink.begin(step)
+        self._recording.begin(step)
+        if step is None:
+            self.history = [(0, validate())]
+            self._recording.add(self.trainer.answers())
+        for name, value in self.trainer.tags.items():
+            self.sink.tag(name, value)
+        for row in self.history:
+            self.sink.log(*row)
+        _keep_best(  # killed between its checkpoint and this
+            self.spec, self._best, self._maker, self.history, self.trainer
+        )
+        self.reason = _collapsed(self.spec, self.history)
+
+    def add(self, metrics: dict[str, float], validate: Callable[[], dict[str, float]]) -> None:
+        """Log a step of the trainer; where it is due, the scores by `validate` too, and keep a checkpoint."""
+        steps = self.trainer.steps
+        validated, kept = steps % self.spec.validation.every == 0, True
         if validated:
-            metrics |= trainer.validate()
-            kept = recording.add(trainer.answers())
-        history.append((trainer.steps, metrics))
-        sink.log(*history[-1])
+            metrics = metrics | validate()
+            kept = self._recording.add(self.trainer.answers())
+        self.history.append((steps, metrics))
+        self.sink.log(steps, metrics)
         if validated:
             if kept:  # else a run that goes on behind the checkpoint would lack these answers
-                save_checkpoint(path, make_checkpoint(spec.run_id, maker, history, trainer.state()))
-            _keep_best(spec, best, maker, history, trainer)
-            reason = _collapsed(spec, history)
-    for name, table in trainer.diagnostics.tables().items():
-        sink.artifact(f"diagnostics/{name}.json", table)
-    return Outcome(schema.COLLAPSED if reason else schema.DONE, history[-1][0], reason)
+                self._save()
+            _keep_best(self.spec, self._best, self._maker, self.history, self.trainer)
+            self.reason = _collapsed(self.spec, self.history)
+
+    def _save(self) -> None:
+        if time.monotonic() - self._saved < self._pause:
+            return
+        state = self.trainer.state()
+        save_checkpoint(self._path, make_checkpoint(self.spec.run_id, self._maker, self.history, state))
+        self._saved = time.monotonic()
+
+    def broke(self, error: NotFinite) -> None:
+        """The trainer's next step was impossible: the run has collapsed."""
+        self.reason = f"{error} at step {self.trainer.steps + 1}"
+
+    def end(self) -> Outcome:
+        """Keep the diagnostics; what the run came to."""
+        for name, table in self.trainer.diagnostics.tables().items():
+            self.sink.artifact(f"diagnostics/{name}.json", table)
+        return Outcome(schema.COLLAPSED if self.reason else schema.DONE, self.history[-1][0], self.reason)
 
 
 def _recording(spec: RunSpec, sink: MetricSink, resources: Resources) -> Recording:
@@ -132,9 +182,8 @@ def _keep_best(spec: RunSpec, path: Path, maker: str, history: list[Row], traine
     """
     scores = _scores(spec, [row for row in history if row[0]])
     name = schema.validation_metric(schema.MEAN, spec.validation.samples)
-    if scores and history[-1][1].get(name) == max(scores):
-        weights = {"model": trainer.weights()}
-        save_checkpoint(path, make_checkpoint(spec.run_id, maker, history[-1:], weights))
+    if scores and history[-1][1].get(name) == max(scores) and (weights := trainer.weights()):
+        save_checkpoint(path, make_checkpoint(spec.run_id, maker, history[-1:], {"model": weights}))
 
 
 def _scores(spec: RunSpec, history: list[Row]) -> list[float]:

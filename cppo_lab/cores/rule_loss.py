@@ -13,7 +13,7 @@ from cppo_lab.spec import DivergenceSpec, RunSpec
 
 
 class Recorded(NamedTuple):
-    """What the rollout policy said of the sampled tokens. [...] are any leading dimensions."""
+    """What the rollout policy recorded for the sampled tokens. [...] are any leading dimensions."""
 
     tokens: Tensor  # [...] ids
     logp: Tensor  # [...] log mu(y)
@@ -32,7 +32,7 @@ def measured_divergence(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu:
     if kind.estimator == "binary":
         return divergences.binary(logp, mu.logp, kind.measure)
     if kind.estimator == "sample":
-        return {"k2": divergences.k2, "k3": divergences.k3}[kind.measure](logp, mu.logp)
+        return divergences.ESTIMATES[kind.measure](logp, mu.logp)
     if kind.estimator == "exact":
         mu_logp = torch.empty_like(pi_logp).scatter_(-1, mu.topk_ids, mu.topk_logp)
         return divergences.exact(mu_logp, pi_logp, kind.measure)

@@ -52,7 +52,7 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
         if benchmark:
             raise UserError(
                 f"{where}: a prompt of {benchmark} has the answers {known.answer!r} and {problem.answer!r}: "
-                "leave the right one"
+                "keep the right one"
             )
         seen = answers.setdefault(problem.prompt, [known.answer])
         if problem.answer not in seen:

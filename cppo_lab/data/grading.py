@@ -1,4 +1,4 @@
-"""Grades of responses: math-verify's verdict, and beside it what DAPO's rule says.
+"""Grades of responses: math-verify's verdict, and DAPO's rule for comparison.
 
 How a response is graded:
 1. its answer is found (`answers.answer_of`);

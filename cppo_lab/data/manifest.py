@@ -1,4 +1,4 @@
-"""`manifest.json`: what a folder of prepared data holds, and the check that it still does."""
+"""`manifest.json`: the contents of a folder of prepared data, and the check that they are unchanged."""
 
 import hashlib
 import json
@@ -100,7 +100,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         whole, recorded = False, None
     if not whole or path.read_text(encoding="utf-8") != _dumped(body | {"sha256": recorded}):
-        raise UserError(f"{path} is changed: it does not have its own checksum; prepare the data again")
+        raise UserError(f"{path} is changed: it does not match its own checksum; prepare the data again")
     return records
 
 
@@ -109,7 +109,7 @@ def _what_changed(path: Path, record: FileRecord) -> str:
         same = content_sha256(read_rows(path)) == record.content_sha256
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError):
         return "unreadable"
-    return "the same rows, encoded otherwise" if same else "other rows"
+    return "the same rows in another encoding" if same else "other rows"
 
 
 def _dumped(body: dict[str, Any]) -> str:

@@ -58,7 +58,7 @@ def _write_split(split: str, source: Source, folder: Path, say: Callable[[str], 
     if benchmark and len(found.problems) != PROBLEMS_OF_AIME:
         raise UserError(
             f"{source.path} has {len(found.problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
-            "of the year): complete the file, or take it away and the shipped problems are used"
+            "of the year): complete the file, or remove it to use the shipped problems"
         )
     if not found.problems:
         raise UserError(f"{source.path} holds no row to train on: pass another file with --from")

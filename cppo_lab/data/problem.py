@@ -1,4 +1,4 @@
-"""One problem, checked: what a row of any accepted file comes down to."""
+"""One problem, checked: the common form of a row of any accepted file."""
 
 import math
 import reprlib
@@ -102,7 +102,7 @@ def _storable(value: str, key: str, where: str, longest: int) -> str:
     if len(value) > longest:
         raise UserError(
             f"{where}: `{key}` has {len(value)} characters, starting {_shown(value[:40])}: at most {longest} are "
-            "taken; mend or drop the row"
+            "taken; fix or drop the row"
         )
     try:
         value.encode("utf-8")

@@ -1,4 +1,4 @@
-"""Rows of a .jsonl or .parquet file, one at a time; what cannot be read is one error that says where."""
+"""Rows of a .jsonl or .parquet file, one at a time; an unreadable row is one error with its place."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             where = f"{path}, line {number}"
             if len(line) > MAX_LINE:
                 raise UserError(
-                    f"{where} is longer than {MAX_LINE} bytes: one row stands on one line; mend or drop it"
+                    f"{where} is longer than {MAX_LINE} bytes: write one row per line; fix or drop it"
                 )
             if line.strip():
                 yield where, _json_row(line, where)
@@ -52,16 +52,16 @@ def _json_row(line: bytes, where: str) -> Mapping[str, Any]:
             f"{where} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): save the file as UTF-8"
         ) from None
     except RecursionError:
-        raise UserError(f"{where} is nested too deeply to be a row: mend or drop it") from None
+        raise UserError(f"{where} is nested too deeply to be a row: fix or drop it") from None
     except ValueError as error:  # broken JSON, NaN, an integer of more digits than Python reads
-        raise UserError(f"{where} is not a row in JSON ({error}): mend or drop it") from None
+        raise UserError(f"{where} is not a row in JSON ({error}): fix or drop it") from None
     if not isinstance(row, dict):
         raise UserError(f"{where} is {type(row).__name__}, not an object: write one {{...}} per line")
     return row
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"the value {name} is no JSON number")
+    raise ValueError(f"the value {name} is not a JSON number")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

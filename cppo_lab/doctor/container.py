@@ -1,4 +1,4 @@
-"""What a run in a container needs of the nodes that Slurm gives to it: asked on one of them, for a few seconds."""
+"""What a run in a container needs on Slurm's nodes: checked on one of them, in a few seconds."""
 
 import shlex
 import subprocess
@@ -35,16 +35,14 @@ def check_container(launcher: SlurmSpec, resources: ResourcesSpec) -> Iterator[C
     said, problem = _on_a_node("\n".join([*lines, "echo cppo-looked"]), resources)
     if "cppo-looked" not in said:
         why = problem or "launcher.setup ended the shell"
-        yield Check(
-            "container", WARNING, f"no node has been looked at: {why}", "try again when a node is free"
-        )
+        yield Check("container", WARNING, f"no node was checked: {why}", "try again when a node is free")
         return
     if "cppo-runtime" in said:
         yield Check("container's runtime", OK, f"{shown} on a node")
     else:
         yield Check("container's runtime", MISSING, f"no {shown} on a node", _REMEDIES[container.runtime])
     if not _is_file(container):
-        yield Check("container's image", OK, f"{container.image} is an address: not looked at")
+        yield Check("container's image", OK, f"{container.image} is an address: not checked")
     for at, file in enumerate(files):
         name = "container's image" if file == container.image else "container's mount"
         if f"cppo-file-{at}" in said:

@@ -1,4 +1,4 @@
-"""What the doctor asks on behalf of one core."""
+"""The doctor's checks for one core."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

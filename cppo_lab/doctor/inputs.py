@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
 from cppo_lab.errors import UserError
 from cppo_lab.hub import lacking, snapshot
+from cppo_lab.installed import install_extra
 from cppo_lab.spec import HubModel, MathData, PathsSpec, RunSpec
 from cppo_lab.store import address
 
@@ -24,9 +25,7 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
     try:
         from cppo_lab.data.manifest import check_folder
     except ModuleNotFoundError as error:
-        return Check(
-            "data", MISSING, f"cannot be checked without {error.name}", "pip install 'cppo-lab[data]'"
-        )
+        return Check("data", MISSING, f"cannot be checked without {error.name}", install_extra("data"))
     folder = Path(paths.data)
     try:
         records = check_folder(folder)

@@ -13,9 +13,9 @@ from cppo_lab.spec import LayoutSpec, RunSpec
 
 
 def check_launcher(launcher: str) -> Iterator[Check]:
-    """What starts runs in processes of their own."""
+    """What starts runs in separate processes."""
     needed = f"launcher={launcher}" if launcher_of(launcher).submitit else ""
-    yield Requirement("submitit", ">=1.5.2,<2", needed, install="cppo-lab[train]").check()
+    yield Requirement("submitit", ">=1.5.2,<2", needed, extra="train").check()
 
 
 def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
@@ -36,7 +36,7 @@ def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
 
 
 _EMBEDDED = (
-    Requirement("torch", ">=2.4,<3", "core=mini", install="cppo-lab[train]"),
-    Requirement("numpy", ">=1.26", "core=mini", install="cppo-lab[train]"),
+    Requirement("torch", ">=2.4,<3", "core=mini", extra="train"),
+    Requirement("numpy", ">=1.26", "core=mini", extra="train"),
 )
 MINI = CoreChecks(requirements=lambda run, layout: _EMBEDDED)

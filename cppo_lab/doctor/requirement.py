@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from packaging.specifiers import SpecifierSet
 
 from cppo_lab.doctor.check import MISSING, OK, UNNEEDED, WARNING, Check
+from cppo_lab.installed import install_extra
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,17 @@ class Requirement:
     versions: str
     needed_by: str
     install: str = ""
+    extra: str = ""  # of this package, that has it
     strict: bool = False
     remedy: str = ""  # where pip alone cannot install it
 
     def check(self) -> Check:
         """Compare with what is installed."""
-        wanted = self.remedy or f"pip install '{self.install or self.name + self.versions}'"
+        wanted = self.remedy or (
+            install_extra(self.extra)
+            if self.extra
+            else f"pip install '{self.install or self.name + self.versions}'"
+        )
         try:
             found = version(self.name)
         except PackageNotFoundError:

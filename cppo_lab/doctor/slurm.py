@@ -41,7 +41,7 @@ def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> It
     said, problem = _ask("scontrol", "ping")
     if problem:
         yield Check(
-            "Slurm's controller", MISSING, problem, "see that it is up, and SLURM_CONF where it is set"
+            "Slurm's controller", MISSING, problem, "check that it is up, and SLURM_CONF if it is set"
         )
         return
     yield Check("Slurm's controller", OK, said)
@@ -55,10 +55,10 @@ def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> It
 def _partition(wanted: str | None) -> Check:
     said, problem = _ask("sinfo", "--noheader", "--format=%R|%a")
     if problem:
-        return Check("partition", WARNING, f"partitions are not known: {problem}")
+        return Check("partition", WARNING, f"partitions cannot be listed: {problem}")
     found = {name: state for line in said.splitlines() for name, _, state in [line.partition("|")]}
     if wanted is None:
-        return Check("partition", OK, f"the cluster's default; there are {', '.join(sorted(found))}")
+        return Check("partition", OK, f"the cluster's default; available: {', '.join(sorted(found))}")
     lacking = [name for name in wanted.split(",") if name not in found]
     if lacking:
         remedy = f"set resources.partition to one of {', '.join(sorted(found))}"

@@ -82,7 +82,7 @@ def check_interfaces() -> Iterator[Check]:
 
 
 def interface_problems() -> list[str]:
-    """What of verl's interfaces is not as expected, seen in a process of its own.
+    """What of verl's interfaces is not as expected, seen in a separate process.
 
     verl and Ray read the environment when they are imported, and say much: neither is for the process that may
     start a run. Raises subprocess.CalledProcessError if they cannot be imported.

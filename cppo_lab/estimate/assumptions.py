@@ -1,4 +1,4 @@
-"""Every number that the estimates take for granted, with its unit and where it is from.
+"""Every number that the estimates assume, with its unit and source.
 
 Peaks are data-sheet values; the shares of them that a run reaches, and the fixed costs, are assumptions made before
 any run of ours on such a machine: the hours that follow are good to a factor of UNCERTAINTY either way.

@@ -1,4 +1,4 @@
-"""Memory of one GPU at its two peaks, training and rollout, and whether it has that much."""
+"""Memory of one GPU at its two peaks, training and rollout, and whether it fits."""
 
 from dataclasses import dataclass
 

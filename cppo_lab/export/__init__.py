@@ -1,4 +1,4 @@
-"""What a run has learned, as a folder that `transformers` loads: `cppo export`."""
+"""A run's best checkpoint as a folder that `transformers` loads: `cppo export`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
 
 
 def being_trained(run_id: str) -> UserError:
-    """What is said of a run whose checkpoints still change."""
+    """The error for a run whose checkpoints still change."""
     return UserError(
         f"run {run_id} is being trained, and its best checkpoint may change: wait for its end (`cppo watch`), or end "
         f"it with `cppo cancel --run {run_id}`"

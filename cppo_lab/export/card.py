@@ -154,12 +154,12 @@ def _evaluation(subject: Subject, exported: Exported) -> str:
         f"Avg@{settings.samples}: the share of right answers among {settings.samples} responses to each problem, "
         f"sampled at temperature {settings.temperature:g} and top-p {settings.top_p:g} with at most "
         f"{spec.rollout.max_response_length:,} tokens, graded {graded}. Validated every {settings.every} steps; the "
-        "mean over the benchmarks chooses the checkpoint, the later of equals, so the chosen score is the luckiest of "
-        "them."
+        "mean over the benchmarks selects the checkpoint (on a tie the later one), so the selected score is biased "
+        "upwards."
     )
     scores = _by_benchmark(subject, exported.step)
     if not scores:
-        return f"{text}\n\nThe scores of step {exported.step} are not on record."
+        return f"{text}\n\nThe scores of step {exported.step} were not recorded."
     rows = {code(name): f"{value:.4f}" for name, value in scores.items()}
     if exported.step in subject.scores:
         rows["mean"] = f"{subject.scores[exported.step]:.4f}"
@@ -170,14 +170,14 @@ def _use(spec: RunSpec) -> str:
     prompt = (
         "Prompts are chat messages with the problem in DAPO-Math-17k's wording, as in training."
         if _is_published(spec)
-        else "A text is symbols of the task, separated by spaces; the tokenizer knows no others."
+        else "Texts consist of the symbols of the task, separated by spaces; the tokenizer knows no others."
     )
     return (
         "```python\n"
         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
         'model = AutoModelForCausalLM.from_pretrained("this folder")\n'
         'tokenizer = AutoTokenizer.from_pretrained("this folder")\n'
-        f"```\n\n{prompt} There is no state of an optimiser here: training goes on from the run's own checkpoints."
+        f"```\n\n{prompt} There is no optimiser state here: to continue training, use the run's own checkpoints."
     )
 
 

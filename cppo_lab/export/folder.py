@@ -1,6 +1,6 @@
-"""A folder that appears as a whole or not at all: it is written beside its place and renamed.
+"""A folder that appears as a whole or not at all: it is written next to its place and renamed.
 
-What a killed export has left beside it, the next one to the same place removes.
+The next export to the same place removes the leftovers of a killed one.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ def require_free(out: Path) -> Path:
     try:
         place = out.resolve()
     except (OSError, RuntimeError):  # RuntimeError: what pathlib makes of a loop before Python 3.13
-        raise UserError(f"--out {out} is a link that leads to itself: name another folder") from None
+        raise UserError(f"--out {out} is a circular link: name another folder") from None
     if place.exists() and not place.is_dir():
         raise UserError(f"--out {out} is a file: name a folder")
     if place.is_dir() and any(place.iterdir()):
@@ -30,9 +30,10 @@ def require_free(out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def appearing(place: Path) -> Iterator[Path]:
+def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
     """An empty folder that takes the `place`, of `require_free`, at the end; if writing fails, nothing is there.
 
+    `replace`: it takes the place of the folder that is there; if writing fails, that one stays.
     Raises UserError if somebody else has put something there meanwhile.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -47,12 +48,18 @@ def appearing(place: Path) -> Iterator[Path]:
         for path in folder.rglob("*"):  # transformers lets nobody else read its weights, whatever the umask
             if path.is_file():
                 path.chmod(os.fstat(lock).st_mode & 0o666)
+        old = place.with_name(f".{place.name}.export-{secrets.token_hex(4)}")
+        if replace and place.exists():
+            place.rename(old)
         try:
             folder.rename(place)
         except OSError as error:
+            if old.exists():
+                old.rename(place)
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            raise UserError(f"--out {place}: somebody else has written there meanwhile") from None
+            raise UserError(f"--out {place}: another process has written there in the meantime") from None
+        shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)

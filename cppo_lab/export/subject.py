@@ -1,4 +1,4 @@
-"""A run that is to be exported: its configuration, and what is on file of how it was trained."""
+"""A run to be exported: its configuration, and the records of its training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,8 +63,8 @@ def read_subject(runs: Path, run_id: str) -> Subject:
     config = read_config(folder / CONFIG)
     if config is None:
         raise UserError(
-            f"run {run_id} has kept no checkpoint: {folder} has no {CONFIG}, so that the run has not begun, or it is "
-            "damaged"
+            f"run {run_id} has kept no checkpoint: {folder} has no {CONFIG}, so the run has not started, or its "
+            "folder is damaged"
         )
     spec = parse_run(config, str(folder / CONFIG))
     if spec.run_id != run_id:

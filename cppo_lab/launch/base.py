@@ -1,4 +1,4 @@
-"""What a launcher is, and its configuration. The table of launchers: `launchers.py`."""
+"""The interface of a launcher, and its configuration. The table of launchers: `launchers.py`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class LauncherSpec(Spec):
 
 
 class Job(Protocol):
-    """What a launcher runs: an attempt at a training run, or a worker of a search. It is pickled on its way."""
+    """What a launcher runs: an attempt at a training run, or a worker of a search. It is pickled."""
 
     @property
     def name(self) -> str:
@@ -35,7 +35,7 @@ class Job(Protocol):
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """The folders that it reads and writes, beside the working folder: what a container has to show it."""
+        """The folders that it reads and writes, besides the working folder: a container must mount them."""
 
     @property
     def fresh_process(self) -> bool:
@@ -47,7 +47,7 @@ class Job(Protocol):
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes of each machine."""
+        """GPUs that it takes on each machine."""
 
     @property
     def resources(self) -> ResourcesSpec | None:
@@ -57,14 +57,14 @@ class Job(Protocol):
         """Do it, in this process."""
 
     def give_up(self, why: str) -> None:
-        """Note why no launcher goes on with it by itself, though it has not come to its end."""
+        """Note why no launcher resumes it automatically, although it has not finished."""
 
 
 J = TypeVar("J", bound=Job)
 
 
 def run_masked(job: Job) -> None:
-    """Run a job in a process of its own, whose output and result the launcher keeps in files: without secrets."""
+    """Run a job in a separate process, whose output and result the launcher keeps in files: without secrets."""
     mask_output()
     with masked_errors():
         job.run()

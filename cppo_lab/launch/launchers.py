@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import Launcher, LauncherSpec
-from cppo_lab.plugins import LAUNCHER_GROUP, entry_points, load
+from cppo_lab.plugins import LAUNCHER_GROUP, entry_points, load, resolve
 
 
 class JobInQueue(Protocol):
@@ -59,10 +59,12 @@ class LauncherRecord:
     def load(self, part: str) -> Any:
         """What the field `part` names, or None.
 
-        Raises UserError if it cannot be imported.
+        Raises ModuleNotFoundError if a package is not installed, UserError if another package's cannot be imported.
         """
         path = getattr(self, part)
-        return None if path is None else load(path, f"{part} of launcher {self.name!r}")
+        if path is None or LAUNCHERS.get(self.name) is self:
+            return path and resolve(path)
+        return load(path, f"{part} of launcher {self.name!r}")
 
 
 LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
@@ -120,7 +122,7 @@ def _foreign(name: str, path: str) -> LauncherRecord:
     found = load(path, "launcher")
     if not isinstance(found, LauncherRecord):
         raise UserError(
-            f"launcher {name!r}: {path} is a {type(found).__name__}, no cppo_lab.launch.launchers.LauncherRecord"
+            f"launcher {name!r}: {path} is a {type(found).__name__}, not a cppo_lab.launch.launchers.LauncherRecord"
         )
     if found.name != name:
         raise UserError(

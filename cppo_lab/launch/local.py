@@ -1,4 +1,4 @@
-"""Jobs in processes of their own on this machine, through submitit's local executor."""
+"""Jobs in separate processes on this machine, through submitit's local executor."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Repair what killed processes have left: records that stay RUNNING, replacements cut off, points not yet sent."""
+"""Repair what killed processes have left: records that stay RUNNING, interrupted replacements, unsent points."""
 
 import contextlib
 import sys
@@ -24,7 +24,7 @@ from cppo_lab.tracking.sync import send
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:
     """End the records of runs whose process is gone, and finish replacements that were cut off.
 
-    What their folders have and the store has not is sent first. Returns the runs mended.
+    Metrics in their folders that never reached the store are uploaded first. Returns the repaired runs.
     """
     _settle(run_ids, uri, runs)
     return _mend(look_at(run_ids, core, uri, runs), uri)
@@ -54,7 +54,7 @@ def _send(folders: Sequence[Path], uri: str) -> None:
 
 
 def _mend(look: Snapshot, uri: str) -> list[str]:
-    """Nothing stays RUNNING for ever, and no result beside the one that has taken its place.
+    """No dead run stays RUNNING, and no replaced result stays next to its replacement.
 
     Only attempts made from this `runs` folder are ended; another machine's are not ours to judge.
     """
@@ -97,7 +97,7 @@ def _write_end(uri: str, folder: Path, one: AttemptRecord) -> None:
 
 
 def _end_dead(uri: str, folder: Path, one: AttemptRecord) -> bool:
-    """End the record of an attempt whose process is gone, unless it has been begun again meanwhile."""
+    """End the record of an attempt whose process is gone, unless it has been started again in the meantime."""
     client = open_client(uri)
     try:
         with held(folder):

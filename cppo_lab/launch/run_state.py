@@ -49,7 +49,7 @@ class RunState:
 
 
 class RunFolder:
-    """What lies in a run's folder. Each thing is read once, when it is first asked for."""
+    """The contents of a run's folder. Each part is read once, on first use."""
 
     def __init__(self, path: Path, held: bool | None = None) -> None:
         """`held`: whether its lock is held, where the caller has looked already."""
@@ -173,10 +173,11 @@ def _is_over(folder: RunFolder) -> bool:
 
 
 def _activity(facts: Facts) -> str:
-    """What a living run does besides training."""
+    """What a live run does besides training."""
     status = facts.folder.status
     if status.get("status") == schema.RUNNING:
-        return ""
+        # What it does in a step changes too fast to be a state; before the first one it may take minutes.
+        return "" if status.get("first_step") is not None else str(status.get("activity") or "")
     if facts.slurm.is_ending(facts.run_id):
         return "; ".join(filter(None, ["its job is ending", status.get("reason")]))
     return STARTING

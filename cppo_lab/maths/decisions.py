@@ -58,13 +58,14 @@ def budget_terms(
     delta_b_quantile: float = QUANTILE,
     delta_b_scale: float = SCALE,
     span: int | None = None,
+    reverse: bool = False,
     permutation: Tensor | None = None,
 ) -> BudgetTerms:
     """The terms of `masks.cppo` with the same constants, for `divergence` [B, T] of the tokens `valid` [B, T].
 
     Raises ValueError for a constant out of range.
     """
-    weight = position_weights(valid, w_min, span, dtype=divergence.dtype)
+    weight = position_weights(valid, w_min, span, reverse=reverse, dtype=divergence.dtype)
     if permutation is not None:
         weight = shuffled_weights(weight, valid, permutation)
     rate = effective_delta_b(

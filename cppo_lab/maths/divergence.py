@@ -10,6 +10,8 @@ float64 in, same dtype out; narrower inputs are computed in float32. Nothing her
 """
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -165,6 +167,10 @@ def k3(logp: Tensor, rollout_logp: Tensor) -> Tensor:
     same_shape(logp.shape, rollout_logp=rollout_logp)
     log_ratio = _log_ratio(logp, rollout_logp)
     return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)  # expm1: rho - 1 loses all digits near rho = 1
+
+
+# Estimates of KL(mu || pi) from the sampled token, by `measure`.
+ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k2": k2, "k3": k3})
 
 
 def _check_partition(

@@ -1,4 +1,4 @@
-"""Rules that weigh log pi by a clipped importance coefficient and mask nothing. Shapes: [B, T].
+"""Rules that weight log pi by a clipped importance coefficient and mask nothing. Shapes: [B, T].
 
     objective_t = stopgrad(clip(coefficient_t, 1 - clip_low, 1 + clip_high)) A_t log pi(y_t)
     CISPO:   coefficient_t = rho_t

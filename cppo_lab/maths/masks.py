@@ -85,6 +85,7 @@ def cppo(
     delta_b_quantile: float = QUANTILE,
     delta_b_scale: float = SCALE,
     span: int | None = None,
+    reverse: bool = False,
     permutation: Tensor | None = None,
     ratio_cap: float | None = None,
     log_ratio_clamp: float | None = None,
@@ -99,6 +100,7 @@ def cppo(
         delta_b_mode: "fixed" or "adaptive".
         delta_b_cap, delta_b_quantile, delta_b_scale: of the adaptive rate, see `budget`.
         span: fixed T of the weight equation; None takes each response's own length.
+        reverse: gives each response its weights in reverse order, the lightest first.
         permutation: [B, T] reorders each response's weights, see `weights.shuffled_weights`; None keeps them.
         ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see `truncation`; the masks know neither.
 
@@ -106,7 +108,7 @@ def cppo(
         ValueError: a constant out of range, no divergence, or arguments as in `output.tokens`.
     """
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
-    weights = position_weights(batch.valid, w_min, span, dtype=batch.logp.dtype)
+    weights = position_weights(batch.valid, w_min, span, reverse=reverse, dtype=batch.logp.dtype)
     if permutation is not None:
         weights = shuffled_weights(weights, batch.valid, permutation)
     positive("delta", delta)

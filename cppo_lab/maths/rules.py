@@ -20,7 +20,7 @@ def get_rule(name: str, path: str | None = None) -> Callable[..., RuleOutput]:
 
     Raises:
         ValueError: no such rule; the message lists the valid names.
-        UserError: a rule of another package that cannot be had.
+        UserError: a rule of another package that cannot be loaded.
     """
     if path is None and name not in RULES:
         raise ValueError(f"rule={name!r} is unknown: choose one of {sorted(RULES)}")

@@ -1,4 +1,4 @@
-"""Rules that weigh log pi by one number per response. Shapes: [B, T], T_i the length of response i.
+"""Rules that weight log pi by one number per response. Shapes: [B, T], T_i the length of response i.
 
     objective_t = stopgrad(f_i) A_t log pi(y_t),   w_i = prod_t rho_t
 

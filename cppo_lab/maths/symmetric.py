@@ -1,4 +1,4 @@
-"""Token masks that do not ask for the sign of A: IcePop, IPO and KPop. Shapes: [B, T].
+"""Token masks that ignore the sign of A: IcePop, IPO and KPop. Shapes: [B, T].
 
     IcePop:  M_t = [ ratio_low <= rho_t <= ratio_high ]
     IPO:     M_t = [ |pi(y_t) - mu(y_t)| <= delta ]

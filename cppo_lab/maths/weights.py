@@ -13,7 +13,12 @@ from cppo_lab.maths.checks import compute_dtype, in_unit_interval, row_counts, s
 
 
 def position_weights(
-    valid: Tensor, w_min: float, span: int | None = None, *, dtype: torch.dtype = torch.float32
+    valid: Tensor,
+    w_min: float,
+    span: int | None = None,
+    *,
+    reverse: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Linear position weights [B, T] in `dtype`, zero at padding.
 
@@ -21,6 +26,7 @@ def position_weights(
         valid: [B, T] bool or 0/1.
         w_min: weight of the last token, in (0, 1]; 1 switches the weighting off.
         span: T of the equation for every response; None takes the response's own length.
+        reverse: give each response its weights in reverse order, the lightest first: w'_t = w_{len+1-t}.
         dtype: of the result.
 
     Raises:
@@ -35,6 +41,8 @@ def position_weights(
     if span is not None:
         length = torch.full_like(length, span)
     index = torch.arange(mask.shape[1], device=mask.device, dtype=torch.float64)
+    if reverse:
+        index = row_counts(mask)[:, None] - 1 - index  # negative at padding, which is zeroed below
     slope = (w_min - 1) / (length - 1).clamp_min(1).to(torch.float64)
     return torch.addcmul(torch.ones_like(slope), slope, index).to(dtype).masked_fill_(~mask, 0.0)
 

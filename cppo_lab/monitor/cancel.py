@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.runs import folder as run_folder
+from cppo_lab.runs.batch import in_living_batch
 from cppo_lab.runs.lock import holder, is_held
 
 PATIENCE_SECONDS = 60.0  # for runs to write down how far they came
@@ -47,7 +48,7 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
     """
     for one in chosen:
         run_folder.cancel(runs / one.run_id)
-    jobs = _in_slurm(runs, [one.run_id for one in chosen], queued_only)
+    jobs, shared = _in_slurm(runs, [one.run_id for one in chosen], queued_only)
     ended, running = [], []
     for one in chosen:
         folder = runs / one.run_id
@@ -62,6 +63,8 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
                 )
             elif active:
                 running.append((one.run_id, f"Slurm job {job}"))
+            elif job in shared:
+                ended.append(Cancelled(one.run_id, f"will not be trained by Slurm job {job}", True))
             else:
                 ended.append(Cancelled(one.run_id, f"taken out of Slurm's queue (job {job})", True))
         elif not is_held(folder):
@@ -76,22 +79,28 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
     return ended + _wait(runs, running)
 
 
-def _in_slurm(runs: Path, run_ids: Sequence[str], queued_only: bool) -> Mapping[str, tuple[bool, str, int]]:
+def _in_slurm(
+    runs: Path, run_ids: Sequence[str], queued_only: bool
+) -> tuple[Mapping[str, tuple[bool, str, int]], Collection[str]]:
     """End the jobs of these runs that are this account's.
 
-    Of those that had one in the queue: whether it had nodes, its number, and whose it is.
+    Of those that had one in the queue: whether it had nodes, its number, and whose it is. And the jobs that other runs
+    share, which go on: they see by the mark in a run's folder that it is to be left out.
     """
     if not (runs / NAME).is_file():
-        return {}
+        return {}, ()
     with submitting(runs), Ledger(runs) as ledger:
         here = refresh(ledger)
         jobs = {run_id: here[run_id] for run_id in run_ids if run_id in here}
         mine = {run_id: job for run_id, job in jobs.items() if job.owner == os.getuid()}
         waiting = {run_id for run_id, job in mine.items() if job.state not in ACTIVE}
-        cancel_jobs([job.job for run_id, job in mine.items() if run_id in waiting or not queued_only])
+        wanted = [task for task in ledger.open_tasks() if not run_folder.is_cancelled(runs / task.name)]
+        shared = {task.job for task in wanted if task.name not in run_ids}
+        ending = [job.job for run_id, job in mine.items() if run_id in waiting or not queued_only]
+        cancel_jobs([job for job in dict.fromkeys(ending) if job not in shared])
         # The others are on record as soon as they have left the queue.
         ledger.end([task for task in ledger.open_tasks() if task.name in waiting], WORD)
-    return {run_id: (job.state in ACTIVE, job.job, job.owner) for run_id, job in jobs.items()}
+    return {run_id: (job.state in ACTIVE, job.job, job.owner) for run_id, job in jobs.items()}, shared
 
 
 def _of_another(run_id: str, folder: Path, active: bool, job: str) -> Cancelled:
@@ -103,7 +112,12 @@ def _of_another(run_id: str, folder: Path, active: bool, job: str) -> Cancelled:
 
 
 def _end_process(folder: Path) -> str:
-    """Send SIGTERM to the process that trains a run; why that cannot be done, or nothing."""
+    """Send SIGTERM to the process that trains a run; why that cannot be done, or nothing.
+
+    A batch sees by the mark in the run's folder that it is to end this one.
+    """
+    if in_living_batch(folder.parent, folder.name):
+        return ""
     where = holder(folder)
     if where is None:
         return "" if not is_held(folder) else "the process that trains it is not known: wait for it to end"

@@ -1,17 +1,21 @@
-"""What runs have printed: where each launcher keeps it, and following it as it grows."""
+"""What runs have done and printed: a line for each training step, the files where each launcher keeps their output, and
+following both as they grow."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.ledger import NAME, Ledger
 from cppo_lab.monitor.status import known_runs, live_state
+from cppo_lab.monitor.training import training_line
 from cppo_lab.redaction import RedactedLines
-from cppo_lab.runs.folder import TRACEBACK
-from cppo_lab.sweep.find import LENGTH
+from cppo_lab.runs.batch import batches_of
+from cppo_lab.runs.folder import TRACEBACK, read_status
+from cppo_lab.runs.following import RunRows
+from cppo_lab.sweep.find import LENGTH, require_beginning
 
 POLL_SECONDS = 0.5
 LOOK_SECONDS = 3.0  # between two looks at whether the run still lives
@@ -27,21 +31,20 @@ class LogText:
 
 
 def run_by_beginning(runs: Path, beginning: str) -> str:
-    """The known run whose id begins so.
+    """The known run whose id has this prefix.
 
-    Raises UserError if there is none or more than one.
+    Raises UserError for what is too short, and if there is none or more than one.
     """
-    if not beginning:
-        raise UserError("run '': the id of a run, or its beginning, is wanted: see `cppo status`")
+    require_beginning(beginning)
     found = [run_id for run_id in known_runs(live_state(runs)) if run_id.startswith(beginning)]
     if len(found) == 1:
         return found[0]
     if not found:
         raise UserError(
-            f"run {beginning!r}: {runs} has no run whose id begins so: see `cppo status` (an id has {LENGTH} digits)"
+            f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
         )
     raise UserError(
-        f"run {beginning!r} is the beginning of {len(found)} ids: {', '.join(found[:10])}: give more digits"
+        f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(found[:10])}: give more digits"
     )
 
 
@@ -56,9 +59,13 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
 
 
 def attempts(runs: Path, run_id: str) -> list[LogText]:
-    """What each attempt at a run has printed, the newest last. An attempt within the launcher itself prints there."""
+    """What each attempt at a run, or the batch that it was part of, has printed, the newest last.
+
+    An attempt within the launcher itself prints there.
+    """
     found = []
-    for path in (runs / run_id / "attempts").glob("*_log.out"):
+    folders = [runs / run_id, *batches_of(runs, run_id)]
+    for path in (path for folder in folders for path in (folder / "attempts").glob("*_log.out")):
         if not path.is_file():  # a link that leads nowhere, a pipe
             continue
         both = (path, path.with_name(path.name.removesuffix("out") + "err"))
@@ -74,23 +81,21 @@ def attempts(runs: Path, run_id: str) -> list[LogText]:
 
 
 def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
-    """Print the newest attempt's output, or every one's; the traceback where nothing was printed to a file.
+    """Print a line for each training step, and the newest attempt's output, or every one's; the traceback where nothing
+    was printed to a file.
 
-    Raises UserError if there is neither.
+    Raises UserError if there is none of them.
     """
-    found = attempts(runs, run_id)
-    files = [path for one in (found if every else found[-1:]) for path in one.files]
-    files = [path for path in files if path.stat().st_size] or files
-    trace = runs / run_id / TRACEBACK
-    if not files and trace.is_file():
-        files = [trace]
-    if not files:
+    training = list(_training_news(RunRows(runs / run_id)))
+    files = _files(runs, run_id, every)
+    if not files and not training:
         raise UserError(
-            f"run {run_id}: nothing is written of what it printed: it has not started, or ran within its launcher "
-            "(launcher=inline), which printed it"
+            f"run {run_id}: nothing is written of what it printed, and no training step: it has not started"
         )
+    out.writelines(training)
+    files = [path for path in files if path.stat().st_size or not training]
     for path in files:
-        if len(files) > 1:
+        if len(files) > 1 or training:
             out.write(f"==> {path} <==\n")
         with path.open("rb") as file:
             lines = RedactedLines()
@@ -100,13 +105,34 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
     out.flush()
 
 
+def _files(runs: Path, run_id: str, every: bool) -> list[Path]:
+    """The files of the newest attempt's output, or of every one's: those with something in them, if there are any."""
+    found = attempts(runs, run_id)
+    files = [path for one in (found if every else found[-1:]) for path in one.files]
+    files = [path for path in files if path.stat().st_size] or files
+    trace = runs / run_id / TRACEBACK
+    return [trace] if not files and trace.is_file() else files
+
+
+def as_values(runs: Path, run_id: str, every: bool) -> dict[str, Any]:
+    """The same for JSON; nothing is an error here."""
+    output = []
+    for path in _files(runs, run_id, every):
+        lines = RedactedLines()
+        output.append({"path": str(path), "text": lines.add(path.read_bytes()) + lines.rest()})
+    return {"steps": [vars(row) for row in RunRows(runs / run_id).news()], "output": output}
+
+
 def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
-    """Print the newest attempt's output as it comes, and that of attempts that follow, until the run has ended."""
+    """Print a line for each training step and the newest attempt's output as they come, and those of attempts that
+    follow, until the run has ended."""
     read: dict[Path, _Place] = {}
+    rows = RunRows(runs / run_id)
     looked, lives = time.monotonic(), alive()
     while True:
         for text in _news(attempts(runs, run_id)[-1:], read):
             out.write(text)
+        out.writelines(_training_news(rows))
         out.flush()
         if not lives:
             out.write("".join(place.lines.rest() for place in read.values()))
@@ -115,6 +141,13 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
         time.sleep(POLL_SECONDS)
         if time.monotonic() - looked >= LOOK_SECONDS:
             looked, lives = time.monotonic(), alive()  # what was written before it ended is read once more
+
+
+def _training_news(rows: RunRows) -> Iterator[str]:
+    """A line for each step that the run has recorded since the last call."""
+    t_stop = read_status(rows.folder).get("t_stop")
+    for row in rows.news():
+        yield training_line(row, t_stop if isinstance(t_stop, int) else None) + "\n"
 
 
 class _Place:

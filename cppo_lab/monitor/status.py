@@ -25,7 +25,7 @@ from cppo_lab.launch.run_state import (
 )
 from cppo_lab.launch.slurm.view import SlurmView, view
 from cppo_lab.launch.snapshot import past_attempts
-from cppo_lab.runs.folder import CONFIG, read_config, seconds_trained
+from cppo_lab.runs.folder import CONFIG, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.lock import holder
 from cppo_lab.runs.queue import queued
 
@@ -52,9 +52,9 @@ class Label:
 class RunStatus:
     """One run and its state.
 
-    `score` is a fraction, `eta_seconds` the time to its last step at the pace of this attempt; `hours` and
-    `gpu_hours` were used by all attempts together. `job` is the newest Slurm job, or host:pid of the process that
-    trains. Unknown is None, or empty.
+    `score` (the last one), `best` and `final_mean` are fractions (runs/scores.py), `eta_seconds` the time to its last
+    step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together. `job` is the newest
+    Slurm job, or host:pid of the process that trains. Unknown is None, or empty.
     """
 
     run_id: str
@@ -64,6 +64,9 @@ class RunStatus:
     step: int | None = None
     t_stop: int | None = None
     score: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    final_mean: float | None = None
     eta_seconds: float | None = None
     hours: float | None = None
     gpu_hours: float | None = None
@@ -132,7 +135,8 @@ def _own_label(folder: RunFolder) -> Label:
         values = {**config, **names}
     core, rule, model = (_line(values.get(key)) for key in ("core", "rule", "model"))
     seed = values.get("seed")
-    return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None)
+    variants = parse_variants(values.get("variants"))
+    return Label(core, rule or "?", model or "?", seed if isinstance(seed, int) else None, variants)
 
 
 def _status(facts: Facts, label: Label, state: RunState) -> RunStatus:
@@ -152,6 +156,9 @@ def _numbers(found: RunStatus, status: Mapping[str, Any]) -> RunStatus:
         step=_of(int, status.get("step")),
         t_stop=_of(int, status.get("t_stop")),
         score=_of(float, status.get("score")),
+        best=_of(float, status.get("best")),
+        best_step=_of(int, status.get("best_step")),
+        final_mean=_of(float, status.get("final_mean")),
         hours=seconds / 3600 if seconds else None,
         gpu_hours=seconds / 3600 * gpus if isinstance(gpus, int) and gpus else None,
     )

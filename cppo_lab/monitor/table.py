@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -10,12 +9,26 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.errors import one_line
 from cppo_lab.monitor.status import RunStatus
+from cppo_lab.sweep.columns import RUN_ID, aligned
 
-_RIGHT = frozenset({"seed", "step", "score", "ETA", "hours", "GPU-hours"})
+_RIGHT = frozenset({"seed", "step", "last", "best", "ETA", "hours", "GPU-hours"})
 COLUMNS = (
     *("run_id", "variants", "rule", "model", "seed", "state", "step", "t_stop", "score", "eta_seconds"),
-    *("hours", "gpu_hours", "job", "reason"),
+    *("hours", "gpu_hours", "job", "reason", "last", "best", "best_step", "final_mean"),
 )
+SORTED = ("last", "best", "final_mean")  # scores that `cppo status --sort` orders runs by
+
+
+def ordered(found: Sequence[RunStatus], score: str | None) -> list[RunStatus]:
+    """By one of the scores SORTED, the highest first, runs without one last; None: as they are."""
+    if score is None:
+        return list(found)
+
+    def value(one: RunStatus) -> float:
+        found: float | None = one.score if score == "last" else getattr(one, score)
+        return -float("inf") if found is None else found
+
+    return sorted(found, key=value, reverse=True)
 
 
 def only(found: Sequence[RunStatus], states: Collection[str]) -> list[RunStatus]:
@@ -23,26 +36,19 @@ def only(found: Sequence[RunStatus], states: Collection[str]) -> list[RunStatus]
     return [one for one in found if not states or one.state in states]
 
 
-def table(found: Sequence[RunStatus], width: int | None = None) -> str:
-    """Aligned columns; lines longer than `width` (None: no limit) are cut, which only ever costs part of a reason."""
+def table(found: Sequence[RunStatus], width: int | None = None, coloured: bool = False) -> str:
+    """Aligned columns. Where lines are longer than `width` (None: no limit), the least needed columns are left out, and
+    reasons cut.
+    """
     on_gpus = any(one.gpu_hours is not None for one in found)
     named = any(one.label.variants for one in found)
-    head = ["run id", "variant" if named else "rule", "model", "seed", "state", "step", "score", "ETA"]
-    head += ["GPU-hours" if on_gpus else "hours", "job", "reason"]
-    rows = [head, *(_cells(one, on_gpus) for one in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[-1] = 0  # the last column needs no filling
-    right = [name in _RIGHT for name in head]
-    lines = (
-        "  ".join(
-            cell.rjust(size) if to_right else cell.ljust(size)
-            for cell, size, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in rows
-    )
-    return "\n".join(
-        line if width is None or len(line) <= width else line[: max(width - 1, 1)] + "…" for line in lines
-    )
+    hours = "GPU-hours" if on_gpus else "hours"
+    head = ["run id", "variant" if named else "rule", "model", "seed", "state", "step", "last", "best", "ETA"]
+    head += [hours, "job", "reason"]
+    rows = [_cells(one, on_gpus) for one in found]
+    alike = ("model",) if len({one.label.model for one in found}) == 1 else ()
+    spare = ("job", hours, *alike, "ETA", RUN_ID, "best", "last")
+    return aligned(head, rows, right=_RIGHT, width=width, spare=spare, coloured=coloured)
 
 
 def _cells(one: RunStatus, on_gpus: bool) -> list[str]:
@@ -54,7 +60,7 @@ def _cells(one: RunStatus, on_gpus: bool) -> list[str]:
         "-" if label.seed is None else str(label.seed),
         one.state,
         "-" if one.step is None else f"{one.step}/{'?' if one.t_stop is None else one.t_stop}",
-        "-" if one.score is None else f"{100 * one.score:.1f}",
+        *("-" if score is None else f"{100 * score:.1f}" for score in (one.score, one.best)),
         "-" if one.eta_seconds is None else duration(one.eta_seconds),
         "-" if hours is None else f"{hours:.2f}",
         one.job or "-",
@@ -89,7 +95,13 @@ def totals(found: Sequence[RunStatus]) -> str:
 def values(one: RunStatus) -> dict[str, Any]:
     """One run under the names of COLUMNS."""
     label = one.label
-    named = {"variants": dict(label.variants), "rule": label.rule, "model": label.model, "seed": label.seed}
+    named: dict[str, Any] = {
+        "variants": dict(label.variants),
+        "rule": label.rule,
+        "model": label.model,
+        "seed": label.seed,
+    }
+    named["last"] = one.score
     return {name: _rounded(named[name] if name in named else getattr(one, name)) for name in COLUMNS}
 
 
@@ -97,11 +109,11 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if isinstance(value, float) else value
 
 
-def to_json(found: Sequence[RunStatus], everything: Sequence[RunStatus]) -> str:
-    """One JSON object: the runs shown, and the number of runs in each state among all."""
+def as_values(found: Sequence[RunStatus], everything: Sequence[RunStatus]) -> dict[str, Any]:
+    """For JSON: the runs shown, and the number of runs in each state among all."""
     counts = Counter(one.state for one in everything)
     states = {state: counts[state] for state in schema.STATES if counts[state]}
-    return json.dumps({"runs": [values(one) for one in found], "states": states}, indent=1)
+    return {"runs": [values(one) for one in found], "states": states}
 
 
 def to_csv(found: Sequence[RunStatus]) -> str:

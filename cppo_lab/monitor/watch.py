@@ -14,6 +14,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.monitor.status import RunStatus
 from cppo_lab.monitor.table import all_ended, table, totals
+from cppo_lab.runs.scores import score_text
 
 _URGENCY = (
     *(schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.QUEUED),
@@ -22,7 +23,9 @@ _URGENCY = (
 _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def watch(look: Callable[[], list[RunStatus]], every: float, out: TextIO) -> list[RunStatus]:
+def watch(
+    look: Callable[[], list[RunStatus]], every: float, out: TextIO, coloured: bool = False
+) -> list[RunStatus]:
     """Show what `look` finds every so many seconds until nothing runs and nothing waits; what it found last.
 
     On a terminal the table is redrawn; elsewhere each change of a state is one line.
@@ -32,7 +35,7 @@ def watch(look: Callable[[], list[RunStatus]], every: float, out: TextIO) -> lis
     while True:
         found = look()
         if screen:
-            out.write(_screen(found, shutil.get_terminal_size()))
+            out.write(_screen(found, shutil.get_terminal_size(), coloured))
         else:
             out.writelines(f"{line}\n" for line in _changes(found, before))
         out.flush()
@@ -42,13 +45,13 @@ def watch(look: Callable[[], list[RunStatus]], every: float, out: TextIO) -> lis
         time.sleep(every)
 
 
-def _screen(found: Sequence[RunStatus], size: os.terminal_size) -> str:
+def _screen(found: Sequence[RunStatus], size: os.terminal_size, coloured: bool) -> str:
     """The table from the top of the screen; where it is too long, what matters most."""
     room = max(size.lines - 4, 1)
     shown = found
     if len(found) > room:
         shown = sorted(found, key=lambda one: _URGENCY.index(one.state))[: room - 1]
-    lines = [totals(found), "", *table(shown, size.columns).splitlines()]
+    lines = [totals(found), "", *table(shown, size.columns, coloured).splitlines()]
     if len(shown) < len(found):
         lines.append(f"and {len(found) - len(shown)} more (`cppo status` lists all)")
     return _TO_THE_TOP + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW
@@ -64,7 +67,8 @@ def _changes(found: Sequence[RunStatus], before: dict[str, str]) -> list[str]:
             label = one.label
             name = f"{one.run_id} {label.name}/{label.model}/seed {label.seed}"
             reached = "" if one.step is None else f", step {one.step}/{one.t_stop}"
-            score = "" if one.score is None else f", score {100 * one.score:.1f} %"
+            text = score_text(one.score, one.best, one.best_step)
+            score = f", {text}" if text else ""
             reason = f": {one.reason}" if one.reason else ""
             lines.append(f"{name}: {one.state}{reached}{score}{reason}")
     return lines

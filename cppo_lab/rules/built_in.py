@@ -1,4 +1,4 @@
-"""The records of the rules that come with the product, and of the settings of theirs that have a name of their own."""
+"""The records of the built-in rules, and of the settings of these rules that have their own names."""
 
 import math
 
@@ -111,6 +111,18 @@ BUILT_IN = (
         row=Row("divergence", position="shuffled"),
         stroke=Stroke("#E377C2"),
         accessible=Stroke(BLACK, DOTS, "D"),
+    ),
+    # The lightest weight first. Where early tokens decide, it should do worse than shuffled and ordered weights.
+    Rule(
+        name="cppo_no_prefix_budget_reversed",
+        function=f"{_MASKS}:cppo",
+        fixed={"delta_b": math.inf, "delta_b_mode": "fixed", "reverse": True},
+        title="CPPO without prefix budget, reversed weights",
+        paper=CPPO_PAPER,
+        needs=_BUDGET,
+        row=Row("divergence", position="reversed"),
+        stroke=Stroke("#17BECF"),
+        accessible=Stroke(ORANGE, LONG_SHORT, "<"),
     ),
     Rule(
         name="cppo_soft",

@@ -1,4 +1,4 @@
-"""The record of a rule: all that the product knows of it besides its constants, which are in its YAML.
+"""The record of a rule: everything that the product knows about it except its constants, which are in its YAML.
 
 Imports neither torch nor the rule's function: tables and plans need records alone.
 """
@@ -108,7 +108,7 @@ class Rule(Variant):
 
     def __post_init__(self) -> None:
         if wrong := set(self.needs) - NEEDS:
-            raise ValueError(f"rule {self.name!r} needs {sorted(wrong)}: choose of {sorted(NEEDS)}")
+            raise ValueError(f"rule {self.name!r} needs {sorted(wrong)}: choose from {sorted(NEEDS)}")
 
     @functools.cached_property
     def load(self) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
-"""The lines of a spool: what an attempt at a run says of itself, one JSON object each.
+"""The lines of a spool: what an attempt at a run records about itself, one JSON object each.
 
-What is read may have been written by a stranger: a line with other values than a recorder writes is none.
+Files may have been written by others: a line with values that a recorder does not write is ignored.
 """
 
 import json
@@ -53,7 +53,7 @@ class Artifact:
     base64: str = ""
 
     def content(self) -> bytes:
-        """What is in it, where the line holds that; else nothing."""
+        """Its content if the line holds it; else None."""
         try:
             return self.text.encode() or b64decode(self.base64, validate=True)
         except ValueError:  # no line of ours
@@ -69,7 +69,7 @@ class Tags:
 
 @dataclass(frozen=True)
 class End:
-    """How an attempt ended: `status` as in schema.STATUSES, behind training step `step`."""
+    """How an attempt ended: `status` as in schema.STATUSES, after training step `step`."""
 
     record: str
     status: str
@@ -88,7 +88,7 @@ _KINDS: dict[str, type[Begin] | type[Artifact] | type[Tags] | type[End]] = {
 
 
 def encoded(line: Line) -> bytes:
-    """A line as it is in a file."""
+    """A line as text for a file."""
     if isinstance(line, StepEvent):
         values: dict[str, Any] = {"step": line.step, "time_ms": line.time_ms, "metrics": dict(line.metrics)}
     else:
@@ -100,7 +100,7 @@ def encoded(line: Line) -> bytes:
 
 
 def decoded(text: bytes) -> Line | None:
-    """A line as it was written; None for anything else."""
+    """A line parsed from a file; None for anything else."""
     try:
         values = json.loads(text)
         kind = values.pop("kind", None)
@@ -118,7 +118,7 @@ def decoded(text: bytes) -> Line | None:
 
 @lru_cache(maxsize=10_000)
 def _names_a_metric(name: str) -> bool:
-    """Whether a store takes it for a metric: a relative path of plain signs."""
+    """Whether a store accepts it as a metric's name: a relative path of plain characters."""
     return (
         _METRIC.fullmatch(name) is not None
         and posixpath.normpath(name) == name

@@ -1,4 +1,4 @@
-"""What a run's folder says of it, read without the tracking store: status, configuration, cancellation, its name."""
+"""The state of a run from its folder, without the tracking store: status, configuration, cancellation, its name."""
 
 import contextlib
 import errno
@@ -20,22 +20,24 @@ STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
 LARGEST = 1_000_000  # bytes of any of these files; ours have two thousand
-NAMES = ("core", "rule", "model", "seed", "t_stop")  # of a status: what the run is
+NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
 # In the folder of all runs: its name, whatever machine looks and wherever it is mounted.
 IDENTITY = "identity"
 CANCELLED = "cancelled"  # holds when, in seconds since the epoch
 _IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
-# What a status may say of a run; anything else in it, and whatever is of another kind, was not written by us.
-_WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step"})
-_NUMBERS = frozenset({"score", "started", "updated", "seconds", "first_time"})
-_TEXTS = frozenset({"status", "reason", "core", "rule", "model", "host", "job", "record"})
+# The fields of a status; any other field, or a value of another type, was not written by us.
+_WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step", "best_step"})
+_NUMBERS = frozenset({"score", "best", "final_mean", "started", "updated", "seconds", "first_time"})
+_TEXTS = frozenset(
+    {"status", "reason", "activity", "core", "rule", "model", "variants", "host", "job", "record"}
+)
 _MOST = 1e15  # of a number: beyond any step, and any second
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
     """Replace `status.json` in a run's folder. The caller holds the folder's lock.
 
-    Where the disk has no room for another file, it is written over in its place: how a run ended should be known.
+    If the disk has no room for another file, it is overwritten in place, so that a run's end is known.
     """
     text = json.dumps(values)
     try:
@@ -47,7 +49,7 @@ def write_status(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder; empty if it has none. What is not as `write_status` had it is left out."""
+    """The last status of a run's folder; empty if it has none. Other fields are omitted."""
     values = _json(folder / STATUS) or {}
     checked = {key: _checked(key, value) for key, value in values.items()}
     return {key: value for key, value in checked.items() if value is not None or values[key] is None}
@@ -82,7 +84,7 @@ def _checked(key: str, value: object) -> object:
 
 
 def announce(folder: Path, names: Mapping[str, Any]) -> None:
-    """Let a run that is to be trained have its names (NAMES) in its folder before it begins; once it has, they stay."""
+    """Write a run's names (NAMES) into its folder before it is trained; existing ones stay."""
     if (folder / STATUS).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,10 +96,21 @@ def announce(folder: Path, names: Mapping[str, Any]) -> None:
 
 
 def begin_status(folder: Path) -> None:
-    """Forget how the previous attempt ended; the run's names, and how long it has been trained in all, stay."""
+    """Clear how the previous attempt ended; the run's names and its total training time stay."""
     if before := read_status(folder):
         names = {key: before[key] for key in NAMES if key in before}
         write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(before)})
+
+
+def variants_text(variants: Mapping[str, str]) -> str:
+    """A run's variant in each of its sweeps as one text: `sweep=variant`, separated by `;`."""
+    return ";".join(f"{sweep}={variant}" for sweep, variant in variants.items())
+
+
+def parse_variants(text: object) -> dict[str, str]:
+    """What `variants_text` has written; empty for anything else."""
+    parts = [part.partition("=") for part in text.split(";")] if isinstance(text, str) else []
+    return {sweep: variant for sweep, _, variant in parts if sweep and variant}
 
 
 def seconds_trained(status: Mapping[str, Any]) -> float:
@@ -107,7 +120,7 @@ def seconds_trained(status: Mapping[str, Any]) -> float:
 
 
 def cancel(folder: Path) -> None:
-    """Mark that the run is not to be started, or to be ended, by whoever has it now."""
+    """Mark that the run must not be started, or must be ended by the process that trains it."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / CANCELLED, f"{time.time()}\n")
 
@@ -121,7 +134,7 @@ def is_cancelled(folder: Path, since: float = 0.0) -> bool:
 
 
 def forget_cancelled(folder: Path) -> None:
-    """The run is wanted again."""
+    """Remove the mark: the run may be started again."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         (folder / CANCELLED).unlink()
 

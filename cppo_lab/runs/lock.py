@@ -1,4 +1,4 @@
-"""The lock of a run's folder: who holds it trains the run."""
+"""The lock of a run's folder: the process that holds it trains the run."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ from cppo_lab.safe_open import open_lock, open_plain, read_plain
 
 _MOST_LOCK = 1000  # bytes of a lock: a host and a process
 LOCK_TRIES = 50
-LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant when it looks; a run holds it for its life
+LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
 
 
 class AlreadyRunning(RuntimeError):
@@ -23,7 +23,7 @@ class AlreadyRunning(RuntimeError):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder. The kernel lets go of it when the process ends, however it ends.
+    """Hold the lock of a run's folder. The kernel releases it when the process ends, however it ends.
 
     It says who holds it. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
     """
@@ -51,7 +51,7 @@ def holder(folder: Path) -> tuple[str, int] | None:
 
 
 def _locked(file: IO[Any], kind: int = fcntl.LOCK_EX) -> bool:
-    """Whether the lock could be had at once."""
+    """Whether the lock could be taken at once."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

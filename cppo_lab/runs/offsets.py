@@ -1,6 +1,6 @@
-"""How far a store has got with a run's folder: `shipped.json` beside the spool. It saves work and may be lost.
+"""How much of a run's folder a store has: `shipped.json` next to the spool. It saves work and may be lost.
 
-Imports no MLflow: whether anything is left to send is asked of ten thousand folders at once.
+Does not import MLflow: ten thousand folders are checked for unsent lines at once.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ _LARGEST = 16 * 2**20  # bytes; ours have some hundred for each attempt and stor
 
 @dataclass
 class ShippedRecord:
-    """What a store has got of a record."""
+    """The part of a record that a store has."""
 
     mlflow_id: str = ""
-    pending: list[str] = field(default_factory=list)  # artifacts that it has not got yet
+    pending: list[str] = field(default_factory=list)  # artifacts that it does not have yet
     ended: bool = False  # so that the history is an artifact to come
     deleted: bool = False  # by a user, and nothing goes on with it: it is left alone
     doubtful: bool = False  # a line on file is damaged: the store may have steps that are trained again
@@ -32,7 +32,7 @@ class ShippedRecord:
 
 @dataclass
 class Shipped:
-    """How far one store has got with a run's folder."""
+    """The part of a run's folder that one store has."""
 
     offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
     records: dict[str, ShippedRecord] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Shipped:
 
 
 def unsent(folder: Path, uri: str) -> bool:
-    """Whether a run's folder has anything that the store at `uri` has not got. Asks no store."""
+    """Whether a run's folder has anything that the store at `uri` does not have. Queries no store."""
     paths = files(folder)
     if not paths:
         return False
@@ -52,7 +52,7 @@ def unsent(folder: Path, uri: str) -> bool:
 
 
 def _has_more(path: Path, offset: int) -> bool:
-    """Whether a whole line follows; what a kill has cut off is nobody's to send."""
+    """Whether a complete line follows; a line cut off by a kill is never sent."""
     if not path.is_file() or path.stat().st_size == offset:
         return False
     return next(read_lines(path, place_in(path, offset)), None) is not None
@@ -72,7 +72,7 @@ def _all_states(folder: Path) -> dict[str, Any]:
 
 
 def load_shipped(folder: Path, uri: str) -> Shipped:
-    """As remembered; nothing is sent yet where that is not what we wrote."""
+    """The stored progress; no progress if the file was not written by us."""
     try:
         states = _all_states(folder)
         values = states.get(store_key(uri)) or states.get(_earlier_key(uri), {})
@@ -92,12 +92,12 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
 
 
 def forget_shipped(folder: Path, uri: str) -> None:
-    """Have all of a run's folder sent again: the store is not what it was when it got it."""
+    """Have all of a run's folder uploaded again: the store has been replaced."""
     save_shipped(folder, uri, Shipped())
 
 
 def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
-    """Remember it. On a full disk it is sent again instead."""
+    """Store the progress. If the disk is full, lines are uploaded again instead."""
     values = {
         "offsets": state.offsets,
         "records": {token: vars(record) for token, record in state.records.items()},

@@ -1,4 +1,4 @@
-"""What living launchers still have to start: one small file for each, under a lock that dies with its launcher.
+"""The jobs that live launchers still have to start: one small file for each, under a lock that dies with its launcher.
 
 A line `+<run id>` puts a run on the list and `-<run id>` takes it off. The file only grows, so that a reader never
 sees half of a change; a line that is still being written does not count.
@@ -20,9 +20,9 @@ FOLDER = "queues"  # below the folder of all runs
 
 
 class Queue:
-    """The list of this launcher: a context within which `run_ids` show as queued until they are taken off.
+    """The list of this launcher: a context in which `run_ids` show as queued until they are removed.
 
-    The files that dead launchers left are removed on the way.
+    Files of dead launchers are removed.
     """
 
     def __init__(self, runs: Path, run_ids: Iterable[str]) -> None:
@@ -37,7 +37,7 @@ class Queue:
         return self
 
     def ended(self, run_id: str) -> None:
-        """Take a run off the list: it has ended, and what became of it is on record."""
+        """Take a run off the list: it has ended, and its outcome is recorded."""
         self._write("-", [run_id])
 
     def __exit__(
@@ -74,7 +74,7 @@ def _listed(text: str) -> set[str]:
 
 
 def _own_file(folder: Path) -> tuple[Path, TextIO]:
-    """A new file, and locked. One that another launcher took for dead before it was locked is made again."""
+    """A new, locked file. If another launcher removed it as dead before it was locked, it is created again."""
     while True:
         path = folder / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}.list"
         file = path.open("x", encoding="utf-8")
@@ -97,7 +97,7 @@ def _remove_if_dead(path: Path) -> None:
 
 
 def _lock(file: IO[Any], kind: int) -> bool:
-    """Whether the lock could be had at once."""
+    """Whether the lock could be taken at once."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

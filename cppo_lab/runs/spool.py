@@ -1,6 +1,6 @@
-"""What a run records, on file first: append-only lines in the run's folder, one file for each attempt.
+"""The local record of a run: append-only lines in the run's folder, one file per attempt.
 
-A file begins with who wrote it: a `begin` line. The `record` in it is a random name shared by all attempts that go on
+A file begins with its writer: a `begin` line. The `record` in it is a random name shared by all attempts that continue
 in the same MLflow run, by which that run is found again whatever happened to an answer of the server. Then come one
 line for each training step, the artifacts, and how the attempt ended. `shipping` brings MLflow to the same state.
 """
@@ -22,7 +22,7 @@ LONGEST = 16 * 2**20  # bytes of a line; a beginning has some ten thousand
 
 @dataclass
 class Spool:
-    """The file of one attempt. A full disk raises nothing: lines wait in `unwritten` and are tried with the next."""
+    """The file of one attempt. A full disk raises nothing: lines wait in `unwritten` for the next try."""
 
     path: Path
     unwritten: list[Line] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Spool:
         except OSError as error:
             if not waited:
                 print(
-                    f"{self.path} cannot be written ({error.strerror}): metrics wait in memory",
+                    f"{self.path} cannot be written ({error.strerror}): metrics are held in memory",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -62,7 +62,7 @@ class Spool:
         self._end += done
 
     def sync(self) -> None:
-        """Bring what is written through to the disk: a machine that goes down cannot lose it then."""
+        """Flush the file to disk, so that a machine that goes down cannot lose it."""
         if self._file >= 0:
             os.fsync(self._file)
 
@@ -74,12 +74,12 @@ class Spool:
 
 
 def new_record() -> str:
-    """The name of a record that is to be."""
+    """A name for a new record."""
     return secrets.token_hex(16)
 
 
 def open_spool(folder: Path) -> Spool:
-    """A new file behind those that the run's folder has."""
+    """A new file after those in the run's folder."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     taken = [int(path.stem) for path in files(folder)]
     while True:
@@ -110,9 +110,9 @@ def _is_ours(name: str) -> bool:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
-    """The whole lines of a file from byte `offset` on, each with the place behind it.
+    """The whole lines of a file from byte `offset` on, each with the offset after it.
 
-    What a kill cut off, or what is no line of ours, ends it: nothing behind it is known to be whole.
+    A line cut off by a kill, or a line of another format, ends it: nothing after it is known to be complete.
     """
     file = open_plain(path)
     if file is None:
@@ -128,13 +128,13 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether something in the file is no line of ours: what was written there may be known elsewhere."""
+    """Whether part of the file is not a line of ours: the store may still have the overwritten lines."""
     whole = max((end for _, end in read_lines(path)), default=0)
     return path.is_file() and path.stat().st_size > whole
 
 
 def place_in(path: Path, offset: int) -> int:
-    """`offset` if a line of the file begins there, or its end is there; else 0: whoever remembered it is wrong."""
+    """`offset` if a line of the file begins there, or its end is there; else 0: the stored offset is wrong."""
     file = open_plain(path) if offset > 0 else None
     if file is None:
         return 0
@@ -154,15 +154,15 @@ def lines(folder: Path) -> Iterator[Line]:
 
 @dataclass
 class Record:
-    """What is on file of one MLflow run: of all attempts that went on in it."""
+    """The local record of one MLflow run: of all attempts that continued it."""
 
     begin: Begin
     rows: dict[int, StepEvent] = field(default_factory=dict)  # by step; the first record of a step is kept
-    end: End | None = None  # None: an attempt goes on, or died without a word
+    end: End | None = None  # None: an attempt is running, or died without recording its end
 
 
 def newest_record(folder: Path) -> Record | None:
-    """The last record that was begun in a run's folder; None if there is none."""
+    """The last record started in a run's folder; None if there is none."""
     record: Record | None = None
     for line in lines(folder):
         if isinstance(line, Begin):

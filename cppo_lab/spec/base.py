@@ -33,7 +33,7 @@ class Spec(BaseModel):
 def canonical(spec: Spec) -> str:
     """The one JSON text of a config: keys in order, without what does not apply (None).
 
-    A constant that a later rule brings thus changes no older text.
+    So a constant added by a later rule changes no older text.
     """
     return json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
 

@@ -1,4 +1,4 @@
-"""What a run takes of a machine or cluster, in Slurm's words: no part of its identity."""
+"""The resources that a run requests, in Slurm's terms: no part of its identity."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Models that the product makes itself, and the arithmetic tasks that they learn."""
+"""The embedded models, and the arithmetic tasks that they learn."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from cppo_lab.schema import MEAN
 from cppo_lab.spec.base import Count, Name, Positive, Probability, Seed, Spec
 
+ANNEAL_STEPS = 300  # of a warm start, once it has reached its target accuracy
 MAX_NUMBERS = 100_000  # symbols for numbers that a vocabulary may have
 
 
@@ -32,13 +33,29 @@ class Architecture(Spec):
 
 
 class WarmStart(Spec):
-    """Supervised start of the model on noisy worked examples."""
+    """Supervised start of the model on noisy worked examples.
+
+    With `target_accuracy` the model trains until that share of its most likely tokens is right on worked examples
+    without noise, and then ANNEAL_STEPS further steps; `steps` is the limit of both together. How long a model makes
+    no progress before it learns the task varies between seeds: a fixed number of steps gives some seeds a start that
+    knows nothing, from which no rule can train. Without `target_accuracy` it trains exactly `steps` steps.
+    """
 
     steps: Count
     batch: Count
     learning_rate: Positive
     step_noise: Probability
     seed: Seed | None = None  # None: the run's seed, so that each seed of a study draws its own start
+    target_accuracy: Probability | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.target_accuracy is not None and self.steps <= ANNEAL_STEPS:
+            raise ValueError(
+                f"steps={self.steps} is the limit of a warm start that ends with {ANNEAL_STEPS} steps behind its "
+                f"target_accuracy={self.target_accuracy}: raise it, or set target_accuracy to null"
+            )
+        return self
 
 
 class MadeModel(Spec):

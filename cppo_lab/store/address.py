@@ -1,4 +1,4 @@
-"""Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong place is named at once."""
+"""Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong address is reported at once."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import MASK, redacted
 from cppo_lab.safe_open import is_shared, open_lock
 
@@ -26,17 +26,21 @@ _DATABASES = ("postgresql", "mysql", "mssql")
 _SQLITE_QUERY = re.compile(r"(timeout=\d+(\.\d+)?)?")
 _MADE_BY_MLFLOW = "experiments"  # the first table that it makes
 _IN_CREATION = "_alembic_tmp_"  # begins the names of tables that exist only while others are changed
-# A server that is away is tried again by us: seconds, not the minutes of MLflow's default. One that is slow gets time.
+# We retry a server that is away: wait seconds, not MLflow's default of minutes. A slow server gets more time.
 _SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 _DATABASE_PATIENCE = {"PGCONNECT_TIMEOUT": "10"}  # seconds; libpq's own patience has no end
 _DRIVERS = {"mysql": "MySQLdb", "mssql": "pyodbc"}  # SQLAlchemy's defaults
+_NO_ANSWER = re.compile(
+    "Max retries exceeded|Failed to establish a new connection|Connection aborted|Read timed out"
+)
+_SYSTEM = re.compile(r"\[Errno -?\d+\] ([A-Za-z ]+)")
 _POSTGRES_DRIVERS = ("psycopg2", "psycopg")  # MLflow is tested with the first
 
 
 def tracking_uri(configured: str | None = None) -> str:
     """The tracking store to use: `MLFLOW_TRACKING_URI`, else `configured`, else `sqlite:///mlflow.db`.
 
-    A SQLite file is named by its absolute path: runs start in processes of their own.
+    A SQLite file is named by its absolute path: runs start in separate processes.
     Raises UserError for a scheme that cannot hold runs of several writers (a plain folder) or that is unknown.
     """
     uri = os.environ.get(VARIABLE) or configured or DEFAULT_URI
@@ -74,7 +78,7 @@ def _require_file_name(database: Path, uri: str) -> None:
 
 
 def _has_address(uri: str) -> bool:
-    """Whether host and port of a server can be such; a database on this machine needs no host."""
+    """Whether host and port of a server are valid; a database on this machine needs no host."""
     try:
         parts = urlsplit(uri)
         return parts.port != 0 and (bool(parts.hostname) or not uri.startswith("http"))
@@ -111,7 +115,7 @@ def absolute_uri(uri: str) -> str:
 
 
 def with_password(uri: str) -> str:
-    """The URI that `redacted` was made of, which the environment has.
+    """The full URI of `redacted`, from the environment.
 
     Raises UserError if it has another one.
     """
@@ -127,7 +131,7 @@ def with_password(uri: str) -> str:
 
 @contextlib.contextmanager
 def in_the_environment(uri: str, variable: str = VARIABLE) -> Iterator[None]:
-    """Let jobs find a store: they are written to files, where a password must not be."""
+    """Put a store's URI into the environment of jobs: jobs are written to files, which must not contain a password."""
     before = os.environ.get(variable)
     os.environ[variable] = uri
     try:
@@ -143,6 +147,16 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(_path(uri)) if uri.startswith("sqlite:") else None
 
 
+def no_answer(error: Exception) -> str:
+    """Why a server does not answer, in the words of the system; empty for any other fault of a store."""
+    text = str(error)
+    if not _NO_ANSWER.search(text):
+        return ""
+    reasons = _SYSTEM.findall(text)
+    why = reasons[-1].strip() if reasons else "timed out" if "timed out" in text else "no connection"
+    return f"it does not answer: {why}"
+
+
 def artifact_folder(artifact_uri: str) -> Path | None:
     """Where a run's artifacts are on this machine; None if they are elsewhere, or this is no address."""
     try:
@@ -155,7 +169,7 @@ def artifact_folder(artifact_uri: str) -> Path | None:
 
 
 def store_key(uri: str) -> str:
-    """Names a store where anybody may read it. A hash of its password could be guessed at, so that is left out."""
+    """A store's name for files that others may read. It omits the password: even its hash could be guessed."""
     return hashlib.sha256(redacted(uri).encode()).hexdigest()[:16]
 
 
@@ -212,7 +226,7 @@ def require_mlflow_database(uri: str) -> None:
 
 
 def outdated(uri: str) -> str:
-    """What to say of a SQLite database whose schema is an older MLflow's, which this one does not open; else empty.
+    """The error for a SQLite database with an older MLflow's schema, which this MLflow does not open; else empty.
 
     One whose creation was killed half-way may look alike: whoever opens it finds out first.
     """
@@ -244,10 +258,10 @@ def _migrations() -> dict[str, Path]:
 
 
 def half_made(path: Path) -> UserError:
-    """What is said of a store some of whose tables are missing, or half changed."""
+    """The error for a store whose tables are partly missing or partly upgraded."""
     return UserError(
-        f"tracking database {path} is half made: the program that made or upgraded its tables was killed. If it never "
-        f"held runs, remove it and call this again; else put back a copy of it, or set {VARIABLE} to another file"
+        f"tracking database {path} is incomplete: the program that created or upgraded its tables was killed. If it "
+        f"never held runs, remove it and try again; otherwise restore a copy of it, or set {VARIABLE} to another file"
     )
 
 
@@ -293,15 +307,36 @@ def require_store(uri: str) -> None:
     limit_patience()
     path = sqlite_file(uri)
     if path is not None and not path.is_file():
-        raise UserError(
+        raise StoreAway(
             f"tracking database {path} does not exist: run `cppo launch SWEEP` or `cppo reference import` first, "
             "or set MLFLOW_TRACKING_URI to the store that holds the runs"
         )
     require_mlflow_database(uri)
 
 
+def require_place(uri: str) -> str:
+    """The error for a SQLite store that does not exist yet; empty if it exists, or is not a file.
+
+    Raises StoreAway where not even its folder exists: whoever names such a file means another one.
+    """
+    path = sqlite_file(uri)
+    if path is None or path.is_file():
+        return ""
+    if not path.parent.is_dir():
+        raise StoreAway(
+            f"tracking database {path} does not exist, and neither does its folder: make that, or set {VARIABLE} to "
+            "the store that holds the runs"
+        )
+    named = os.environ.get(VARIABLE)
+    return (
+        f"tracking database {path} does not exist: only folders of runs here say what is done"
+        if named
+        else ""
+    )
+
+
 class _Collection:
-    """How many threads want garbage to be left alone, and whether it was collected before the first of them."""
+    """How many threads have suspended garbage collection, and whether it was enabled before the first of them."""
 
     lock = threading.Lock()
     users = 0
@@ -310,7 +345,7 @@ class _Collection:
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Leave garbage alone meanwhile; several threads may ask for it at once.
+    """Suspend garbage collection in this block; several threads may do so at once.
 
     A page of 1,000 runs is a hundred thousand objects of SQLAlchemy's, and collecting among them takes two thirds of
     the time of reading it.

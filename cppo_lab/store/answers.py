@@ -7,7 +7,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from cppo_lab.answers import ANSWERS
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store.client import REMEDY, STORE_FAULTS, fault_line, known_attempts, open_client
 
@@ -35,7 +35,7 @@ class StoredFiles:
             return None
         if self._sizes[name] > largest:  # a file that is far too large is not brought here at all
             raise UserError(
-                f"{self.what(name)} has {self._sizes[name]} bytes, more than the {largest} it may have: delete that "
+                f"{self.what(name)} has {self._sizes[name]} bytes, more than the {largest} allowed: delete that "
                 "artifact"
             )
         try:
@@ -49,8 +49,8 @@ class StoredFiles:
     def what(self, name: str) -> str:
         return f"{name} of MLflow run {self.mlflow_id}"
 
-    def _unreadable(self, error: Exception) -> UserError:
-        return UserError(
+    def _unreadable(self, error: Exception) -> StoreAway:
+        return StoreAway(
             f"the artifacts of MLflow run {self.mlflow_id} cannot be read: {fault_line(error)}: {REMEDY}"
         )
 
@@ -62,6 +62,6 @@ def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
     """
     past = known_attempts(uri, experiment, run_id)
     if past is None:
-        raise UserError(f"tracking store {redacted(uri)} does not answer: {REMEDY}")
+        raise StoreAway(f"tracking store {redacted(uri)} does not answer: {REMEDY}")
     chosen = [one for one in past if one.status == "FINISHED"] or past
     return StoredFiles(open_client(uri), chosen[0].mlflow_id) if chosen else None

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import URLError
@@ -18,7 +18,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address
 from cppo_lab.store.create import create_atomically, is_new
@@ -29,7 +29,9 @@ from cppo_lab.store.records import AttemptRecord, attempts_at
 
 HEALTH_SECONDS = 5.0
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
-REMEDY = f"see that it is an MLflow store and its server runs, or set {address.VARIABLE} to another one"
+REMEDY = (
+    f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
+)
 _BACKGROUND = re.compile(r"\(Background on this error at: [^)]*\)")  # SQLAlchemy's, about SQLAlchemy
 DEFAULT_ROOT = (
     "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's own, for the artifacts of experiments that name no place
@@ -64,7 +66,7 @@ def open_client(uri: str) -> MlflowClient:
             raise address.half_made(database) from None
         if text := address.outdated(uri):
             raise UserError(text) from None
-        raise UserError(
+        raise StoreAway(
             f"tracking store {redacted(uri)} cannot be used: {fault_line(error)}: {REMEDY}"
         ) from None
     return client
@@ -88,7 +90,9 @@ def _plain_default_experiment() -> Iterator[None]:
 
 
 def fault_line(error: Exception) -> str:
-    """What is said of a store's fault: one line, not too long, without passwords."""
+    """A store's fault as one line, not too long, without passwords."""
+    if text := address.no_answer(error):
+        return text
     return redacted(" ".join(_BACKGROUND.sub("", str(error)).split()))[:500] or type(error).__name__
 
 
@@ -121,11 +125,20 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
 
 def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:
     """All attempts at one run, newest first; None if the store does not answer, which is said on standard error."""
+    found = known_attempts_of(uri, experiment, [run_id])
+    return None if found is None else found[run_id]
+
+
+def known_attempts_of(
+    uri: str, experiment: str, run_ids: Sequence[str]
+) -> dict[str, list[AttemptRecord]] | None:
+    """The same of several runs, by id."""
     try:
         _require_answer(uri)
-        return attempts_at(ClientReader(open_client(uri)), experiment, run_id)
+        reader = ClientReader(open_client(uri))
+        return {run_id: attempts_at(reader, experiment, run_id) for run_id in run_ids}
     except (*STORE_FAULTS, UserError) as error:
-        said = f"tracking store does not answer, the run's folder decides: {fault_line(error)}"
+        said = f"tracking store does not answer, using the run's folder: {fault_line(error)}"
         print(said, file=sys.stderr, flush=True)
         return None
 
@@ -151,7 +164,7 @@ def _require_answer(uri: str) -> None:
 
 
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
-    """Record that an attempt was ended from outside behind `step`; `reason` is one line.
+    """Record that an attempt was ended from outside after `step`; `reason` is one line.
 
     For runs whose folder has no spool; of all others the spool says how they ended.
     """

@@ -1,4 +1,4 @@
-"""Making a SQLite file with tables: whole, or not at all."""
+"""Creating a SQLite file with its tables atomically."""
 
 import os
 import secrets
@@ -16,7 +16,7 @@ def is_new(path: Path) -> bool:
 
 
 def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` create the file at `path`, beside its place; it is renamed once it is whole and on disk.
+    """Have `make` create the file for `path` under another name; it is renamed once it is complete and on disk.
 
     Nothing happens if there is a file with content. Programs create their tables by some fifty statements: one that is
     killed in between would leave a file that no later one can use. The caller sees to it that one process at a time is

@@ -49,10 +49,10 @@ def experiment_runs(
     tags_alone: bool = False,
     page: int = PAGE,
 ) -> Iterator[Run]:
-    """The runs of an experiment that have the tag `tag` (None: all of them), read as they are asked for.
+    """The runs of an experiment that have the tag `tag` (None: all of them), read lazily.
 
     Oldest first, unless said otherwise: a run that starts meanwhile then moves no other to another page.
-    `tags_alone`: their parameters and metrics are of no interest, and may not be there. `page`: runs per request.
+    `tags_alone`: their parameters and metrics are not needed, and may be missing. `page`: runs per request.
     """
     uri = str(client.tracking_uri)
     if is_database(uri):

@@ -8,14 +8,17 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.utils.async_logging.run_operations import RunOperations
 
 from cppo_lab.signals import deferred
 from cppo_lab.store import address
+from cppo_lab.store.points import add_points
 
 # The methods of the client that we use and that write to the database.
 WRITES: Final = (
@@ -77,24 +80,42 @@ def deferred_for(uri: str) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if address.sqlite_file(uri) is None else deferred()
 
 
-class ExclusiveClient(MlflowClient):
-    """MLflow's client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
+class PointsClient(MlflowClient):
+    """MLflow's client, but for points, which go straight into a SQLite store."""
+
+    def log_batch(
+        self,
+        run_id: str,
+        metrics: Sequence[Metric] = (),
+        params: Sequence[Param] = (),
+        tags: Sequence[RunTag] = (),
+        synchronous: bool | None = None,
+    ) -> RunOperations | None:
+        """As MLflow's."""
+        database = None if params or tags else address.sqlite_file(str(self.tracking_uri))
+        if database is not None and metrics and add_points(database, run_id, metrics):
+            return None
+        return super().log_batch(run_id, metrics, params, tags, synchronous)
+
+
+class ExclusiveClient(PointsClient):
+    """That client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
 
 
 def _exclusive(name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(MlflowClient, name))
+    @functools.wraps(getattr(PointsClient, name))
     def write(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
         with exclusive(str(self.tracking_uri)), deferred_for(str(self.tracking_uri)):
-            return getattr(MlflowClient, name)(self, *arguments, **named)
+            return getattr(PointsClient, name)(self, *arguments, **named)
 
     return write
 
 
 def _whole(name: str) -> Callable[..., Any]:
-    @functools.wraps(getattr(MlflowClient, name))
+    @functools.wraps(getattr(PointsClient, name))
     def read(self: ExclusiveClient, *arguments: Any, **named: Any) -> Any:
         with deferred_for(str(self.tracking_uri)):
-            return getattr(MlflowClient, name)(self, *arguments, **named)
+            return getattr(PointsClient, name)(self, *arguments, **named)
 
     return read
 

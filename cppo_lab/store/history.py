@@ -1,4 +1,4 @@
-"""A run's whole metric history in one file, `history.npz`: what the reader takes instead of asking point by point.
+"""A run's whole metric history in one file, `history.npz`: what the reader uses instead of querying point by point.
 
 The file is an npz of five arrays, all little-endian and of one dimension: `about`, UTF-8 JSON as bytes,
 {"format": 1, "metrics": [name, ...]} with the M names sorted; `ends` [M], where the points of each metric end;
@@ -6,6 +6,8 @@ The file is an npz of five arrays, all little-endian and of one dimension: `abou
 """
 
 import itertools
+import math
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.errors import UserError
-from cppo_lab.npz import Column, refused
+from cppo_lab.npz import Column as NpzColumn
 from cppo_lab.npz import pack as pack_arrays
+from cppo_lab.npz import refused
 from cppo_lab.npz import unpack as unpack_arrays
 
 HISTORY = "history.npz"
@@ -24,8 +27,17 @@ FORMAT = 1
 LARGEST = 256 * 2**20  # bytes, of the file; sixty metrics over a thousand steps need half a million
 LARGEST_UNPACKED = 2**30  # bytes; a run of 40 million points
 REMEDY = "delete that file, or run that configuration again"
-_COLUMNS = {"ends": Column("<i8"), "step": Column("<i8"), "value": Column("<f8"), "time_ms": Column("<i8")}
+_COLUMNS = {
+    "ends": NpzColumn("<i8"),
+    "step": NpzColumn("<i8"),
+    "value": NpzColumn("<f8"),
+    "time_ms": NpzColumn("<i8"),
+}
+_LARGEST_FLOAT = sys.float_info.max  # MLflow's databases hold it for infinity
 
+Column = tuple[
+    NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]
+]  # steps, values, times of one metric
 Row = tuple[int, int, Mapping[str, float]]  # step, time in milliseconds since 1970, metric -> value
 
 
@@ -87,7 +99,7 @@ def from_rows(rows: Iterable[Row]) -> History:
 
 
 def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
-    """The same from each metric's steps, values and times, three sequences of one length."""
+    """The same from each metric's steps, values and times, three sequences of equal length."""
     names, steps, values, times = [], [], [], []
     for name in sorted(columns):
         step = np.asarray(columns[name][0], dtype=np.int64)
@@ -110,6 +122,21 @@ def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
     )
 
 
+def unclipped(value: float) -> float:
+    """A value that a database of MLflow's holds, as it was logged."""
+    return math.copysign(math.inf, value) if abs(value) >= _LARGEST_FLOAT else value
+
+
+def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
+    """The points (step, value, time in ms) of one metric as columns; of those with one step the last counts."""
+    by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}
+    return (
+        np.fromiter(by_step, np.int64, len(by_step)),
+        np.array([value for value, _ in by_step.values()], dtype=np.float64),
+        np.array([time_ms for _, time_ms in by_step.values()], dtype=np.int64),
+    )
+
+
 def pack(history: History) -> bytes:
     """The file's bytes."""
     about = {"format": FORMAT, "metrics": history.metrics}
@@ -122,7 +149,7 @@ def unpack(data: bytes, what: str) -> History:
     Raises UserError if it is too large, broken, or not such a file.
     """
     if len(data) > LARGEST:
-        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} it may have: {REMEDY}")
+        raise UserError(f"{what} has {len(data)} bytes, more than the {LARGEST} allowed: {REMEDY}")
     with refused(f"{what} is no metric history", REMEDY):
         about, arrays = unpack_arrays(data, _COLUMNS, LARGEST_UNPACKED)
         history = History(_metrics(about), **arrays)

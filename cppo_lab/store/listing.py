@@ -14,9 +14,9 @@ from cppo_lab.store.reader import StoredRun
 def experiment_runs(
     client: MlflowClient, experiment: str, tag: str | None = None, tags_alone: bool = False
 ) -> Iterator[Run]:
-    """The runs of an experiment that have `tag` (None: all of them), read as they are asked for; none if there is none.
+    """The runs of an experiment that have `tag` (None: all of them), read lazily; none if there is none.
 
-    `tags_alone`: their parameters and metrics are of no interest, and may not be there.
+    `tags_alone`: their parameters and metrics are not needed, and may be missing.
     """
     found = client.get_experiment_by_name(experiment)
     if found is None:
@@ -29,10 +29,25 @@ def experiment_runs(
 def newest_runs(
     client: MlflowClient, experiment: str, condition: str = "", page: int = PAGE
 ) -> Iterator[Run]:
-    """The runs of an experiment that meet MLflow's filter `condition`, read as they are asked for."""
+    """The runs of an experiment that meet MLflow's filter `condition`, read lazily."""
     found = client.get_experiment_by_name(experiment)
     if found is not None:
         yield from search_runs(client, found.experiment_id, condition, newest_first=True, page=page)
+
+
+def stored_run(run: Run, params: bool = False) -> StoredRun:
+    """What MLflow has of a run, without its metrics; its parameters if asked for."""
+    info, data = run.info, run.data
+    return StoredRun(
+        info.run_id,
+        info.status,
+        info.artifact_uri,
+        data.tags,
+        data.params if params else {},
+        info.run_name or "",
+        info.start_time,
+        info.end_time,
+    )
 
 
 class ClientReader:
@@ -57,15 +72,7 @@ class ClientReader:
             found = newest_runs(self._client, experiment, condition)
         else:
             found = experiment_runs(self._client, experiment, tag, tags_alone=not params)
-        for run in found:
-            data = run.data
-            yield StoredRun(
-                run.info.run_id,
-                run.info.status,
-                run.info.artifact_uri,
-                data.tags,
-                data.params if params else {},
-            )
+        yield from (stored_run(run, params) for run in found)
 
     def history(self, mlflow_id: str, metric: str) -> list[float]:
         points = self._client.get_metric_history(mlflow_id, metric)

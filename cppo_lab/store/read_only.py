@@ -5,14 +5,19 @@ client reads every other store, and a file that must be repaired first because a
 """
 
 import contextlib
+import math
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway
 from cppo_lab.store import address
 from cppo_lab.store.reader import Reader, StoredRun
+
+if TYPE_CHECKING:
+    from cppo_lab.store.history import Column
 
 PAGE = 500  # runs whose tags and parameters are read at once
 _MEASURED = "INTERSECT SELECT run_uuid FROM latest_metrics WHERE key = ? AND value > 0"
@@ -44,8 +49,8 @@ def open_reader(uri: str) -> Iterator[Reader | None]:
     yield ClientReader(open_client(uri))
 
 
-def _unreadable(uri: str, error: sqlite3.Error) -> UserError:
-    return UserError(
+def _unreadable(uri: str, error: sqlite3.Error) -> StoreAway:
+    return StoreAway(
         f"tracking store {uri} cannot be read: {error}: wait for the program that writes to it, or put back a copy"
     )
 
@@ -95,19 +100,20 @@ class SqliteReader:
         if measured:
             chosen, values = f"{chosen} {_MEASURED}", [*values, measured]
         heads = self._connection.execute(
-            "SELECT run_uuid, status, runs.artifact_uri FROM runs JOIN experiments USING (experiment_id) "  # noqa: S608  `chosen` is made of the literals above
-            f"WHERE experiments.name = ? AND runs.lifecycle_stage = 'active' AND run_uuid IN ({chosen}) "
-            "ORDER BY start_time DESC, run_uuid",
+            "SELECT run_uuid, status, runs.artifact_uri, runs.name, start_time, end_time FROM runs "  # noqa: S608  `chosen` is of literals
+            "JOIN experiments USING (experiment_id) WHERE experiments.name = ? "
+            f"AND runs.lifecycle_stage = 'active' AND run_uuid IN ({chosen}) ORDER BY start_time DESC, run_uuid",
             [experiment, *values],
         ).fetchall()
         for start in range(0, len(heads), PAGE):
             page = heads[start : start + PAGE]
-            ids = [mlflow_id for mlflow_id, _, _ in page]
+            ids = [head[0] for head in page]
             tags = self._texts("tags", ids)
             found = self._texts("params", ids) if params else {}
-            for mlflow_id, status, artifact_uri in page:
+            for mlflow_id, status, artifact_uri, name, start_ms, end_ms in page:
+                own, set_to = tags.get(mlflow_id, {}), found.get(mlflow_id, {})
                 yield StoredRun(
-                    mlflow_id, status, artifact_uri or "", tags.get(mlflow_id, {}), found.get(mlflow_id, {})
+                    mlflow_id, status, artifact_uri or "", own, set_to, name or "", start_ms, end_ms
                 )
 
     def history(self, mlflow_id: str, metric: str) -> list[float]:
@@ -118,11 +124,41 @@ class SqliteReader:
         )
         return [float(value) for (value,) in rows]
 
+    def metric_names(self, mlflow_ids: Sequence[str]) -> dict[str, list[str]]:
+        """The metrics that each run has points of, sorted; runs without any are left out."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for start in range(0, len(mlflow_ids), PAGE):
+            page = mlflow_ids[start : start + PAGE]
+            query = (
+                f"SELECT run_uuid, key FROM latest_metrics WHERE run_uuid IN ({_marks(page)}) ORDER BY key"  # noqa: S608  marks alone
+            )
+            for mlflow_id, key in self._connection.execute(query, page):
+                found[mlflow_id].append(key)
+        return found
+
+    def columns(self, mlflow_id: str, metrics: Sequence[str]) -> "dict[str, Column]":
+        """Steps, values and times of some metrics of a run; of a step that was logged twice the last value counts."""
+        from cppo_lab.store.history import last_of_each_step  # imports numpy, which `cppo plan` does without
+
+        points: dict[str, list[tuple[int, float, int]]] = defaultdict(list)
+        for start in range(0, len(metrics), PAGE):
+            page = metrics[start : start + PAGE]
+            query = (
+                "SELECT key, step, CASE WHEN is_nan THEN NULL ELSE value END, timestamp FROM metrics "  # noqa: S608  marks alone
+                f"WHERE run_uuid = ? AND key IN ({_marks(page)}) ORDER BY timestamp, step, value"
+            )
+            for key, step, value, time_ms in self._connection.execute(query, (mlflow_id, *page)):
+                points[key].append((step, math.nan if value is None else value, time_ms))
+        return {name: last_of_each_step(own) for name, own in points.items()}
+
     def _texts(self, table: str, ids: Sequence[str]) -> dict[str, dict[str, str]]:
         """Tags or parameters by run."""
         found: dict[str, dict[str, str]] = defaultdict(dict)
-        marks = ",".join("?" * len(ids))
-        query = f"SELECT run_uuid, key, value FROM {table} WHERE run_uuid IN ({marks})"  # noqa: S608  `table` is one of two literals
+        query = f"SELECT run_uuid, key, value FROM {table} WHERE run_uuid IN ({_marks(ids)})"  # noqa: S608  `table` is one of two literals
         for mlflow_id, key, value in self._connection.execute(query, ids):
             found[mlflow_id][key] = value
         return found
+
+
+def _marks(values: Sequence[str]) -> str:
+    return ",".join("?" * len(values))

@@ -1,4 +1,4 @@
-"""What commands that only read ask of a store, whoever answers: `read_only.SqliteReader` or `listing.ClientReader`."""
+"""The read-only interface of a store, implemented by: `read_only.SqliteReader` or `listing.ClientReader`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,17 +7,23 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as the store has it. `status` is MLflow's word; `params` are there if they were asked for."""
+    """A run as the store has it. `status` is MLflow's word; `params` are there if they were asked for.
+
+    `name` is the one in MLflow's page; start and end are in ms since 1970 (None: not begun, not ended).
+    """
 
     mlflow_id: str
     status: str
     artifact_uri: str
     tags: dict[str, str]
     params: dict[str, str] = field(default_factory=dict)
+    name: str = ""
+    start_ms: int | None = None
+    end_ms: int | None = None
 
 
 class Reader(Protocol):
-    """What commands that only read ask a store."""
+    """The queries of read-only commands."""
 
     def runs(
         self,

@@ -1,4 +1,4 @@
-"""What the store knows of the attempts at a run."""
+"""The attempts at a run in the store."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which axes and overrides a run has a use for: a rule's constant goes to the rules that have it."""
+"""Which axes and overrides apply to a run: a rule's constant applies to the rules that have it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class Fitting:
         self._known: dict[tuple[object, ...], Fit] = {}
 
     def of(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
-        """What fits a model and variant at one point of the axes."""
+        """The axes and overrides that apply to a model and variant at one point of the axes."""
         chosen = (model, variant, *(point[key] for key in self.group_axes))
         if chosen not in self._known:
             self._known[chosen] = self._find(model, variant, point)
         return self._known[chosen]
 
     def used(self) -> set[str]:
-        """The axes and overrides that some run has had a use for."""
+        """The axes and overrides that apply to some run."""
         return {name for fit in self._known.values() for name in (*fit.axes, *fit.rest)}
 
     def choices(self, model: str, variant: str, point: Mapping[str, Scalar]) -> list[str]:
@@ -71,7 +71,7 @@ def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
 
 
 def refuse(unused: Iterable[str]) -> None:
-    """Say what is wrong with the first override that no run could use."""
+    """Raise the error of the first override that applies to no run."""
     for text in unused:
         key, values = parsed(text).key, listed(text)
         if key.startswith(SHARED_CONSTANTS):

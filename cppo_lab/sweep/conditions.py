@@ -1,4 +1,4 @@
-"""Conditions on the runs of a sweep (`exclude`, `resources.for`): whom they meet, and whether they meet anyone."""
+"""Conditions on the runs of a sweep (`exclude`, `resources.for`): which runs they match, and whether they match any."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""What runs cost: by the estimate for GPUs, by a preflight, or by the step times of past runs of the same kind.
+"""The cost of runs: by the estimate for GPUs, by a preflight, or by the step times of past runs of the same kind.
 
 Runs are of one kind if core, model, layout, batch and response length agree. Past runs count for more than a preflight,
 and that for more than the estimate. Where no estimate exists (the embedded core, CPUs) past runs alone say the time of
-the training steps; validations, warm start and start-up are not in it.
+the training steps; without validations, warm start and start-up.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class Hours:
 
 
 def whole_run(found: preflight.Measured, spec: RunSpec) -> Hours | None:
-    """What a run to its last step takes, with a start and all its validations and checkpoints; None if unknown.
+    """The hours of a complete run, with its start and all validations and checkpoints; None if unknown.
 
     The low end is the fastest measured step with SPREAD taken off. The high end is the slowest with SPREAD added,
     where sampling and updates last longer in proportion to the mean length of responses: from the measured one to the
@@ -154,6 +154,17 @@ def past_costs(runs: Iterable[PlannedRun], uri: str) -> dict[str, Cost | None]:
     """The cost of every run by what the store at `uri` and the folder of runs know."""
     with open_reader(uri) as reader:
         return costs(runs, StepTimes(reader, MOST_RUNS), runs_folder())
+
+
+def past_paces(runs: Sequence[PlannedRun], uri: str) -> dict[str, float]:
+    """Wall seconds per step of those runs of whose kind there are past runs, by run id."""
+    found = past_costs(runs, uri) if runs else {}
+    steps = {run.run_id: run.spec.training.t_stop for run in runs}
+    return {
+        run_id: 3600 * cost.hours / steps[run_id]
+        for run_id, cost in found.items()
+        if cost is not None and cost.basis == MEASURED
+    }
 
 
 @dataclass(frozen=True)

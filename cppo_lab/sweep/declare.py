@@ -1,6 +1,6 @@
-"""Sweep files: one YAML per table or figure panel, saying what is compared and nothing of how it is run."""
+"""Sweep files: one YAML per table or figure panel, which declares what is compared, not how it is run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -11,10 +11,10 @@ from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.parse import parse
 from cppo_lab.spec import Count, Spec
-from cppo_lab.spec.base import Positive
+from cppo_lab.spec.base import Name, Positive
 from cppo_lab.spec.resources import Features, Hours, Word
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
-from cppo_lab.sweep.hypotheses import Hypotheses, check_hypotheses, statement
+from cppo_lab.sweep.hypotheses import Hypotheses, Pairing, check_hypotheses, statement
 from cppo_lab.sweep.rule_files import read_rules
 from cppo_lab.sweep.source import mapping, read_text
 
@@ -59,7 +59,7 @@ def _refuse_other_cores(lists: Mapping[str, Any]) -> None:
 def _refuse_twins(values: list[Any]) -> None:
     for i, value in enumerate(values):
         if any(same(value, other) for other in values[:i]):
-            raise ValueError(f"{value!r} stands there twice: remove one")
+            raise ValueError(f"{value!r} appears twice: remove one")
 
 
 def same(one: Scalar, other: Scalar) -> bool:
@@ -89,7 +89,7 @@ def _variant_name(value: str) -> str:
     if not value.strip() or value != value.strip() or "," in value:
         raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
     if not value.isprintable():  # ends of lines, and signs that turn the direction of what follows
-        raise ValueError(f"must have printable signs alone: {value!a}")
+        raise ValueError(f"must consist of printable characters: {value!a}")
     return value
 
 
@@ -125,7 +125,7 @@ class ResourceRule(Spec):
     constraint: Features | None = None
 
     def settings(self) -> dict[str, tuple[str, Scalar]]:
-        """What the file says, by configuration key: (the file's key, value)."""
+        """The settings in the file, by configuration key: (the file's key, value)."""
         keys = {"layout": "layout", "nodes": "layout.nodes", "gpus": "layout.devices_per_node"}
         return {
             keys.get(name, f"resources.{name}"): (name, getattr(self, name))
@@ -141,7 +141,9 @@ class Sweep(Declared):
     configuration keys that make it; an axis is a configuration key and its values. `models` and axes are a list, or
     a list for each trainer core: the same comparison then serves every scale. A plain list is kept under ANY_CORE.
     `exclude` leaves out the runs that meet all conditions of one of its entries. `hypotheses` are registered in the
-    store before the runs that test them.
+    store before the runs that test them. `baseline` is the variant that the report's differences are taken to; without
+    it DPPO, or else the first. `beside` names sweeps on the same question: the page of its report links to theirs.
+    `pairing`: whether variants are compared seed by seed; None: by their design.
     """
 
     models: Models
@@ -152,16 +154,33 @@ class Sweep(Declared):
     exclude: tuple[Conditions, ...] = ()
     resources: tuple[ResourceRule, ...] = ()
     hypotheses: Hypotheses = Field(default_factory=dict)
+    baseline: str = ""
+    beside: tuple[Name, ...] = ()
+    pairing: Pairing | None = None
 
     @model_validator(mode="after")
     def _check_hypotheses(self) -> Self:
-        check_hypotheses(self.hypotheses, self.variants)
+        check_hypotheses(self.hypotheses, self.variants, self.models)
+        return self
+
+    @model_validator(mode="after")
+    def _check_baseline(self) -> Self:
+        # Its label may have values of axes behind the variant's name: `cppo w_min=0.8`.
+        if self.baseline and not any(
+            f"{self.baseline} ".startswith(f"{name} ".lstrip()) for name in self.variants
+        ):
+            raise ValueError(str(unknown("baseline", self.baseline, list(self.variants))))
         return self
 
     @property
-    def statement(self) -> tuple[str, str]:
-        """What is registered of the hypotheses: a JSON text and its digest."""
-        return statement(self.hypotheses, self.models, self.variants, self.axes, self.exclude)
+    def paired(self) -> bool | None:
+        """`pairing`: yes or no, or None if the file does not say it."""
+        return None if self.pairing is None else self.pairing == "seed"
+
+    def statement(self, overrides: Sequence[str] = ()) -> tuple[str, str]:
+        """What is registered of the hypotheses with `overrides` that change the runs: a JSON text and its digest."""
+        stated = (self.hypotheses, self.models, self.variants, self.axes, self.exclude)
+        return statement(*stated, self.pairing, overrides)
 
     def models_of(self, core: str) -> tuple[str, ...]:
         """The models to train with `core`.
@@ -200,6 +219,8 @@ class Study(Declared):
     axes: Axes = Field(default_factory=dict)
 
 
+# Without any of these a file is none of ours.
+_TELLING = frozenset({"title", "question", "models", "variants", "axes", "sweeps"})
 # A file that has the key is of the kind; any other is a Sweep.
 KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
 
@@ -230,9 +251,19 @@ def load_sweep(name: str) -> "Sweep | Study | Search":
         stem, folder = path.stem, path.parent
     elif name in shipped_sweeps():
         text, stem, folder = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name, None
+    elif Path(name).is_file():
+        raise UserError(
+            f"{name} is a file, but a sweep file ends with .yaml: rename it, or name it as ./{name}"
+        )
     else:
         raise unknown("sweep", name, shipped_sweeps())
     values = {"name": stem, **mapping(text, name)}
+    if not values.keys() & (_TELLING | {"search"}):
+        keys = ", ".join(sorted(values.keys() - {"name"})[:8]) or "none"
+        raise UserError(
+            f"{name} is no sweep file: it has the keys {keys}, and none of title, question, models, variants, axes, "
+            "sweeps, search: see docs/sweeps.md"
+        )
     if folder is not None:
         read_rules(Path(name), name)
     kind = _kind(values)

@@ -37,11 +37,18 @@ def to_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
     return head + text
 
 
-def describe_found(found: Found) -> str:
-    """One YAML document on a run that was found by its id: in full if a sweep declares it, else its configuration."""
+def sections_of(found: Found) -> dict[str, Any]:
+    """A run that was found by its id: in full if a sweep declares it, else its configuration."""
     if found.planned is not None and found.paths is not None:
-        return f"# from {found.source}\n" + to_yaml(found.planned, describe(found.planned, found.paths))
-    sections = {"run_id": found.run_id, "run": _without_none(found.config)}
+        return describe(found.planned, found.paths)
+    return {"run_id": found.run_id, "run": _without_none(found.config)}
+
+
+def describe_found(found: Found) -> str:
+    """The same as one YAML document."""
+    sections = sections_of(found)
+    if found.planned is not None:
+        return f"# from {found.source}\n" + to_yaml(found.planned, sections)
     text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
     return f"# from {found.source}\n{text}"
 

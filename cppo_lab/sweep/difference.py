@@ -1,4 +1,4 @@
-"""What two runs differ in."""
+"""The differences between two runs."""
 
 import json
 from collections.abc import Mapping
@@ -43,14 +43,13 @@ def to_text(left: Found, right: Found) -> str:
     return "\n".join(lines)
 
 
-def to_json(left: Found, right: Found) -> str:
-    """One JSON object: the two runs, and the values of each key that differs (null where a run lacks it)."""
-    values = {
+def as_values(left: Found, right: Found) -> dict[str, Any]:
+    """For JSON: the two runs, and the values of each key that differs (None where a run lacks it)."""
+    return {
         "runs": [{"run_id": one.run_id, "source": one.source} for one in (left, right)],
         "identical": not differences(left, right),
         "differences": differences(left, right),
     }
-    return json.dumps(values, indent=1)
 
 
 def _text(value: Any) -> str:

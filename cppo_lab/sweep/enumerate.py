@@ -1,11 +1,11 @@
-"""From one sweep to the runs it means: models x variants x axes, each composed and validated."""
+"""From one sweep to its runs: models x variants x axes, each composed and validated."""
 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import MOST_FAULTS, UserError, together
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.sweep.applicability import Fit, Fitting
 from cppo_lab.sweep.compose import Composed, compose, parsed
@@ -18,8 +18,9 @@ from cppo_lab.sweep.conditions import (
     nothing_met,
 )
 from cppo_lab.sweep.declare import Sweep
+from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.error_location import Setting, located
-from cppo_lab.sweep.grid import Grid, narrow, whole
+from cppo_lab.sweep.grid import Grid, changes, narrow, whole
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.labels import label, short_names
 from cppo_lab.sweep.overrides import override
@@ -47,13 +48,15 @@ class PlannedRun:
 class Enumerated:
     """The runs of one sweep as narrowed by the command line, and the overrides that none of them could use.
 
-    `shared` has what is equal for all runs: paths, launcher and tracking; None if every run is excluded.
+    `shared` has what is equal for all runs: paths, launcher and tracking; None if every run is excluded. `changes`: the
+    overrides that make other runs than the file declares (`grid.changes`).
     """
 
     sweep: Sweep
     runs: tuple[PlannedRun, ...]
     shared: Composed | None
     unused: tuple[str, ...]
+    changes: tuple[str, ...] = ()
 
 
 def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
@@ -66,11 +69,20 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     runs: dict[str, PlannedRun] = {}
     places: dict[tuple[str, str, int], str] = {}
     composed = None
+    faults: dict[str, str] = {}  # variant -> what is wrong with the first of its runs
     for place, fit in _places(grid, fitting):
-        if any(meets(place, entry) for entry in sweep.exclude):
+        if any(meets(place, entry) for entry in sweep.exclude) or place.variant in faults:
             continue
         variant = label(place.variant, {key: place.values[key] for key in fit.axes}, names, sweep.name)
-        composed = _composed(grid, place, fit)
+        try:
+            composed = _composed(grid, place, fit)
+        except UserError as error:
+            if not str(error).startswith(f"sweep {sweep.source}: "):  # the command line is at fault
+                raise
+            faults[place.variant] = str(error)
+            if len(faults) > MOST_FAULTS:
+                break
+            continue
         run = PlannedRun(
             composed.run_id, {sweep.name: variant}, composed.run, composed.layout, composed.resources
         )
@@ -83,14 +95,16 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
         where = (run.spec.model.name, variant, run.spec.seed)
         if places.setdefault(where, run.run_id) != run.run_id:
             raise UserError(
-                f"sweep {sweep.source}: variant {variant!r} on {where[0]} with seed {where[2]} stands for two "
+                f"sweep {sweep.source}: variant {variant!r} on {where[0]} with seed {where[2]} names two "
                 "different runs: give each setting a variant of its own; only models and seeds make runs of one variant"
             )
+    if faults:
+        raise together(faults.values(), f"sweep {sweep.source}: ")
     used = fitting.used()
     _check_axes(grid, used)
     asked = [text for key, text in (grid.asked or {}).items() if key not in used]
     unused = [*(text for text in grid.rest if text not in used), *asked]
-    return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused))
+    return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused))
 
 
 def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
@@ -160,8 +174,23 @@ def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
     return [setting for key, setting in found.items() if key not in typed]
 
 
+def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, dict[str, Scalar]]]:
+    """Label of each variant that `enumerate_runs` has -> the variant's own name, and its values of the axes it has.
+
+    Without seed and model, and without composing anything. Raises UserError as `enumerate_runs`.
+    """
+    grid = narrow(sweep, overrides)
+    names = short_names(grid.axes)
+    found: dict[str, tuple[str, dict[str, Scalar]]] = {}
+    for place, fit in _places(grid, Fitting(grid)):
+        own = {key: place.values[key] for key in fit.axes if key in names}
+        if not any(meets(place, entry) for entry in sweep.exclude):
+            found[label(place.variant, own, names, sweep.name)] = (place.variant or sweep.name, own)
+    return found
+
+
 def _check_axes(grid: Grid, used: set[str]) -> None:
-    """Every axis of the file is of use to some run of the whole sweep.
+    """Every axis of the file applies to some run of the whole sweep.
 
     Raises UserError for the first that is not.
     """

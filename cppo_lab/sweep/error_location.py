@@ -1,4 +1,4 @@
-"""Where in a sweep file the fault lies that composing one of its runs has met."""
+"""The place in a sweep file of an error met in composing one of its runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def _named(error: UserError, source: str, setting: Setting) -> UserError:
 
 
 def _outcome(overrides: Sequence[str]) -> str:
-    """What is wrong with overrides; empty if nothing is."""
+    """The error of overrides; empty if there is none."""
     try:
         compose(overrides)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A run by the beginning of its id: in the folders of runs, the tracking store, or the runs that sweeps declare."""
+"""A run by a prefix of its id: in the folders of runs, the tracking store, or the runs that sweeps declare."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def require_beginning(text: str) -> None:
     """Raises UserError if `text` cannot be the beginning of a run's id, or is too short for one."""
     if not _BEGINNING.fullmatch(text):
         raise UserError(
-            f"run {text!r} is not the beginning of a run's id: give 4 to {LENGTH} hexadecimal digits "
+            f"run {text!r} is not a prefix of a run's id: give 4 to {LENGTH} hexadecimal digits "
             "(`cppo plan SWEEP` lists the ids)"
         )
 
@@ -66,7 +66,7 @@ def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -
         found = source()
         if len(found) > 1:
             raise UserError(
-                f"run {beginning!r} is the beginning of {len(found)} ids: {', '.join(sorted(found)[:10])}: "
+                f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(sorted(found)[:10])}: "
                 "give more digits"
             )
         if found:

@@ -1,4 +1,4 @@
-"""What a sweep file and the command line together enumerate."""
+"""The grid that a sweep file and the command line declare together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
         elif key in axes and key not in asked:
             axes[key], asked[key] = _axis_values(text, key), text
         elif key in axes:
-            raise UserError(f"override {text!r}: {asked[key]!r} stands there too: give {key} once")
+            raise UserError(f"override {text!r}: {asked[key]!r} appears too: give {key} once")
         elif _is_set_by_variants(sweep, key):
             raise UserError(
                 f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
@@ -89,8 +89,33 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     return Grid(sweep, core, chosen, variants, axes, tuple(rest), asked, models is not None)
 
 
+def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that make other runs than the file declares, each in one form; `unused`: those that none could use.
+
+    A choice among what the file has (seeds, models, variants) changes no run, nor does where a run is trained.
+    """
+    found = []
+    for key, text in (grid.asked or {}).items():
+        declared = grid.sweep.axes_of(grid.core).get(key, ())
+        if text not in unused and any(value not in declared for value in grid.axes[key]):
+            found.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")
+    for text in grid.rest:
+        one = parsed(text)
+        if text not in unused and one.key.partition(".")[0] not in (
+            *LAUNCHING,
+            "core",
+            "layout",
+            "resources",
+        ):
+            found.append(text if one.kind == "other" else f"{one.key}={one.value!r}")
+    own = grid.sweep.models_of(grid.core)
+    if others := sorted(model for model in grid.models if model not in own):
+        found.append(f"model={','.join(others)}")
+    return tuple(sorted(found))
+
+
 def check_keys(sweep: Sweep) -> None:
-    """A key has one source, and a sweep says nothing of how runs are started or tracked.
+    """A key has one source, and a sweep does not declare how runs are started or tracked.
 
     Raises UserError for a key that belongs elsewhere.
     """

@@ -1,4 +1,4 @@
-"""What a sweep file states before its runs: claims, how each is judged, and the seeds that judge it."""
+"""Hypotheses of a sweep file, stated before its runs: claims, how each is tested, and the seeds that test it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
@@ -10,23 +10,29 @@ from cppo_lab.spec.base import Name, Positive, Seed, canonical, digest
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
+EXACT = "exact"  # the core that computes the surrogate's error
+ERRORS = ("error", "error_slope")  # outcomes that no other core has
 
 
 class Hypothesis(Spec):
     """One claim about the variants of a sweep.
 
     `better` are above `than`, each against each; with `within` (points) they differ by less than that instead.
-    `outcome` is the score that decides: final (mean of the last part of the window), area, best or corrected.
-    `smallest` (points): an advantage below it counts as none. `models`: the mean over the models is compared in one
-    test, or each model by itself. `after`: the hypothesis that has to be supported first. Runs with `test_seeds` alone
-    judge it; `selection_seeds` name those by which settings were chosen.
+    `outcome` is the score that decides: final (mean of the last part of the window), area, best or corrected; or, on
+    the exact core, error (ratio of the surrogate's mean error at equal movement, mean over the horizons) or error_slope
+    (what that ratio changes by when the horizon is ten times as long), of which less is better.
+    `smallest` (points; of an error: percent): an advantage below it counts as none. `models`: the mean over the models
+    is compared in one test, or each model by itself; `only`: these of the models, for outcomes that are errors.
+    `after`: the hypothesis that has to be supported first. Runs with `test_seeds` alone judge it; `selection_seeds`
+    name those by which settings were chosen.
     """
 
     claim: Annotated[str, Field(min_length=1, max_length=300)]
     better: Names
     than: Names
-    outcome: Literal["final", "area", "best", "corrected"] = "final"
+    outcome: Literal["final", "area", "best", "corrected", "error", "error_slope"] = "final"
     models: Literal["mean", "each"] = "each"
+    only: Names | None = None
     smallest: Positive = 1.0
     within: Positive | None = None
     after: Name | None = None
@@ -39,7 +45,15 @@ class Hypothesis(Spec):
             raise ValueError(f"{both[0]!r} is in `better` and in `than`: remove it from one")
         if seeds := sorted(set(self.test_seeds) & set(self.selection_seeds)):
             raise ValueError(
-                f"seed {seeds[0]} is in test_seeds and in selection_seeds: what it has chosen it cannot test"
+                f"seed {seeds[0]} is in test_seeds and in selection_seeds: a seed used for selection cannot test"
+            )
+        if self.only is not None and self.outcome not in ERRORS:
+            raise ValueError(
+                f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
+            )
+        if self.outcome in ERRORS and max(self.smallest, self.within or 0.0) >= 100:
+            raise ValueError(
+                f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
             )
         return self
 
@@ -50,16 +64,21 @@ class Hypothesis(Spec):
 
 
 Hypotheses = dict[Name, Hypothesis]
+Pairing = Literal["seed", "none"]
 
 
 class _Stated(Spec):
-    """All that a change of which makes another hypothesis."""
+    """All that a change of which makes another hypothesis. What came later is None where it is not used, and then not
+    in the text.
+    """
 
     hypotheses: dict[str, Hypothesis]
     models: dict[str, tuple[str, ...]]
     variants: dict[str, dict[str, str]]
     axes: dict[str, dict[str, tuple[str, ...]]]
     exclude: tuple[dict[str, tuple[str, ...]], ...]
+    pairing: Pairing | None = None
+    overrides: tuple[str, ...] | None = None
 
 
 def statement(
@@ -68,8 +87,12 @@ def statement(
     variants: Mapping[str, Mapping[str, object]],
     axes: Mapping[str, Mapping[str, tuple[object, ...]]],
     exclude: Sequence[Mapping[str, tuple[object, ...]]],
+    pairing: Pairing | None = None,
+    overrides: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """The hypotheses of a sweep and what its variants are, as one JSON text; and the digest of that."""
+    """The hypotheses of a sweep and what its variants are, as one JSON text; and the digest of that. `overrides`: those
+    of the command line that make other runs of them.
+    """
     stated = _Stated(
         hypotheses=dict(hypotheses),
         models=dict(models),
@@ -81,14 +104,24 @@ def statement(
         exclude=tuple(
             {key: tuple(map(repr, values)) for key, values in conditions.items()} for conditions in exclude
         ),
+        pairing=pairing,
+        overrides=tuple(sorted(overrides)) or None,
     )
     text = canonical(stated)
     return text, digest(text)
 
 
-def check_hypotheses(hypotheses: Mapping[str, Hypothesis], variants: Mapping[str, object]) -> None:
-    """Raises ValueError for a variant that the sweep does not have, or an order that is none."""
+def check_hypotheses(
+    hypotheses: Mapping[str, Hypothesis],
+    variants: Mapping[str, object],
+    models: Mapping[str, tuple[str, ...]],
+) -> None:
+    """Raises ValueError for a variant or model that the sweep does not have, an outcome that its core does not compute,
+    or an order that is none.
+    """
     for key, one in hypotheses.items():
+        if one.outcome in ERRORS:
+            _check_models(key, one, models)
         for name in one.variants:
             # With axes a run's variant has their values behind the name of the file: `cppo delta=0.1`.
             if name not in variants and name.split(" ")[0] not in variants:
@@ -98,7 +131,20 @@ def check_hypotheses(hypotheses: Mapping[str, Hypothesis], variants: Mapping[str
         while before is not None:
             if before not in hypotheses:
                 raise ValueError(f"{key}: after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})")
+            if (hypotheses[before].outcome in ERRORS) != (one.outcome in ERRORS):
+                raise ValueError(f"{key}: after={before!r}: an error and a score do not wait for each other")
             if before in seen:
                 raise ValueError(f"{key}: after={one.after!r} leads back to it: name one that comes before")
             seen.add(before)
             before = hypotheses[before].after
+
+
+def _check_models(key: str, one: Hypothesis, models: Mapping[str, tuple[str, ...]]) -> None:
+    if set(models) != {EXACT}:
+        raise ValueError(
+            f"{key}: outcome={one.outcome!r} is computed by core={EXACT} alone: name the models as "
+            f"`models: {{{EXACT}: [...]}}`"
+        )
+    for name in one.only or ():
+        if name not in models[EXACT]:
+            raise ValueError(f"{key}: model {name!r} is not in models (valid: {', '.join(models[EXACT])})")

@@ -1,4 +1,4 @@
-"""Carry out a plan: train what is not there yet, and nothing twice."""
+"""Launch a plan: train each unfinished run once."""
 
 import os
 import sys
@@ -7,19 +7,21 @@ from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
+from cppo_lab.batch import Batch, in_batches
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.launch.reconcile import look_repaired
 from cppo_lab.launch.run_state import RunState
-from cppo_lab.launch.snapshot import Snapshot
+from cppo_lab.launch.snapshot import Snapshot, look_at
 from cppo_lab.rules import rule_of
-from cppo_lab.runs.folder import announce, forget_cancelled, read_status
+from cppo_lab.runs.folder import announce, forget_cancelled, read_status, variants_text
 from cppo_lab.runs.queue import Queue
 from cppo_lab.signals import Interrupted
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
+from cppo_lab.sweep.cost import past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.parents import describe_sweeps, ensure_parents, register_hypotheses
 from cppo_lab.sweep.paths import require_folder, runs_folder
@@ -33,16 +35,18 @@ from cppo_lab.tracking.naming import figure_tag, merged, names
 class Launched:
     """What a launch came to: the state of every run, and the MLflow ids of the results that were replaced, by run.
 
-    `left` are the runs that failed by errors of their own before and were not trained again.
+    `trained` are the ids of the runs that were passed to the launcher, `left` those of runs that failed with an error
+    before and were not retrained.
     """
 
     states: dict[str, RunState]
     replaced: dict[str, tuple[str, ...]] = field(default_factory=dict)
     left: tuple[str, ...] = ()
+    trained: tuple[str, ...] = ()
 
 
 def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] = ()) -> Launched:
-    """Train the runs of `plan` that are neither done nor running, and have not failed by an error of their own.
+    """Train the runs of `plan` that are neither done nor running, and have not failed with an error.
 
     `replace`: those too that other code has finished. Their results stay until the new ones are there.
     `retry`: ids of failed runs that are to be trained again nevertheless.
@@ -61,34 +65,58 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
     ignoring = frozenset(mlflow_id for ids in going.values() for mlflow_id in ids)
     states = look.states(ignoring)
     register_hypotheses(plan, uri, parents)
-    open_runs = [
-        run for run in plan.runs if states[run.run_id].state not in schema.FINISHED | {schema.RUNNING}
-    ]
-    failed = [run.run_id for run in open_runs if states[run.run_id].state == schema.FAILED]
-    left = tuple(run_id for run_id in failed if run_id not in {*retry, *going})
-    todo = [run for run in open_runs if run.run_id not in left]
+    todo, left = choose(plan, states, retry, going)
     _require_one_machine(todo, plan.launcher)
     _require_rules(todo)
-    progress = Progress(plan, states, len(todo))
+    progress = Progress(plan, states, len(todo), past_paces(todo, uri), [run.run_id for run in todo])
     if not todo:
         describe_sweeps(plan, uri, experiment_id, parents, states)
         return Launched(states, left=left)
     _warn_of_jobs_that_trained_nothing(todo, look)
     for run in todo:
-        announce(runs / run.run_id, names(run.spec))
+        announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
     nesting = {run.run_id: parents.tags(run, look.past[run.run_id]) for run in todo}
     work = _attempts(plan, todo, uri, version, going, nesting)
     describe_sweeps(plan, uri, experiment_id, parents, states)  # before: it is there while they train
     try:
-        with address.in_the_environment(uri):
+        with address.in_the_environment(uri), progress.shown():
             _train(plan, work, progress.see)
     finally:  # after an interrupt too: a run may have been ended before it could record its own end
         look = look_repaired(run_ids, plan.core, uri, runs)
         describe_sweeps(plan, uri, experiment_id, parents, look.states(ignoring))
     there = {one.mlflow_id for past in look.past.values() for one in past}
     gone = {run_id: tuple(one for one in ids if one not in there) for run_id, ids in going.items()}
-    return Launched(look.explained(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left)
+    return Launched(
+        look.explained(ignoring), {run_id: ids for run_id, ids in gone.items() if ids}, left, tuple(nesting)
+    )
+
+
+def choose(
+    plan: Plan, states: Mapping[str, RunState], retry: Collection[str], again: Collection[str]
+) -> tuple[list[PlannedRun], tuple[str, ...]]:
+    """The runs to train, and the ids of those left out that failed with an error.
+
+    `states` are those without the results of the runs of `again`, which other code has made.
+    """
+    never = schema.FINISHED | {schema.RUNNING}
+    open_runs = [run for run in plan.runs if states[run.run_id].state not in never]
+    failed = [run.run_id for run in open_runs if states[run.run_id].state == schema.FAILED]
+    left = tuple(run_id for run_id in failed if run_id not in {*retry, *again})
+    return [run for run in open_runs if run.run_id not in left], left
+
+
+def look_ahead(
+    plan: Plan, uri: str, replace: bool = False
+) -> tuple[dict[str, RunState], dict[str, tuple[str, ...]]]:
+    """The states that a launch would start from, and the MLflow ids of the results that it would replace, by run.
+
+    Writes nothing.
+    """
+    look = look_at([run.run_id for run in plan.runs], plan.core, uri, runs_folder())
+    going = _made_by_other_code(look, code_version(), replace)
+    going = going if replace else {}
+    return look.states({mlflow_id for ids in going.values() for mlflow_id in ids}), going
 
 
 def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], look: Snapshot) -> None:
@@ -109,7 +137,7 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], look: Snapsho
 def _require_rules(todo: Sequence[PlannedRun]) -> None:
     """Import the rules of other packages before anything is started.
 
-    Raises UserError for one that cannot be had, or does not take its constants.
+    Raises UserError for one that cannot be loaded, or does not accept its constants.
     """
     for run in todo:
         rule = run.spec.rule
@@ -145,17 +173,31 @@ def _attempts(
     ]
 
 
-def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt]], None]) -> None:
+def _workers(launcher: LauncherSpec) -> int:
+    """How many jobs the launcher has going at a time, as far as that is known; 1 where it is not."""
+    record = launcher_of(launcher.name)
+    if record.in_process:
+        return 1
+    return launcher.workers or (len(os.sched_getaffinity(0)) if record.one_machine else 1)
+
+
+def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt | Batch]], None]) -> None:
     """Hand the work to the launcher; what is not over yet shows as queued."""
+    jobs = in_batches(work, _workers(plan.launcher))
+    for job in jobs:
+        if isinstance(job, Batch):
+            job.list_runs()
     with Queue(runs_folder(), [attempt.spec.run_id for attempt in work]) as queue:
 
-        def report(event: Event[Attempt]) -> None:
+        def report(event: Event[Attempt | Batch]) -> None:
+            attempts = event.job.attempts if isinstance(event.job, Batch) else (event.job,)
             if event.kind in ("ended", "cancelled"):
-                queue.ended(event.job.spec.run_id)
+                for attempt in attempts:
+                    queue.ended(attempt.spec.run_id)
             see(event)
 
         try:
-            load_launcher(plan.launcher.name)(work, plan.launcher, report)
+            load_launcher(plan.launcher.name)(jobs, plan.launcher, report)
         except Interrupted as signal:  # of a run in this very process: it ends the whole launch
             raise KeyboardInterrupt from signal
 

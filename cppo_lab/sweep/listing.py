@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -83,21 +82,20 @@ def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
     )
 
 
-def to_json(listing: SweepListing) -> str:
-    """One JSON object: sweep, core, runs, totals."""
+def as_values(listing: SweepListing) -> dict[str, Any]:
+    """For JSON: sweep, core, runs, totals."""
     totals: dict[str, Any] = {
         "runs": sum(listing.states.values()),
         "places": listing.places,
         "states": listing.states,
         "costs": [asdict(cost) for cost in listing.costs],
     }
-    found = {
+    return {
         "sweep": listing.plan.name,
         "core": listing.plan.core,
         "runs": [asdict(row) for row in listing.rows],
         "totals": totals,
     }
-    return json.dumps(found, indent=1)
 
 
 def to_csv(listing: SweepListing) -> str:

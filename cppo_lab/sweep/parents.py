@@ -1,6 +1,6 @@
 """The runs of a plan under the parents of their sweeps in MLflow, whose descriptions give the plan's state.
 
-All of it is for people who look: a store that is away while it is done costs a line, and no launch.
+All of it is for readers: if the store is away, it costs a warning, not the launch.
 """
 
 import contextlib
@@ -41,19 +41,19 @@ class Parents:
         return has or next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
 
     def tags(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> dict[str, str]:
-        """What nests a run that is about to be trained, and gives its curves their colour."""
+        """The tags that nest a run about to be trained, and give its curves their colour."""
         parent, look = self.of(run, past), {schema.TAG_COLOUR: colour(run.variant)}
         return {**look, schema.TAG_PARENT: parent} if parent else look
 
 
 @contextlib.contextmanager
 def _patient(what: str) -> Iterator[None]:
-    """Say that the store did not take `what`, and go on."""
+    """Warn that the store did not accept `what`, and continue."""
     try:
         yield
     except (*STORE_FAULTS, UserError) as error:
         line = " ".join(str(error).split())[:300]
-        print(f"tracking store did not take {what}: {line}", file=sys.stderr, flush=True)
+        print(f"tracking store did not accept {what}: {line}", file=sys.stderr, flush=True)
 
 
 def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> Parents:
@@ -79,13 +79,13 @@ def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> 
 def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
     """Register the hypotheses of the plan's sweeps, before any run begins that tests them.
 
-    Raises UserError if the store does not take them: without a registration the runs would be no test.
+    Raises UserError if the store does not accept them: without a registration the runs would test nothing.
     """
     for sweep in plan.sweeps:
         if not sweep.hypotheses:
             continue
         try:
-            register(open_client(uri), uri, parents.by_sweep[sweep.name], sweep.statement)
+            register(open_client(uri), uri, parents.by_sweep[sweep.name], plan.statement(sweep))
         except (*STORE_FAULTS, KeyError) as error:
             raise UserError(
                 f"sweep {sweep.source}: its hypotheses could not be registered ({type(error).__name__}), and nothing "

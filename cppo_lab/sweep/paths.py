@@ -8,19 +8,19 @@ from cppo_lab.errors import UserError
 from cppo_lab.safe_open import is_shared
 
 RUNS = Path("runs")  # below the working folder, beside mlflow.db
-ANYBODY = "CPPO_RUNS_OF_ANYBODY"  # set to 1 by who has read docs/security.md
+ANYBODY = "CPPO_RUNS_OF_ANYBODY"  # set to 1 to accept the risk described in docs/security.md
 
 
 def runs_folder() -> Path:
     """The folder of all runs, by its absolute path.
 
-    Raises UserError for a link that leads nowhere but to itself.
+    Raises UserError for a circular link.
     """
     try:
         return RUNS.resolve()
     except (OSError, RuntimeError):  # RuntimeError: what pathlib makes of a loop before Python 3.13
         raise UserError(
-            f"{RUNS.absolute()} is a link that leads to itself: remove it, or work in another folder"
+            f"{RUNS.absolute()} is a circular link: remove it, or work in another folder"
         ) from None
 
 
@@ -40,7 +40,7 @@ def require_folder(runs: Path) -> None:
 
 
 def share_with_group() -> None:
-    """Let a group that works in the folder of runs together write to all that this process and its children make.
+    """Let a group that shares the folder of runs write to all files that this process and its children create.
 
     By the umask, since MLflow, Optuna, submitit and Ray make files there too.
     """

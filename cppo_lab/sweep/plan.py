@@ -1,15 +1,17 @@
-"""What a sweep or a study comes to: every run once, each with its id and its names."""
+"""The plan of a sweep or a study: every run once, each with its id and its names."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.applicability import refuse
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
+from cppo_lab.sweep.declared import ANY_CORE
 from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, check_conditions, enumerate_runs
 from cppo_lab.sweep.grid import check_keys, core_of
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep or study, and how the command line wants them launched and tracked."""
+    """All runs of a sweep or study, and how the command line wants them launched and tracked. `changes`: by sweep, the
+    overrides that make other runs than its file declares.
+    """
 
     name: str
     title: str
@@ -30,6 +34,11 @@ class Plan:
     launcher: LauncherSpec
     tracking: TrackingSpec
     is_study: bool
+    changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def statement(self, sweep: Sweep) -> tuple[str, str]:
+        """What is registered of the hypotheses of one of the sweeps: a JSON text and its digest."""
+        return sweep.statement(self.changes.get(sweep.name, ()))
 
     @property
     def core(self) -> str:
@@ -47,8 +56,11 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
 
     `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
     override goes to every run that has the key. In a study they choose within each sweep that has them.
+    A sweep that names models of one core alone, which no other trains, needs no `core=`.
     Raises UserError for a bad override or configuration, before anything else happens.
     """
+    if isinstance(declared, Sweep) and not any(text.startswith("core=") for text in overrides):
+        overrides = [*_only_core(declared), *overrides]
     core = core_of(overrides)
     if isinstance(declared, Sweep):
         check_keys(declared)
@@ -57,12 +69,12 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
         refuse(only.unused)
         if not only.runs:
             raise UserError(
-                f"sweep {declared.source}: exclude leaves out every run{_chosen(overrides)}: remove an entry of it"
+                f"sweep {declared.source}: exclude removes every run{_chosen(overrides)}: remove an entry of it"
             )
         return _plan(declared, [only], only.runs)
     if not isinstance(declared, Study):
         raise UserError(
-            f"{declared.name} is a search, whose runs are drawn as it goes: use `cppo tune` for it"
+            f"{declared.name} is a search, which chooses its runs as it goes: use `cppo tune` for it"
         )
     parts = [_part(declared, i, core) for i in range(len(declared.sweeps))]
     names = [part.name for part in parts]
@@ -97,7 +109,14 @@ def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[P
         launcher=shared.launcher,
         tracking=shared.tracking,
         is_study=isinstance(declared, Study),
+        changes={part.sweep.name: part.changes for part in found},
     )
+
+
+def _only_core(sweep: Sweep) -> list[str]:
+    """The override that chooses the one core whose own models a sweep has; nothing if it has others, too."""
+    (core, *more) = sweep.models
+    return [] if more or core == ANY_CORE or not core_record(core).own_models else [f"core={core}"]
 
 
 def _chosen(overrides: Sequence[str]) -> str:

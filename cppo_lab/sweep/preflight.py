@@ -1,9 +1,10 @@
-"""Which kinds of runs a plan has, measuring them, and what it all says."""
+"""The kinds of runs in a plan, measuring them, and reporting the results."""
 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError
@@ -40,7 +41,7 @@ class RunKind:
 
     @property
     def is_measured(self) -> bool:
-        """Whether a preflight of it has come to its end."""
+        """Whether a preflight of it has finished."""
         found = self.measured
         return found is not None and not found.error
 
@@ -102,7 +103,7 @@ def open_kinds(found: Sequence[RunKind], plan: Plan, runs: Path, again: bool = F
 
 
 def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
-    """Hand the short jobs to the plan's launcher, and say on standard error what it does. Slurm only queues them."""
+    """Pass the short jobs to the plan's launcher, and report its progress on standard error. Slurm only queues them."""
 
     def see(event: Event[PreflightJob]) -> None:
         _say(f"{event.job.name}: {event.kind}")
@@ -111,7 +112,7 @@ def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
 
 
 def report(kind: RunKind) -> str:
-    """What is known of a kind, in lines of plain text; the estimate beside it where there is one."""
+    """The measurements of one kind of run as lines of plain text, next to the estimate if there is one."""
     run, found = kind.example, kind.measured
     count = f"{len(kind.runs)} run" + ("s" if len(kind.runs) > 1 else "")
     lines = [f"{run.spec.model.name}, layout {run.layout.name}: {count}"]
@@ -136,6 +137,21 @@ def report(kind: RunKind) -> str:
             f"{'GPU-hours' if cuda else 'hours'}{beside}"
         )
     return "\n".join(lines)
+
+
+def as_values(kind: RunKind) -> dict[str, Any]:
+    """The same for JSON; `hours` are wall-clock hours of all its runs together, None where they are not known."""
+    found = kind.measured
+    hours = [known for one in kind.runs if (known := kind.hours(one))]
+    return {
+        "model": kind.example.spec.model.name,
+        "layout": kind.example.layout.name,
+        "runs": [run.run_id for run in kind.runs],
+        "measured": kind.is_measured,
+        "error": found.error if found else "",
+        "hours": {end: sum(getattr(one, end) for one in hours) for end in ("low", "high")} if hours else None,
+        "folder": str(kind.folder),
+    }
 
 
 Line = tuple[str, str, str]  # what, measured, estimated

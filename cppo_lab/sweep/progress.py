@@ -1,104 +1,299 @@
-"""How far a launch is, said on standard error as it goes."""
+"""How far a launch is, shown on standard error as it goes."""
 
+import contextlib
+import os
+import shutil
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
+from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.run_state import RunState
+from cppo_lab.launch.run_state import STARTING, RunState
 from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.following import RunRows, score_of
 from cppo_lab.runs.lock import is_held
+from cppo_lab.runs.scores import score_text
+from cppo_lab.signals import saying_at_interrupt
 from cppo_lab.sweep.plan import Plan
+
+LOOK_SECONDS = 0.5  # between two looks at the runs
+_CLEAR = "\r\x1b[K"
+
+
+@dataclass
+class Watched:
+    """A run that has been started: its rows since then, and what it did before its first one."""
+
+    attempt: Attempt
+    rows: RunRows
+    activity: str = ""
 
 
 @dataclass
 class Progress:
-    """Says on standard error how far the sweep is: a line per start and end, and one every few seconds."""
+    """Shows how far the sweep is. On a terminal the last line changes in its place; elsewhere there is a line for each
+    start, validation and end.
+
+    `pace` has the seconds per step of past runs of the same kind, by run id.
+    """
 
     plan: Plan
     states: dict[str, RunState]
     todo: int  # runs that the launcher is to train
-    every: float = 10.0
-    running: list[Attempt] = field(default_factory=list)
+    pace: Mapping[str, float] = field(default_factory=dict)
+    waiting: list[str] = field(default_factory=list)  # ids of the runs that have not been started
+    running: list[Watched] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)  # jobs of several runs that have been started
     ended: int = 0
     submitted: int = 0
-    said: float = 0.0
 
     def __post_init__(self) -> None:
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
+        self.t_stop = {run.run_id: run.spec.training.t_stop for run in self.plan.runs}
+        self._lock = threading.RLock()  # the thread that looks, and the launcher's events
+        self._over = threading.Event()
+        self._launched = time.monotonic()
         runs = len(self.plan.runs)
         counts = Counter(state.state for state in self.states.values())
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
         self.say(f"{self.plan.name}: {runs} run{'s' * (runs != 1)} ({parts}); {self.todo} to train")
-        self.started = time.monotonic()
 
-    def see(self, event: Event[Attempt]) -> None:
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Follow the runs until the end of the block. Ctrl-C prints at once what is being waited for."""
+        thread = threading.Thread(target=self._look_on, name="progress", daemon=True)
+        thread.start()
+        try:
+            with saying_at_interrupt(self._at_interrupt):
+                yield
+        finally:
+            self._over.set()
+            thread.join()
+            self._in_place("")
+
+    def _look_on(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            with self._lock, contextlib.suppress(OSError):  # a folder that is moved away at this moment
+                for one in self.running:
+                    self._look(one)
+                if self.running or self.batches:
+                    self._in_place(self.overview())
+
+    def _at_interrupt(self) -> None:
+        """In a signal handler: nothing here may wait for a lock, or use a stream that is being written."""
+        names = [*(self.name(one.attempt) for one in self.running), *map(self._name_of, self.batches)]
+        if not names:
+            return
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        text = f"interrupted: waiting for {shown} to record how far they came; Ctrl-C again does not wait"
+        start = _CLEAR if sys.stderr.isatty() else ""
+        with contextlib.suppress(OSError):
+            os.write(2, f"{start}cppo: {text}\n".encode())
+
+    def see(self, event: Event[Attempt | Batch]) -> None:
         """Take note of what a launcher saw."""
-        name = self.name(event.job)
-        if event.kind == "submitted":
-            self.submitted += 1
-            if self.submitted == self.todo:
-                self.say(f"{self.todo} runs are in Slurm's queue")
-        elif event.kind == "started":
-            self.running.append(event.job)
+        with self._lock:
+            if isinstance(event.job, Batch):
+                self._see_batch(event.kind, event.job)
+            else:
+                self._see_run(event.kind, event.job)
+
+    def _see_run(self, kind: str, attempt: Attempt) -> None:
+        name = self.name(attempt)
+        if kind == "submitted":
+            self._submit(1)
+        elif kind == "started":
+            self.running.append(Watched(attempt, RunRows(attempt.folder, since=time.time())))
+            self._begun(attempt)
             self.say(f"{name}: started")
-        elif event.kind == "cancelled":
+        elif kind == "cancelled":
+            self._begun(attempt)
             self.ended += 1
             self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
-        elif event.kind == "ended":
-            self.running.remove(event.job)
-            self.ended += 1
-            going = is_held(event.job.folder)
-            status = read_status(event.job.folder)  # after it: one that has ended meanwhile has said so
-            if going:
-                self.say(f"{name}: another launcher is training it  [{self.ended}/{self.todo}]")
-            elif status.get("status") == schema.DONE:
-                self.say(f"{name}: done{_score(status)}  [{self.ended}/{self.todo}]")
-            elif status.get("status") == schema.COLLAPSED:
-                self.say(f"{name}: collapsed: {status.get('reason')}  [{self.ended}/{self.todo}]")
-            elif status.get("status") == schema.PARTIAL:
-                self.say(f"{name}: {status.get('reason')}  [{self.ended}/{self.todo}]")
+        elif kind == "ended":
+            self._end(attempt, name)
+
+    def _see_batch(self, kind: str, batch: Batch) -> None:
+        """One line for all runs of a batch at its start, and one for all that ended well at its end."""
+        name = self._name_of(batch)
+        if kind == "submitted":
+            self._submit(len(batch.attempts))
+        elif kind == "started":
+            self.batches.append(batch)
+            for attempt in batch.attempts:
+                self._begun(attempt)
+            self.say(f"{name}: started together")
+        elif kind == "cancelled":
+            for attempt in batch.attempts:
+                self._begun(attempt)
+            self.ended += len(batch.attempts)
+            self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
+        elif kind == "ended":
+            self.batches.remove(batch)
+            self._end_batch(name, batch)
+
+    def _name_of(self, batch: Batch) -> str:
+        """The first of its conditions, and how many runs it has."""
+        first, *others = dict.fromkeys(self.name(one).rpartition("/")[0] for one in batch.attempts)
+        more = f" and {len(others)} more" if others else ""
+        return f"{first}{more} ({len(batch.attempts)} runs)"
+
+    def _end_batch(self, name: str, batch: Batch) -> None:
+        """How many runs of a batch are done; a line of its own for every other one."""
+        done = 0
+        for attempt in batch.attempts:
+            if not is_held(attempt.folder) and read_status(attempt.folder).get("status") == schema.DONE:
+                done += 1
             else:
-                reason = status.get("reason") or f"see the logs in {event.job.folder}"
-                self.say(f"{name}: FAILED: {reason}  [{self.ended}/{self.todo}]")
-        elif time.monotonic() - self.said >= self.every:
-            self.say(self.overview())
+                self._end(attempt, self.name(attempt))
+        self.ended += done
+        self.say(f"{name}: {done} done  [{self.ended}/{self.todo}]")
+
+    def _submit(self, count: int) -> None:
+        self.submitted += count
+        if self.submitted == self.todo:
+            self.say(f"{self.todo} runs are in Slurm's queue")
+
+    def _begun(self, attempt: Attempt) -> None:
+        if attempt.spec.run_id in self.waiting:
+            self.waiting.remove(attempt.spec.run_id)
+
+    def _end(self, attempt: Attempt, name: str) -> None:
+        """Say how an attempt has ended."""
+        for one in [one for one in self.running if one.attempt is attempt]:
+            self._look(one)
+            self.running.remove(one)
+        self.ended += 1
+        count = f"[{self.ended}/{self.todo}]"
+        going = is_held(attempt.folder)
+        status = read_status(attempt.folder)  # after it: one that has ended meanwhile has said so
+        reason = status.get("reason")
+        if going:
+            self.say(f"{name}: another launcher is training it  {count}")
+        elif status.get("status") == schema.DONE:
+            self.say(f"{name}: done{_scores(status)}  {count}")
+        elif status.get("status") == schema.COLLAPSED:
+            self.say(f"{name}: collapsed: {reason}  {count}")
+        elif status.get("status") == schema.PARTIAL:
+            self.say(f"{name}: {reason}  {count}")
+        else:
+            logs = f"see `cppo logs {attempt.spec.run_id}`"
+            self.say(f"{name}: FAILED: {reason or 'it ended without a word'}: {logs}  {count}")
+
+    def _look(self, one: Watched) -> None:
+        """Read what a run has recorded; elsewhere than on a terminal, a line for each validation of this attempt."""
+        name, t_stop = self.name(one.attempt), self.t_stop[one.attempt.spec.run_id]
+        for row in one.rows.news():
+            score = score_of(row)
+            if score is not None and row.time_ms / 1000 >= one.rows.since and not sys.stderr.isatty():
+                best = one.rows.summary(t_stop)
+                assert best is not None  # this validation is among its scores
+                left = _left_text(self.seconds_left())
+                self.say(
+                    f"{name}: step {row.step}/{t_stop}, {score_text(score, best.best, best.best_step)}{left}"
+                )
+        activity = "" if one.rows.times else self._activity(one)
+        words = activity.rstrip("0123456789/ ")
+        if words and words != one.activity and not sys.stderr.isatty():
+            one.activity = words
+            if words != STARTING:
+                self.say(f"{name}: {words}")
+
+    def _activity(self, one: Watched) -> str:
+        """What a run does besides its steps, by its folder."""
+        status = read_status(one.attempt.folder)
+        if status.get("status") == schema.RUNNING:
+            return str(status.get("activity") or "")
+        # What an earlier attempt has left there says nothing of this one.
+        if status.get("status") and status.get("updated", 0.0) >= one.attempt.created:
+            return "recording its end"
+        return STARTING
 
     def overview(self) -> str:
-        """The progress of each running run, and when all will be done."""
-        parts, share = [], float(self.ended)
-        for attempt in self.running:
-            status = read_status(attempt.folder)
-            running = status.get("status") == schema.RUNNING
-            # What an earlier attempt has left there says nothing of this one.
-            if not running and status.get("updated", 0.0) >= attempt.created:
-                share += 1
-                parts.append(f"{self.name(attempt)} recording its end")
-                continue
-            if not running or status.get("step") is None:
-                parts.append(f"{self.name(attempt)} starting")
-                continue
-            share += status["step"] / status["t_stop"]
-            parts.append(f"{self.name(attempt)} step {status['step']}/{status['t_stop']}{_score(status)}")
-        left = ""
-        if share > 0:
-            seconds = (time.monotonic() - self.started) * (self.todo - share) / share
-            left = f"  (about {seconds / 60:.0f} min left)" if seconds >= 60 else "  (under a minute left)"
-        return "; ".join(parts) + left
+        """What each running run does, and when all will be done, as far as that is known."""
+        parts = [f"{self.ended}/{self.todo} ended"] if self.todo > 1 else []
+        for one in self.running:
+            run_id, activity = one.attempt.spec.run_id, self._activity(one)
+            said = [] if one.rows.times and activity == STARTING else [activity]
+            if one.rows.times or (one.rows.step and activity not in (STARTING, "recording its end")):
+                said.insert(0, f"step {one.rows.step}/{self.t_stop[run_id]}")
+                if scores := one.rows.summary(self.t_stop[run_id]):
+                    said.append(score_text(scores.last, scores.best))
+            parts.append(f"{self.name(one.attempt)} {', '.join(filter(None, said))}")
+        for batch in self.batches:
+            whole = batch.attempts[0].spec.training.t_stop
+            ended = sum((read_status(one.folder).get("step") or 0) >= whole for one in batch.attempts)
+            parts.append(f"{self._name_of(batch)}: {ended} at step {whole}")
+        return "; ".join(parts) + _left_text(self.seconds_left())
+
+    def seconds_left(self) -> float | None:
+        """Seconds until all runs have ended, as many at a time as now; None where a run has no measured step time.
+
+        Beside batches it goes by the runs that have ended so far.
+        """
+        if self.batches:
+            return (time.monotonic() - self._launched) * (self.todo / self.ended - 1) if self.ended else None
+        running = []
+        for one in self.running:
+            run_id, rows = one.attempt.spec.run_id, one.rows
+            pace = rows.pace or self.pace.get(run_id)
+            if pace is None:
+                return None
+            since = time.time() - rows.times[-1][1] if rows.times else 0.0
+            running.append(max(0.0, (self.t_stop[run_id] - (rows.step or 0)) * pace - since))
+        if not running:
+            return None
+        # A run that has not begun takes what one of its kind took, or else what the running ones take.
+        own = [one.rows.pace for one in self.running if one.rows.pace]
+        waiting = []
+        for run_id in self.waiting:
+            pace = self.pace.get(run_id) or (max(own) if own else None)
+            if pace is None:
+                return None
+            waiting.append(self.t_stop[run_id] * pace)
+        for seconds in waiting:  # each takes the place of the first one to end
+            first = min(range(len(running)), key=lambda i: running[i])
+            running[first] += seconds
+        return max(running)
 
     def name(self, attempt: Attempt) -> str:
-        """How people know the run."""
+        """The run's name for readers."""
         return f"{self.variants[attempt.spec.run_id]}/{attempt.spec.model.name}/seed {attempt.spec.seed}"
 
     def say(self, text: str) -> None:
-        """One line on standard error."""
-        self.said = time.monotonic()
-        print(text, file=sys.stderr, flush=True)
+        """Print a permanent line on standard error."""
+        start = _CLEAR if sys.stderr.isatty() else ""
+        print(f"{start}{text}", file=sys.stderr, flush=True)
+
+    def _in_place(self, text: str) -> None:
+        """The last line of a terminal, in the place of the one before."""
+        if sys.stderr.isatty():
+            room = shutil.get_terminal_size().columns - 1
+            shown = text if len(text) <= room else text[: max(room - 1, 1)] + "…"
+            print(f"{_CLEAR}{shown}", end="", file=sys.stderr, flush=True)
 
 
-def _score(status: dict[str, object]) -> str:
-    score = status.get("score")
-    return f", score {100 * score:.1f} %" if isinstance(score, float) else ""
+def _left_text(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 60:
+        return "  (under a minute left)"
+    minutes = seconds / 60
+    return f"  (about {minutes:.0f} min left)" if minutes < 90 else f"  (about {minutes / 60:.1f} h left)"
+
+
+def _scores(status: Mapping[str, object]) -> str:
+    """`, last 43.2 %, best 44.1 % (step 8), final mean 43.5 %` by the status of a run that has ended."""
+    last, best, mean = (
+        value if isinstance(value, float) else None
+        for value in (status.get(name) for name in ("score", "best", "final_mean"))
+    )
+    step = status.get("best_step")
+    text = score_text(last, best, step if isinstance(step, int) else None, mean)
+    return f", {text}" if text else ""

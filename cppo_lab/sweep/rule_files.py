@@ -1,4 +1,4 @@
-"""Rule files of other packages: `rule/<name>.yaml` beside a sweep file, as those in conf/rule.
+"""Rule files of other packages: `rule/<name>.yaml` beside a sweep file, in the form of those in conf/rule.
 
 A rule file is as much a stranger's as the sweep file beside it: it holds constants and names no code. Where the
 rule is, an installed package says (an entry point), CPPO_RULES, or the command line (`rule.path`).
@@ -27,7 +27,7 @@ PATH_REMEDY = (
 
 
 def read_rules(sweep: Path, source: str) -> None:
-    """Take up the rules beside a sweep file; `source` is the sweep's name in messages.
+    """Read the rules beside a sweep file; `source` is the sweep's name in messages.
 
     Raises UserError for a file that is no rule file, or a name that another rule has already.
     """

@@ -16,7 +16,7 @@ MAX_VALUES = 100_000  # aliases of aliases would make any number
 LARGEST_BITS = 64
 MAX_SAID = 200  # characters of a value in a message
 MAX_DEPTH = 32  # an alias to what holds it would make any
-TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to what holds it, or the brackets too many"
+TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to its own parent, or the extra brackets"
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
 
@@ -49,7 +49,7 @@ class _Loader(yaml.SafeLoader):
                         self.flatten_mapping(part)
                         merged += len(part.value)
                     if merged > MAX_VALUES:
-                        said = f"<< merges more than {MAX_VALUES:,} keys: write out those that are meant"
+                        said = f"<< merges more than {MAX_VALUES:,} keys: write out the keys you need"
                         raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
         super().flatten_mapping(node)
 
@@ -82,7 +82,7 @@ def read_text(path: Path, source: str) -> str:
         raise
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UserError(f"sweep file {source} cannot be read: {reason}: name a file that can") from None
+        raise UserError(f"sweep file {source} cannot be read: {reason}: name a readable file") from None
     if len(data) > MAX_BYTES:
         raise UserError(f"sweep file {source} has more than {MAX_BYTES:,} bytes: no sweep needs as many")
     try:
@@ -136,7 +136,7 @@ def _refuse_twins(root: yaml.Node, source: str) -> None:
                 last = [key for key, _ in node.value if key.value == name][1].start_mark
                 raise UserError(
                     f"sweep {source} line {last.line + 1}, column {last.column + 1}: key {_dotted((way, name))!r} "
-                    "stands there twice: remove one"
+                    "appears twice: remove one"
                 )
             todo.append(((way, name), value))
 
@@ -150,8 +150,8 @@ def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None)
         count += 1
         if count > MAX_VALUES:
             raise UserError(
-                f"sweep {source}: {PLAIN}, {MAX_VALUES:,} at most: aliases make more of them here; write out what is "
-                "meant"
+                f"sweep {source}: {PLAIN}, {MAX_VALUES:,} at most: the aliases here expand to more; write the values "
+                "out"
             )
         if depth > MAX_DEPTH:
             raise UserError(f"sweep {source}: {_dotted(way)}: {TOO_DEEP}")

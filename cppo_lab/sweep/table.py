@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from cppo_lab.core_records import core_of
 from cppo_lab.estimate import UNCERTAINTY
 from cppo_lab.launch.run_state import RunState
+from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum
 from cppo_lab.sweep.enumerate import PlannedRun
 
-LEFT_OUT = "validations, warm start and start-up are not in it"
+LEFT_OUT = "without validations, warm start and start-up"
 
 
 def table(
@@ -16,10 +17,11 @@ def table(
     states: Mapping[str, RunState],
     costs: Mapping[str, Cost | None],
     width: int | None = None,
+    coloured: bool = False,
 ) -> str:
     """Runs and their states as aligned text; with layout and GPU-hours where a core uses a layout.
 
-    Lines longer than `width` (None: no limit) are cut, which only ever costs part of a reason.
+    Where lines are longer than `width` (None: no limit), columns are left out and reasons cut.
     """
     placed = any(core_of(run.spec.core).uses_layout for run in runs)
     noted = any(states[run.run_id].note for run in runs)
@@ -31,22 +33,9 @@ def table(
         state = states[run.run_id]
         name = [run.run_id, run.variant, run.spec.model.name, str(run.spec.seed)]
         rows.append([*name, *cost, state.state, *([state.note] if noted else [])])
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-    if noted:
-        widths[-1] = 0  # the last column needs no filling
-    right = head.index("GPU-hours") if placed else -1
-    lines = [
-        "  ".join(
-            cell.rjust(size) if i == right else cell.ljust(size)
-            for i, (cell, size) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *rows]
-    ]
-    return "\n".join(_cut(line, width) for line in lines)
-
-
-def _cut(line: str, width: int | None) -> str:
-    return line if width is None or len(line) <= width else line[: max(width - 1, 1)] + "…"
+    return aligned(
+        head, rows, right={"GPU-hours"}, width=width, spare=("GPU-hours", "layout", RUN_ID), coloured=coloured
+    )
 
 
 def cost_summary(
@@ -57,7 +46,7 @@ def cost_summary(
     if len(sums) > 1 and all(one.gpu_hours is not None for one in sums):
         total = sum(one.gpu_hours or 0.0 for one in sums)
         left = sum(one.gpu_hours_left or 0.0 for one in sums)
-        lines.append(f"Together: {total:.0f} GPU-hours; {left:.0f} still to come.")
+        lines.append(f"Together: {total:.0f} GPU-hours; {left:.0f} remaining.")
     verdicts: dict[tuple[str, str], str] = {}
     for run in runs:
         cost = costs.get(run.run_id)
@@ -69,7 +58,7 @@ def cost_summary(
 
 def _sentence(cost: CostSum) -> str:
     runs = f"{cost.runs} run" + ("" if cost.runs == 1 else "s")
-    to_come = f"still to come ({cost.runs_left} of them)"
+    to_come = f"remaining ({cost.runs_left} of them)"
     if cost.basis == ESTIMATE:
         return (
             f"Estimated cost: {cost.gpu_hours or 0:.0f} GPU-hours of an H100 80 GB for {runs}, good to a factor of "

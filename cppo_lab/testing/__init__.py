@@ -1,4 +1,4 @@
-"""Conformance tests of a rule, a core and a launcher, for packages that bring one, and for those of the product.
+"""Conformance tests of a rule, a core and a launcher, for those of other packages and of the product.
 
 Each is a class of tests that pytest collects from a subclass, and a `check_...` function that calls them all without
 pytest. The modules are imported when one of their names is used: those of cores and launchers do without torch.

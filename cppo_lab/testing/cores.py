@@ -164,7 +164,7 @@ class CoreTests:
         return compose([f"core={self.core.name}", *self.overrides, *more])
 
     def _train(self, folder: Path, kill_at: int | None = None) -> Life:
-        """One attempt in a process of its own; `kill_at`: the step whose log() kills it."""
+        """One attempt in a separate process; `kill_at`: the step whose log() kills it."""
         composed = self._composed()
         (folder / EVENTS).unlink(missing_ok=True)
         (folder / "run").mkdir(exist_ok=True)

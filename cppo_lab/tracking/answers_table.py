@@ -1,6 +1,6 @@
 """The texts of a run as a table that MLflow's page shows: the format of its `log_table`, made from the run's files.
 
-The newest steps come first; what has no room in LARGEST bytes is in the files alone.
+The newest steps come first; texts beyond LARGEST bytes are in the files only.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def table(folder: Path) -> bytes | None:
-    """The table of the texts in a run's folder; None if it has none. A file that cannot be read is left out."""
+    """The table of the texts in a run's folder; None if it has none. Unreadable files are omitted."""
     try:
         files = FolderFiles(folder)
         steps = steps_with(files, "texts")

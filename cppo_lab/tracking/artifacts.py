@@ -1,4 +1,4 @@
-"""A run's files on their way to MLflow: those that its record names, and its whole history as one."""
+"""The upload of a run's files: those that its record names, and its whole history as one file."""
 
 import contextlib
 import tempfile
@@ -25,7 +25,7 @@ class Artifacts:
     ]  # of the record; asked for only if they are needed, since they may be many
 
     def upload(self, name: str) -> None:
-        """A file of the run's folder, or what should be in it; one that is gone, or lies elsewhere, is left out."""
+        """A file of the run's folder, or its recorded content; one that is gone, or outside the folder, is omitted."""
         parent = Path(name).parent.as_posix()
         place = None if parent == "." else parent
         if (path := self._own_file(name)) is not None:
@@ -34,7 +34,7 @@ class Artifacts:
             self._upload_content(Path(name).name, content, place)
 
     def missing(self) -> list[str]:
-        """Files of a record that the store has not got although it took them: a gateway may have answered for it."""
+        """Files of a record that the store lacks although it accepted them: a gateway may have answered for it."""
         named = dict.fromkeys(line.path for line in self.lines() if isinstance(line, Artifact))
         carried = self._carried()
         names = [name for name in named if self._own_file(name) is not None or name in carried]
@@ -67,12 +67,12 @@ class Artifacts:
             self.client.log_artifact(self.mlflow_id, str(copy), place)
 
     def _carried(self) -> dict[str, bytes]:
-        """What is in the files that a full disk did not take, by their names."""
+        """The content of files that a full disk did not accept, by their names."""
         found = {line.path: line.content() for line in self.lines() if isinstance(line, Artifact)}
         return {name: content for name, content in found.items() if content and self._is_ours(name)}
 
     def _is_ours(self, name: str) -> bool:
-        """Whether a file of that name would lie in the run's folder."""
+        """Whether a file of that name would be in the run's folder."""
         try:
             return (self.folder / name).resolve().is_relative_to(self.folder.resolve())
         except (OSError, ValueError, RuntimeError):  # a name too long, with a zero byte; links in a ring

@@ -1,4 +1,4 @@
-"""Which code made a result."""
+"""The code version of a result."""
 
 import hashlib
 import subprocess
@@ -34,7 +34,7 @@ class CodeState:
 
 
 def code_version() -> str:
-    """The code of this process in one word, see `CodeState.version`."""
+    """The code version of this process, see `CodeState.version`."""
     return code_state().version
 
 

@@ -1,4 +1,4 @@
-"""The colour of a run's curves in MLflow's page: one for each variant, so that seeds of one look alike."""
+"""The colour of a run's curves in the MLflow UI: one per variant, shared by its seeds."""
 
 import zlib
 

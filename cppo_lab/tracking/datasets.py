@@ -20,7 +20,7 @@ def as_inputs(datasets: Sequence[Dataset]) -> list[DatasetInput]:
 
 
 def log_datasets(client: MlflowClient, mlflow_id: str, datasets: Sequence[Dataset]) -> None:
-    """Say what a run reads. Said again, it changes nothing: MLflow knows a dataset by its name and digest."""
+    """Log the data that a run reads. Idempotent: MLflow identifies a dataset by its name and digest."""
     if datasets:
         client.log_inputs(mlflow_id, datasets=as_inputs(datasets))
 

@@ -4,8 +4,11 @@ import os
 import platform
 import pwd
 import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 from cppo_lab import schema
 from cppo_lab.redaction import redacted
@@ -35,7 +38,7 @@ _MOST = 500  # characters of a value that a user chose
 
 
 def environment_tags() -> dict[str, str]:
-    """The tags of this process on this machine; what is not known, or not there, has none."""
+    """The tags of this process on this machine; unknown or missing facts have no tag."""
     tags = {
         schema.TAG_HOST: socket.gethostname(),
         schema.TAG_PYTHON: platform.python_version(),
@@ -52,6 +55,19 @@ def environment_tags() -> dict[str, str]:
         **_code(),
     }
     return {key: redacted(value)[:_MOST] for key, value in tags.items() if value}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The tags and the installed packages of this process: looked up once for several runs that it trains."""
+
+    tags: Mapping[str, str]
+    packages: Sequence[str]
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """As they are now."""
+        return cls(environment_tags(), packages())
 
 
 def packages() -> list[str]:

@@ -1,4 +1,4 @@
-"""What a run is called: its name, its tags, its configuration as parameters and as YAML."""
+"""The naming of a run: its name, its tags, its configuration as parameters and as YAML."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -65,7 +65,7 @@ def _place(feed: str) -> tuple[int, int, str]:
 
 
 def merged(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
-    """The `new` tags of a run that is gone on with, as they are to be set; `old` has all that it has.
+    """The `new` tags of a resumed run, merged with its `old` ones.
 
     Lists grow, each entry once: where the run has been (schema.LISTED) and what it feeds. Once dirty is dirty. Any
     other tag is replaced.

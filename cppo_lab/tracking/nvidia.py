@@ -26,7 +26,7 @@ class Inventory:
 
 @contextlib.contextmanager
 def nvml() -> Iterator[Any]:
-    """NVML, ready for use; None where it is not."""
+    """NVML, initialised; None if it is not available."""
     if pynvml is None:
         yield None
         return

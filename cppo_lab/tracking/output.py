@@ -1,4 +1,4 @@
-"""What the attempts at a run have printed, bounded and without passwords, to be kept with the run."""
+"""The output of the attempts at a run, bounded and without passwords, stored with the run."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ _SPACE = re.compile(rb"\s")
 
 
 class Printed(NamedTuple):
-    """A file that a process prints to, and where in it that process began: what comes before is from others."""
+    """A file that a process prints to, and the offset at which that process began; earlier bytes are from others."""
 
     path: str
     start: int

@@ -1,4 +1,4 @@
-"""MLflow's own server over a store, as a child of this process, for a person to look at the runs."""
+"""MLflow's own server for a store, as a child of this process, to view the runs."""
 
 import contextlib
 import errno
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from cppo_lab.errors import UserError
+from cppo_lab.installed import install_extra
 from cppo_lab.redaction import redacted
 
 LOOPBACK = "127.0.0.1"
@@ -32,7 +33,7 @@ def require_mlflow_server() -> None:
         metadata.distribution("mlflow")
     except metadata.PackageNotFoundError:
         raise UserError(
-            "package 'mlflow' (its server and pages) is not installed: pip install 'cppo-lab[ui]'"
+            f"package 'mlflow' (its server and pages) is not installed: {install_extra('ui')}"
         ) from None
 
 
@@ -139,7 +140,7 @@ def _answers(server: "subprocess.Popen[bytes]", health: str) -> bool:
 
 
 def _end(server: "subprocess.Popen[bytes]") -> None:
-    """End the server's whole group; what does not go in good time is killed."""
+    """End the server's whole group; processes that do not end in time are killed."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, number)

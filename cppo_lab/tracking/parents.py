@@ -3,13 +3,16 @@
 It has no `cppo.run_id`, so that nothing that reads training runs takes it for one, and has ended from the start.
 """
 
+import math
+import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Metric, Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
@@ -18,6 +21,9 @@ from cppo_lab.store.listing import experiment_runs
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
 
+VARIANT_MEAN = "variant_mean"  # metrics of a parent; no training run has them
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")
+_LONGEST_PART = 100  # characters
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
 
 
@@ -62,7 +68,7 @@ def _move_runs(client: MlflowClient, experiment_id: str, old: str, new: str) -> 
 
 
 def living(client: MlflowClient, parents: Iterable[str]) -> set[str]:
-    """Those of the MLflow ids whose runs are there and not deleted."""
+    """Those of the MLflow ids whose runs exist and are not deleted."""
     there = set()
     for parent in set(parents) - {""}:
         try:
@@ -77,7 +83,8 @@ def living(client: MlflowClient, parents: Iterable[str]) -> set[str]:
 def update_parent(
     client: MlflowClient, parent: str, sweep: SweepText, planned: Sequence[NotedRun] = ()
 ) -> None:
-    """Write the description of a sweep's parent from the runs of the store and from those that are `planned`.
+    """Write the description of a sweep's parent from the runs of the store and from those that are `planned`, and log
+    the means of its variants.
 
     The state of a planned run is the planner's word; other runs of the sweep, of earlier launches, are as the store
     has them. The verdict stays.
@@ -89,6 +96,26 @@ def update_parent(
     note = sweep_note(sweep, runs, experiment.experiment_id, verdict_of(old))
     if note != old:
         client.set_tag(parent, schema.TAG_NOTE, note)
+    now = variant_means(runs)
+    new = {name: value for name, value in now.items() if run.data.metrics.get(name) != value}
+    if new:
+        time_ms = int(time.time() * 1000)
+        client.log_batch(parent, metrics=[Metric(name, value, time_ms, 0) for name, value in new.items()])
+
+
+def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
+    """`variant_mean/MODEL/VARIANT` -> the mean of the last validations of its finished runs, a fraction."""
+    scores: dict[str, list[float]] = {}
+    for run in runs:
+        if run.score is not None and run.state in schema.FINISHED:
+            name = "/".join((VARIANT_MEAN, _as_name(run.model), _as_name(run.variant)))
+            scores.setdefault(name, []).append(run.score)
+    return {name: math.fsum(values) / len(values) for name, values in scores.items()}
+
+
+def _as_name(text: str) -> str:
+    """As a part of a metric's name: MLflow takes few signs, and no part that a path would lose."""
+    return _NOT_IN_NAMES.sub("_", text)[:_LONGEST_PART].strip(". ") or "_"
 
 
 def noted_runs(

@@ -1,4 +1,4 @@
-"""What preflights measured, on file: `runs/preflight` has a folder for each kind of run."""
+"""The results of preflights: `runs/preflight` has a folder for each kind of run."""
 
 import json
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class Measured:
     validation: float | None = None
     checkpoint: float | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
-    error: str = ""  # why it broke off, and in which part
+    error: str = ""  # the error, and the part in which it occurred
 
     def write(self, folder: Path) -> None:
         """Keep it."""

@@ -1,6 +1,6 @@
 """The write side of tracking as a training process sees it: what a run records goes to files of its folder.
 
-Nothing here waits for, or knows of, the tracking store: `shipper` sends what is on file.
+Nothing here waits for, or knows of, the tracking store: `shipper` uploads the files.
 """
 
 import contextlib
@@ -25,16 +25,20 @@ from cppo_lab.runs.folder import (
     folder_tag,
     read_status,
     seconds_trained,
+    variants_text,
     write_status,
 )
-from cppo_lab.runs.spool import Spool, new_record, newest_record, open_spool
+from cppo_lab.runs.following import score_of
+from cppo_lab.runs.scores import summarise
+from cppo_lab.runs.spool import Record, Spool, new_record, newest_record, open_spool
 from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.environment import environment_tags, packages
+from cppo_lab.tracking.environment import Environment
 from cppo_lab.tracking.naming import flatten, names, run_name, run_tags, variants_in
 from cppo_lab.tracking.output import Printed, captured_output, own_output
 
 STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains
+ACTIVITY_SECONDS = 0.5  # the same for the counter of one activity
 
 
 class Recorder:
@@ -42,7 +46,7 @@ class Recorder:
 
     If `continues`, it goes on in the record, and so in the MLflow run, of the last attempt from this folder, unless
     there is none or it finished. `gpus` is how many it takes on all its machines, `datasets` what it reads, `yaml` its
-    resolved configuration for people.
+    resolved configuration for people, `environment` that of this process, if the caller has it already.
     """
 
     def __init__(
@@ -55,42 +59,45 @@ class Recorder:
         gpus: int = 0,
         datasets: Sequence[schema.Dataset] = (),
         yaml: str = "",
+        environment: Environment | None = None,
     ) -> None:
+        environment = environment or Environment.of_this_process()
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
         self._first: tuple[int, float] | None = None  # step that this attempt logged first, and when
         ensure_folder_tag(folder)
-        self._tags = {**environment_tags(), **tags}
+        self._tags, self._packages = {**environment.tags, **tags}, environment.packages
         self._printed = own_output()
         self._waiting: dict[str, bytes] = {}  # files that a full disk did not take, by name
         self._ended = False  # nothing that happens after the end is recorded can change it
         past = newest_record(folder) if continues else None
         going_on = past is not None and (past.end is None or past.end.status not in schema.FINISHED)
         self._steps = set(past.rows) if past and going_on else set()
+        self._scores = _scores(past) if past and going_on else {}
         self._start(past.begin.record if past and going_on else new_record())
 
     def _start(self, record: str) -> None:
         """Open the spool."""
         self.record = record
-        self._score: float | None = None
+        self._activity = ""
         self._told_at = time.monotonic()
         self.spool = open_spool(self.folder)
         self.spool.add(begin_line(self.spec, self._tags, self.folder, record, self._datasets))
         self._keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
-        self._keep("requirements.txt", "\n".join(packages()) + "\n")
+        self._keep("requirements.txt", "\n".join(self._packages) + "\n")
         if self._yaml:
             self._keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, max(self._steps, default=0))
 
     def begin(self, step: int | None) -> None:
-        """Training goes on behind `step`; None: it starts. An earlier attempt's record is then left as it is."""
+        """Training resumes after `step`; None: it starts. An earlier attempt's record is then unchanged."""
         if step is not None or not self._steps:
             return
         reason = "training began anew: there was no checkpoint to continue from"
         self.spool.add(End(self.record, schema.PARTIAL, self.step, _now(), reason))
         self.spool.close()
-        self._steps = set()
+        self._steps, self._scores = set(), {}
         self._start(new_record())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -102,16 +109,31 @@ class Recorder:
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
         self._first = self._first or (step, time.time())
+        score = metrics.get(schema.validation_metric(schema.MEAN, self.spec.validation.samples))
         if step not in self._steps:
-            self.spool.add(StepEvent(step, _now(), {**self.sampled(), **metrics}))
+            summary = {}
+            if score is not None:
+                self._scores[step] = score
+                found = summarise(self._scores, self.spec.training.t_stop)
+                summary = found.metrics if found else {}
+            self.spool.add(StepEvent(step, _now(), {**self.sampled(), **metrics, **summary}))
             self._steps.add(step)
-        self._score = metrics.get(
-            schema.validation_metric(schema.MEAN, self.spec.validation.samples), self._score
-        )
+        self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:
-            self._told_at = time.monotonic()
-            with contextlib.suppress(OSError):  # a full disk; the next one reports it
-                self._status(schema.RUNNING, step)
+            self._show_running(step)
+
+    def doing(self, activity: str, done: int | None = None, of: int | None = None) -> None:
+        """Show what the run does besides its recorded steps: `warm start`, 400 of 1000. Nothing is recorded of it."""
+        same = self._activity.startswith(activity)
+        if same and time.monotonic() - self._told_at < ACTIVITY_SECONDS and done != of:
+            return
+        self._activity = activity if done is None else f"{activity} {done}/{of}"
+        self._show_running(max(self._steps, default=0))
+
+    def _show_running(self, step: int) -> None:
+        self._told_at = time.monotonic()
+        with contextlib.suppress(OSError):  # a full disk; the next one reports it
+            self._status(schema.RUNNING, step)
 
     def tag(self, name: str, value: str) -> None:
         """Give the MLflow run a tag of the schema. Raises ValueError for a name that is not in schema.TAGS_OF_CORES."""
@@ -174,7 +196,7 @@ class Recorder:
         self._end(schema.PARTIAL, self.step, f"interrupted: {cause} {reached}")
 
     def fail(self, reason: str, traceback: str) -> None:
-        """The run ended by an error of its own; `reason` is one line, `traceback` becomes an artifact."""
+        """The run failed with an error; `reason` is one line, `traceback` becomes an artifact."""
         if self._ended:
             return
         with contextlib.suppress(OSError):
@@ -201,19 +223,25 @@ class Recorder:
         self.spool.close()
 
     def _status(self, status: str, step: int | None, reason: str = "") -> None:
-        """What launchers and `cppo status` show of this run, written as a whole: a reader never sees half of it.
+        """The status that launchers and `cppo status` show, written atomically: a reader never sees half of it.
 
         `seconds` are those of all attempts, `started` and `first_step` speak of this one.
         """
         now = time.time()
         first_step, first_time = self._first or (None, None)
+        scores = summarise(self._scores, self.spec.training.t_stop)
         write_status(
             self.folder,
             {
                 "status": status,
                 "step": step,
-                "score": self._score,
+                "score": scores.last if scores else None,
+                "best": scores.best if scores else None,
+                "best_step": scores.best_step if scores else None,
+                "final_mean": scores.final_mean if scores else None,
                 "reason": reason,
+                "activity": self._activity if status == schema.RUNNING else "",
+                "variants": variants_text(variants_in(self._tags)),
                 **names(self.spec),
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
@@ -250,7 +278,7 @@ def begin_line(
 
 
 def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = None) -> bool:
-    """End the record of an attempt that died without a word; False if there is none to end.
+    """End the record of an attempt that died without recording its end; False if there is none to end.
 
     An end that is there already is added to. `time_ms`: when it ended, if that is known.
     The caller holds the lock of the folder.
@@ -268,12 +296,18 @@ def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = Non
 
 
 def _keep_output(folder: Path, spool: Spool, printed: Sequence[Printed]) -> None:
-    """Keep what the attempts have printed with the run; a full disk costs only this."""
+    """Store the output of the attempts with the run; on a full disk it is omitted."""
     with contextlib.suppress(OSError):
         for name, content in captured_output(folder, printed):
             (folder / name).parent.mkdir(exist_ok=True)
             replace_file(folder / name, content)
             spool.add(Artifact(name))
+
+
+def _scores(record: Record) -> dict[int, float]:
+    """The scores of a record's validations, by step."""
+    found = {step: score_of(row) for step, row in record.rows.items()}
+    return {step: score for step, score in found.items() if score is not None}
 
 
 def _now() -> int:

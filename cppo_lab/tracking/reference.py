@@ -1,205 +1,30 @@
-"""The paper's own curves as MLflow runs, so that one report code serves the paper and our own sweeps.
-
-The curves travel as CSV files in `reports/paper/`. Each (model, method) of the main grid becomes one run of
-the experiment `paper`; an ablation curve that equals a curve of the main grid point by point is that same
-run and only adds a sweep tag, every other ablation curve becomes a run of its own.
+"""The paper's own curves (`reference_curves.py`) as MLflow runs, so that one report code serves the paper and our own
+sweeps: each becomes a run of the experiment `paper`.
 """
 
-import contextlib
-import csv
-import gzip
-import io
-import math
-import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from importlib import resources
 
 from mlflow.entities import Metric, Run, RunStatus, RunTag
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment, open_client
-from cppo_lab.tracking.colours import colour
+from cppo_lab.tracking.reference_curves import ARTICLE, ReferenceRun, reference_runs
 
-MAIN = "main"
 BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
-# The curves are given to six decimals, so the same point computed in two ways can differ by the last digit.
-SAME_POINT = 2e-6
-_MEAN = schema.validation_metric(schema.MEAN)
-_ARTICLE = "https://arxiv.org/abs/2606.10968"
-
-# Column `metric` of the diagnostics files -> (our metric, factor into our unit). "k" is read as 1000 tokens.
-_DIAGNOSTICS = {
-    "reward": ("train/reward", 1.0),
-    "reward_smoothed": ("train/reward_smoothed", 1.0),
-    "response_length_k": ("train/response_length", 1000.0),
-    "rel_logprob_error": ("train/relative_logprob_error", 1.0),
-    "delta_b_effective_mean": ("rule/delta_b_mean", 1.0),
-    "prefix_budget_mask_fraction": ("rule/prefix_budget_share", 1.0),
-}
 
 _EXPERIMENT_NOTE = f"""\
 # The paper's own curves
 
 These runs were **not trained here**. They hold the values that the paper plots
-("Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", [arXiv 2606.10968]({_ARTICLE})),
+("Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", [arXiv 2606.10968]({ARTICLE})),
 read off the vector figures of its public PDF: the validation curves of the main grid and of the ablations,
 and the training and warm-up diagnostics. Accuracies and rewards are fractions, response lengths are tokens
 (the paper plots thousands). The paper does not give seeds, hence `{schema.TAG_SEED} = unknown`.
 
 Written by `cppo reference import`; importing again adds nothing.
 """
-
-
-@dataclass
-class ReferenceRun:
-    """One run to create: its `sweeps` map a sweep's name to the run's variant there; `points` maps metric ->
-    step -> value.
-    """
-
-    run_id: str
-    model: str
-    variant: str
-    t_stop: int
-    sweeps: dict[str, str]
-    points: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-
-    @property
-    def rule(self) -> str:
-        """The rule's name; the `cppo_db..._w...` variants are the rule `cppo` with other constants."""
-        return "cppo" if self.variant.startswith("cppo_db") else self.variant
-
-    def tags(self) -> dict[str, str]:
-        """The run's tags, all but the status."""
-        tags = {
-            schema.TAG_RUN_ID: self.run_id,
-            schema.TAG_RULE: self.rule,
-            schema.TAG_MODEL: self.model,
-            schema.TAG_CORE: schema.PAPER,
-            schema.TAG_SEED: "unknown",
-            schema.TAG_T_STOP: str(self.t_stop),
-            schema.TAG_COLOUR: colour(self.variant),
-            schema.TAG_NOTE: f"{self.variant} on {self.model}, as plotted in the paper ({_ARTICLE}).",
-        }
-        return tags | {schema.sweep_tag(sweep): variant for sweep, variant in self.sweeps.items()}
-
-    def metrics(self) -> Iterator[Metric]:
-        """Every point, as MLflow wants it. The paper gives no times, so all of them are 0."""
-        for name, curve in self.points.items():
-            for step, value in curve.items():
-                yield Metric(name, value, 0, step)
-
-
-def read_rows(name: str) -> Iterator[dict[str, str]]:
-    """The rows of one of the reference files (`reports/paper/<name>`), wherever the package is installed.
-
-    Raises UserError if it is damaged, also for what its reader finds wrong with a row.
-    """
-    try:
-        raw = resources.files("cppo_lab.reports").joinpath("paper", name).read_bytes()
-        text = gzip.decompress(raw) if name.endswith(".gz") else raw
-        yield from csv.DictReader(io.StringIO(text.decode()))
-    except (OSError, EOFError, zlib.error, ValueError, csv.Error) as error:
-        raise _damaged(name, error) from None
-
-
-def _damaged(name: str, error: Exception) -> UserError:
-    reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-    return UserError(
-        f"the paper's curves in reports/paper/{name} are damaged ({reason}): install the package again"
-    )
-
-
-@contextlib.contextmanager
-def _reading(name: str) -> Iterator[Iterator[dict[str, str]]]:
-    """The rows of a file, and whatever is wrong with one as a UserError."""
-    try:
-        yield read_rows(name)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        OverflowError,
-    ) as error:  # a column or number that is not there
-        raise _damaged(name, error) from None
-
-
-def reference_runs() -> list[ReferenceRun]:
-    """What the reference consists of: the main grid in the order of Table 4, then the curves of the
-    ablations only.
-
-    Raises UserError if one of its files is damaged.
-    """
-    runs: dict[tuple[str, str], ReferenceRun] = {}
-    with _reading("table_full.csv") as rows:
-        for row in rows:
-            key = (row["model"], row["method"])
-            runs[key] = ReferenceRun(f"paper-{key[0]}-{key[1]}", *key, int(row["t_stop"]), {MAIN: key[1]})
-    with _reading("validation_curves.csv") as rows:
-        for row in rows:
-            name = schema.validation_metric(row["benchmark"])
-            runs[row["model"], row["method"]].points[name][int(row["step"])] = _score(row["avg_at_16"])
-        for run in runs.values():
-            run.points[_MEAN] = _mean_curve(list(run.points.values()))
-    with _reading("training_diagnostics.csv.gz") as rows:
-        for row in rows:
-            _add_diagnostic(runs[row["model"], row["method"]], row)
-    with _reading("warmup_diagnostics.csv") as rows:
-        for row in rows:
-            _add_diagnostic(runs[row["model"], "cppo"], row)
-    return _with_ablations(list(runs.values()))
-
-
-def _score(text: str) -> float:
-    """A finite number. Raises ValueError for anything else."""
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no score")
-    return value
-
-
-def _add_diagnostic(run: ReferenceRun, row: dict[str, str]) -> None:
-    name, factor = _DIAGNOSTICS[row["metric"]]
-    run.points[name][int(row["step"])] = _score(row["value"]) * factor
-
-
-def _mean_curve(curves: list[dict[int, float]]) -> dict[int, float]:
-    """The unweighted mean of curves at the steps that all of them have."""
-    steps = [step for step in curves[0] if all(step in curve for curve in curves)]
-    return {step: sum(curve[step] for curve in curves) / len(curves) for step in steps}
-
-
-def _same(one: dict[int, float], other: dict[int, float]) -> bool:
-    return one.keys() == other.keys() and all(abs(one[step] - other[step]) <= SAME_POINT for step in one)
-
-
-def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
-    """Adds the ablation curves: as a sweep tag where the curve is known already, else as a run."""
-    curves: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
-    t_stop = {run.model: run.t_stop for run in runs}
-    with _reading("ablation_curves.csv") as rows:
-        for row in rows:
-            key = (row["ablation"], row["model"], row["variant"])
-            curves[key][int(row["step"])] = _score(row["aime24_25_26_avg_at_16"])
-            if row["model"] not in t_stop:
-                raise ValueError(f"model {row['model']!r} is in no table")
-    taken = {run.run_id for run in runs}
-    for (sweep, model, variant), curve in curves.items():
-        twin = next((run for run in runs if run.model == model and _same(run.points[_MEAN], curve)), None)
-        if twin is not None:
-            twin.sweeps[sweep] = variant
-            continue
-        run_id = f"paper-{model}-{variant}"
-        if run_id in taken:  # a name used twice for different curves: tell them apart by the sweep
-            run_id = f"paper-{model}-{sweep}-{variant}"
-        taken.add(run_id)
-        run = ReferenceRun(run_id, model, variant, t_stop[model], {sweep: variant})
-        run.points[_MEAN] = curve
-        runs.append(run)
-    return runs
 
 
 def import_reference(uri: str, progress: Callable[[str], None] = lambda line: None) -> int:
@@ -250,9 +75,16 @@ def _write(client: MlflowClient, experiment_id: str, run: ReferenceRun) -> int:
     tags = run.tags() | {schema.TAG_STATUS: schema.RUNNING}
     created = client.create_run(experiment_id, tags=tags, run_name=f"{run.variant} on {run.model} (paper)")
     mlflow_id = created.info.run_id
-    metrics = list(run.metrics())
+    metrics = list(_metrics(run))
     for start in range(0, len(metrics), BATCH):
         client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
     client.log_batch(mlflow_id, tags=[RunTag(schema.TAG_STATUS, schema.DONE)])
     client.set_terminated(mlflow_id, RunStatus.to_string(RunStatus.FINISHED))
     return len(metrics)
+
+
+def _metrics(run: ReferenceRun) -> Iterator[Metric]:
+    """Every point, as MLflow wants it. The paper gives no times, so all of them are 0."""
+    for name, curve in run.points.items():
+        for step, value in curve.items():
+            yield Metric(name, value, 0, step)

@@ -6,7 +6,7 @@ from cppo_lab import schema
 from cppo_lab.store.client import open_client
 from cppo_lab.store.listing import newest_runs
 from cppo_lab.tracking.parents import ensure_parent, nest, update_parent
-from cppo_lab.tracking.reference import MAIN
+from cppo_lab.tracking.reference_curves import MAIN
 from cppo_lab.tracking.sweep_note import SweepText
 from cppo_lab.tracking.views import save_views
 

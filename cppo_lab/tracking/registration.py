@@ -37,7 +37,7 @@ def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, 
 
 
 def parse_registrations(text: str) -> tuple[Registration, ...]:
-    """The entries of the tag, the oldest first. A tag that is none of ours counts as none."""
+    """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
         found = tuple(Registration(*entry) for entry in json.loads(text or "[]"))
     except (ValueError, TypeError):

@@ -21,7 +21,7 @@ _STAYS = {ASIDE, "attempts"}  # the latter: the launcher's own record, which it 
 
 
 def set_aside(folder: Path, mlflow_id: str) -> None:
-    """Move what an earlier result left in the run's folder out of the way, so that none of it is gone on with.
+    """Move an earlier result's files in the run's folder aside, so that none of them is resumed from.
 
     Called again after a kill at any moment, it moves the rest. The caller holds the lock of the folder.
     """

@@ -95,5 +95,5 @@ def verdict_markdown(log: ReportLog, shown: str) -> str:
             break
         lines.append(line)
     if not log.verdicts:
-        lines.append("- no claim of the paper is about this sweep")
+        lines.append("- the paper makes no claim about this sweep")
     return "\n".join(lines) + (f"\n\n{shown}" if shown else "")

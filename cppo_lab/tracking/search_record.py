@@ -128,7 +128,7 @@ class TrialRecord:
         number: int,
         known: str | None,
     ) -> "TrialRecord":
-        """Begin the record of trial `number`, or go on in the run `known`. `search` is the study and its MLflow run."""
+        """Begin the record of trial `number`, or continue in the run `known`. `search`: its study and MLflow run."""
         study, parent = search
         if known is None:  # its worker may have been killed before it noted the id
             asked = f"tags.`{schema.TAG_PARENT}` = '{parent}' and tags.`{schema.TAG_TRIAL}` = '{number}'"
@@ -160,7 +160,9 @@ class TrialRecord:
             self.client.log_batch(self.mlflow_id, metrics=metrics)
         except _STORE_FAULTS as error:
             print(
-                f"tracking store did not take search/score: {fault_line(error)}", file=sys.stderr, flush=True
+                f"tracking store did not accept search/score: {fault_line(error)}",
+                file=sys.stderr,
+                flush=True,
             )
 
     def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
@@ -177,5 +179,5 @@ class TrialRecord:
         try:
             self.client.set_terminated(self.mlflow_id, "KILLED")
         except _STORE_FAULTS as error:
-            said = f"tracking store did not take the end of a trial: {fault_line(error)}"
+            said = f"tracking store did not accept the end of a trial: {fault_line(error)}"
             print(said, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Shipping in a process beside the one that trains.
+"""Uploading in a process separate from the trainer.
 
 MLflow spends processor time on each point, most of all on a SQLite file, and a thread that spends it in the training
 process holds Python's interpreter meanwhile: training that computes in small operations all but stops. Whatever

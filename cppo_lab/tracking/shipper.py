@@ -1,4 +1,4 @@
-"""Shipping a run while it trains: a thread that no step ever waits for.
+"""Uploading a run while it trains: a thread that no step ever waits for.
 
 It leaves the work to a process of its own once a run has proved to be a long one (`ship_process`). The last words are
 sent from here: then nobody trains any more.
@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -57,13 +57,13 @@ class Shipper:
         return self
 
     def hurry_up(self) -> None:
-        """The process is being ended."""
+        """The process is ending: stop waiting for the store."""
         self._patience = HURRY_SECONDS
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Send what is left. A store that still does not answer is named, and nothing is lost."""
+        """Upload the rest. If the store still does not answer, say so; nothing is lost."""
         self._stop.set()
         began = time.monotonic()
         while self._thread.is_alive() and time.monotonic() - began < self._patience:
@@ -71,13 +71,7 @@ class Shipper:
                 self._process.kill()  # it may hang with its store; what is left is sent from here
             self._thread.join(LOOK_SECONDS)
         if not self._sent:
-            left = self._recorder.spool.unwritten if self._recorder else ()
-            rest = (
-                f"the disk of {self.folder} has no room for the rest: launch it again"
-                if left
-                else f"the rest is safe in {self.folder}, and `cppo sync` sends it"
-            )
-            print(f"tracking store did not take all of this run: {rest}", file=sys.stderr, flush=True)
+            print(_not_taken(self.folder, self._recorder), file=sys.stderr, flush=True)
 
     def _work(self) -> None:
         pause = EVERY_SECONDS
@@ -96,7 +90,7 @@ class Shipper:
         return min(LONGEST_PAUSE_SECONDS, 2 * pause) * random.uniform(0.8, 1.0)
 
     def _try(self, last: bool = False) -> bool:
-        """Ship once; False if the store did not take it."""
+        """Ship once; False if the store did not accept it."""
         try:
             fault = self._here(last) if last or not self._aside() else self._there()
         except BrokenPipeError:
@@ -104,7 +98,7 @@ class Shipper:
         if fault:
             if self._away_since is None:
                 self._away_since = time.monotonic()
-                said = f"tracking store does not answer, training goes on: {fault}"
+                said = f"tracking store does not answer, training continues: {fault}"
                 print(said, file=sys.stderr, flush=True)
             return False
         if self._away_since is not None:
@@ -140,6 +134,47 @@ class Shipper:
             except OSError:
                 self._alone = True
         return self._process is not None and not self._alone
+
+
+class LastWords:
+    """Sends runs that have ended, one after the other, from this process."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri, self._patience, self._hurried = uri, PATIENCE_SECONDS, False
+
+    def hurry_up(self) -> None:
+        """The process is being ended."""
+        self._patience, self._hurried = HURRY_SECONDS, True
+
+    def send(self, recorders: Sequence[Recorder]) -> None:
+        """Send the runs of `recorders`. What the store does not take in time is safe on file, and is said."""
+        began, client, left, said = time.monotonic(), None, list(recorders), False
+        refused = 0  # tries since one was taken
+        while left:
+            late = time.monotonic() - began >= self._patience
+            if late and (self._hurried or refused >= len(left)):
+                break
+            recorder = left.pop(0)
+            try:
+                client = client or open_client(self._uri)
+                ship(recorder.folder, self._uri, client, list(recorder.spool.unwritten))
+                refused = 0
+            except _FAULTS as error:
+                if not said:
+                    print(f"tracking store does not answer: {fault_line(error)}", file=sys.stderr, flush=True)
+                said, refused = True, refused + 1
+                left.append(recorder)  # one that the store refuses does not hold up the others
+                time.sleep(LOOK_SECONDS)
+        for recorder in left:
+            print(_not_taken(recorder.folder, recorder), file=sys.stderr, flush=True)
+
+
+def _not_taken(folder: Path, recorder: Recorder | None) -> str:
+    """The message about a run that the store did not accept completely."""
+    rest = f"the rest is safe in {folder}, and `cppo sync` uploads it"
+    if recorder is not None and recorder.spool.unwritten:
+        rest = f"the disk of {folder} has no room for the rest: launch it again"
+    return f"tracking store did not accept all of this run: {rest}"
 
 
 def record_unstarted(spec: RunSpec, tags: Mapping[str, str], folder: Path, uri: str, reason: str) -> None:

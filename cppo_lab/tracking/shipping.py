@@ -1,4 +1,4 @@
-"""Bringing MLflow to the state of a run's spool: the one way by which anything of a training run gets into MLflow.
+"""Uploading a run's spool to MLflow: the only way by which data of a training run get into MLflow.
 
 Whatever is killed, restarted or done twice, the outcome is the same: the MLflow run of a record is found by its
 token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
@@ -22,6 +22,7 @@ from cppo_lab.runs.events import Artifact, Begin, End, Line, StepEvent, Tags
 from cppo_lab.runs.offsets import ShippedRecord, load_shipped, save_shipped
 from cppo_lab.runs.spool import FOLDER, files, is_damaged, newest_record, place_in, read_lines
 from cppo_lab.safe_open import open_lock
+from cppo_lab.store import address
 from cppo_lab.store.client import ensure_experiment
 from cppo_lab.tracking.artifacts import Artifacts
 from cppo_lab.tracking.datasets import log_datasets
@@ -36,7 +37,7 @@ _MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED"}  # all othe
 
 
 def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:
-    """Send what the store at `uri` has not got of the run in `folder`; the number of points sent.
+    """Upload the lines of the run in `folder` that the store at `uri` lacks; the number of points sent.
 
     `unwritten` are lines that a full disk keeps from the spool. Several processes may ship one folder: one does at a
     time. Raises what MLflow raises if the store does not answer or refuses.
@@ -65,7 +66,7 @@ def _lasting(unwritten: Sequence[Line]) -> Sequence[Line]:
 
 
 class _Shipment:
-    """One go at sending."""
+    """One upload."""
 
     def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
         self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
@@ -95,7 +96,7 @@ class _Shipment:
     def forget_deleted(self) -> bool:
         """Whether a user has deleted the MLflow run of the record that was being sent.
 
-        The newest has gone on since, and is sent again, as a whole; any other stays as it is.
+        The newest record has continued since and is uploaded again as a whole; any other stays as it is.
         """
         if not self.token or self._exists(self.record.mlflow_id):
             return False
@@ -193,7 +194,7 @@ class _Shipment:
             self.sent += len(batch)
 
     def _begin(self, line: Begin) -> None:
-        """Let there be an MLflow run for the record, and let it go on."""
+        """Create the record's MLflow run if needed, and set it to RUNNING."""
         if not self.record.mlflow_id and not self._find(line):
             self._create(line)
         if self.record.deleted:
@@ -255,6 +256,8 @@ class _Shipment:
 
         A request whose answer is lost is sent again, by MLflow's client too; a server that hung may carry it out late.
         """
+        if address.sqlite_file(self.uri) is not None:  # nothing is sent again there
+            return
         for run in self._of_record(ours.info.experiment_id):
             if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
                 self.client.set_terminated(run.info.run_id, "KILLED")
@@ -282,7 +285,7 @@ class _Shipment:
         # An end that is sent again adds nothing: the history that the store has may hold steps that a full disk kept
         # from the files here.
         self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
-        if status == "FINISHED":
+        if status == "FINISHED" and schema.TAG_REPLACES in run.data.tags:
             retire(self.client, self.record.mlflow_id)
 
     def _artifacts(self, token: str, record: ShippedRecord) -> None:

@@ -69,7 +69,7 @@ def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> s
             break
         count += 1
     shown = table(head, rows[:count])
-    return shown if count == len(rows) else f"{shown}\n\n{len(rows) - count} more rows have no room here."
+    return shown if count == len(rows) else f"{shown}\n\n{len(rows) - count} more rows are omitted."
 
 
 def verdict_of(note: str) -> str:
@@ -151,5 +151,5 @@ def _cell(run: NotedRun, experiment: str) -> str:
     state = "" if run.state == schema.DONE and run.score is not None else run.state
     score = "" if run.score is None else f"{100 * run.score:.1f} %"
     text = " ".join(part for part in (score, state) if part)
-    address = f"#/experiments/{experiment}/runs/{run.mlflow_id}"
+    address = f"#/experiments/{experiment}/runs/{run.mlflow_id}?workflowType=machine_learning"
     return link(text, address) if run.mlflow_id else escaped(text)

@@ -1,4 +1,4 @@
-"""Sending what runs have on file and the tracking store has not: after a crash, or from machines that do not see it."""
+"""Uploading metrics that never reached the tracking store: after a crash, or from machines that cannot reach it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from cppo_lab.tracking.shipping import ship
 
 @dataclass(frozen=True)
 class Sent:
-    """What a sending came to: runs that had something to send, and points of theirs."""
+    """The result of an upload: runs with unsent metrics, and their points."""
 
     runs: int = 0
     points: int = 0
@@ -21,7 +21,7 @@ class Sent:
 def send(
     folders: Iterable[Path], uri: str, report: Callable[[int, int], None] = lambda done, of: None
 ) -> Sent:
-    """Send what is left in the folders of runs; a run that trains at the moment may be among them.
+    """Upload the unsent metrics in the folders of runs; a run that is training may be among them.
 
     `report` is called after each run with how many of how many are done. Raises UserError if the store is offline, or,
     once all others are sent, for runs that it does not take.
@@ -34,7 +34,9 @@ def send(
         try:
             points += ship(folder, uri, client)
         except (*STORE_FAULTS, UserError) as error:
-            faults.append(f"run {folder.name} could not be sent to the tracking store ({fault_line(error)})")
+            faults.append(
+                f"run {folder.name} could not be uploaded to the tracking store ({fault_line(error)})"
+            )
             client = open_client(
                 uri
             )  # raises if the store does not answer: the runs after this one need not try
@@ -42,6 +44,6 @@ def send(
     if faults:
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
         raise UserError(
-            f"{faults[0]}{more}: nothing is lost, `cppo sync` sends the rest once the store takes it"
+            f"{faults[0]}{more}: nothing is lost, `cppo sync` uploads the rest once the store accepts it"
         )
     return Sent(len(waiting), points)

@@ -28,6 +28,7 @@ from cppo_lab.store.listing import experiment_runs
 TAG_PREFIX = "mlflow.sharedViewState."
 OVERVIEW = "cppo-runs"  # the key of the view of all training runs
 _SWEEP = "cppo-sweep-"  # + sweep name
+_MEANS = "-means"  # behind the key of a sweep's view: its runs grouped by variant
 _MOST_BYTES = 5000  # of an experiment's tag, in every MLflow from 3.1 on
 _NEWEST = 500  # runs by which the views go
 _BENCHMARKS = 6  # charts of single benchmarks
@@ -38,6 +39,7 @@ _SECTIONS = {
     "Response length": ("train/response_length",),
     "Trainer and rollout engine": ("train/relative_logprob_error",),
     "Masking": ("rule/masked_fraction", "rule/prefix_budget_share"),
+    "System": ("system/cpu_utilization_percentage", "system/system_memory_usage_percentage"),
 }
 
 
@@ -79,8 +81,14 @@ def sweep_key(sweep: str) -> str:
     return _SWEEP + sweep
 
 
+def means_key(sweep: str) -> str:
+    """The key of the view of one sweep in which runs are grouped by variant."""
+    return sweep_key(sweep) + _MEANS
+
+
 def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
-    """Write the views of an experiment that are not there yet or are out of date: all its runs, and each sweep.
+    """Write the views of an experiment that are not there yet or are out of date: all its runs, each sweep, and each
+    sweep with the mean of each variant over its seeds.
 
     Returns the key of each view by its name. A user's own views stay as they are.
     """
@@ -88,14 +96,25 @@ def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
     runs = list(itertools.islice(experiment_runs(client, experiment.name), _NEWEST))
     metrics = _validation_metrics(runs)
     has = experiment.tags
-    sweeps: dict[str, str | None] = {"Training runs": None}
-    sweeps |= {f"Sweep {sweep}": sweep for sweep in _sweeps(runs)}
-    keys = {name: OVERVIEW if sweep is None else sweep_key(sweep) for name, sweep in sweeps.items()}
-    for name, key in keys.items():
-        state = _state(key, metrics, sweeps[name])
+    states = {"Training runs": (OVERVIEW, _state(OVERVIEW, metrics, None))}
+    for sweep in _sweeps(runs):
+        key, means = sweep_key(sweep), means_key(sweep)
+        states[f"Sweep {sweep}"] = key, _state(key, metrics, sweep)
+        states[f"Sweep {sweep}, mean of each variant"] = means, _grouped(_state(means, metrics, sweep), sweep)
+    for name, (key, state) in states.items():
         if _saved_state(has.get(TAG_PREFIX + key, "")) != state:
             client.set_experiment_tag(experiment_id, TAG_PREFIX + key, _envelope(name, state))
-    return keys
+    return {name: key for name, (key, _) in states.items()}
+
+
+def _grouped(state: dict[str, Any], sweep: str) -> dict[str, Any]:
+    """The same with one line for each variant: the mean over its runs."""
+    key = {"mode": "tag", "groupByData": schema.sweep_tag(sweep)}
+    return state | {
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": [key], "ignoreUngroupedRuns": True},
+        "groupsExpanded": {},
+        "useGroupedValuesInCharts": True,
+    }
 
 
 def _sweeps(runs: Iterable[Run]) -> list[str]:

@@ -68,7 +68,7 @@ def load(path: Path) -> Vectors:
         UserError: missing, no .npz, damaged, with pickled objects, or without a usable manifest.
     """
     if not path.is_file():
-        raise UserError(f"vectors file {path} does not exist or is no file: {NOT_VECTORS}")
+        raise UserError(f"vectors file {path} does not exist or is not a file: {NOT_VECTORS}")
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path} is not an .npz archive, or cut short: {NOT_VECTORS}")
     try:
@@ -78,7 +78,7 @@ def load(path: Path) -> Vectors:
         raise UserError(f"{path} cannot be read ({_first_line(error)}): {NOT_VECTORS}") from error
     for name, array in arrays.items():
         if not isinstance(array, numpy.ndarray):
-            raise UserError(f"{path} holds {name!r}, which is no array: {NOT_VECTORS}")
+            raise UserError(f"{path} holds {name!r}, which is not an array: {NOT_VECTORS}")
     manifest = arrays.pop("manifest", None)
     if manifest is None:
         raise UserError(f"{path} has no array 'manifest': {NOT_VECTORS}")

@@ -10,6 +10,8 @@ EXACT = CoreRecord(
     "validation scores are expectations. They are no evidence for or against the paper's scores.",
     settings="cppo_lab.spec.run:ExactRun",
     train="cppo_lab.cores.exact.loop:train",
+    train_together="cppo_lab.cores.exact.loop:train_together",
+    most_together=40,
     datasets="cppo_lab.cores.exact.datasets:datasets",
     own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
     doctor="cppo_lab.doctor.packages:MINI",

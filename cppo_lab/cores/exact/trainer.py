@@ -43,7 +43,7 @@ class Trainer:
         Raises NotFinite before an update that would destroy the parameters.
         """
         (found,) = step_together([self.learner], self.steps + 1)
-        if isinstance(found, NotFinite):
+        if isinstance(found, Exception):
             raise found
         self.steps += 1
         return found
@@ -56,8 +56,8 @@ class Trainer:
         """Nothing: what it samples is no text, and its returns are exact."""
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's parameters."""
-        return {"parameters": self.learner.parameters.detach()}
+        """None: the models of this core are not exported."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """All that decides the further numbers of this run."""
@@ -69,12 +69,12 @@ class Trainer:
         return {}
 
     def load_state(self, state: dict[str, Any], step: int) -> None:
-        """Continue from `state`, which was taken behind `step`.
+        """Continue from `state`, which was taken after `step`.
 
         Raises ValueError if it is not the state of such a trainer; then nothing has changed.
         """
         if not _fits(state, self) or state["steps"] != step:
-            raise ValueError("it holds another policy, or other parts of a run, than this one's")
+            raise ValueError("it contains another policy, or another run's state")
         self.steps = state["steps"]
         self.learner.load_state(state)
 
@@ -108,10 +108,9 @@ def train_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int,
     """Train runs that differ in nothing but the seed; for each of them why it ended early ("" if it did not), and its
     rows of (step, metrics), step 0 being the validation before training.
 
-    Raises ValueError for runs that differ in more.
+    For studies without folders; launchers use `loop.train_together`. Raises ValueError for runs that differ in more.
     """
-    if len({canonical(spec.model_copy(update={"seed": 0})) for spec in specs}) != 1:
-        raise ValueError("runs that are trained together must differ in nothing but the seed")
+    require_alike(specs)
     spec = specs[0]
     score = schema.validation_metric(schema.MEAN, spec.validation.samples)
     learners = [Learner(one) for one in specs]
@@ -128,6 +127,8 @@ def train_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int,
             if isinstance(metrics, NotFinite):
                 reasons[i] = f"{metrics} at step {step}"
                 continue
+            if isinstance(metrics, Exception):
+                raise metrics
             histories[i].append((step, metrics | validation))
             if validated:
                 curve = [row[score] for _, row in histories[i] if score in row]
@@ -137,8 +138,16 @@ def train_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int,
     return list(zip(reasons, histories, strict=True))
 
 
-def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | NotFinite]:
-    """Training step `step` of runs that share process, batch and schedule: metrics, or what ended the run."""
+def require_alike(specs: Sequence[ExactRun]) -> None:
+    """Raises ValueError for runs that cannot be trained together."""
+    if len({canonical(spec.model_copy(update={"seed": 0})) for spec in specs}) != 1:
+        raise ValueError("runs that are trained together must differ in nothing but the seed")
+
+
+def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exception]:
+    """Training step `step` of runs that share process, batch and schedule: metrics, or what ended the run: NotFinite
+    before an update that would destroy its parameters, or an error.
+    """
     started = time.perf_counter()
     spec, process = learners[0].spec, learners[0].process
     log_mu = [learner.log_rollout_policy() for learner in learners]
@@ -148,15 +157,15 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | NotF
     responses = sample(process, mu, *(_stacked(part) for part in zip(*draws, strict=True)))
     sampled = time.perf_counter()
     watched = step if step % spec.validation.every == 0 else None
-    found: list[Metrics | NotFinite] = []
+    found: list[Metrics | Exception] = []
     for i, learner in enumerate(learners):
         tokens, places, rewards = (
             torch.from_numpy(part[i]) for part in (responses.tokens, responses.places, responses.rewards)
         )
-        rollout, share = learner.rollout(log_mu[i], tokens, places, rewards)
         try:
+            rollout, share = learner.rollout(log_mu[i], tokens, places, rewards)
             metrics = learner.update(rollout, watched)
-        except NotFinite as error:
+        except Exception as error:  # noqa: BLE001 - the runs beside it go on
             found.append(error)
             continue
         found.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
@@ -168,16 +177,17 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | NotF
     comparison = compare(process, mu, pi, moved)
     ended = time.perf_counter()
     tokens_each = float(responses.tokens[0].size)
-    seconds = {
-        "perf/step_seconds": updated - started,
-        "perf/rollout_seconds": sampled - started,
-        "perf/update_seconds": updated - sampled,
-        "perf/sampled_tokens_per_second": tokens_each * len(learners) / (sampled - started),
-        "perf/trained_tokens_per_second": tokens_each * len(learners) / (updated - sampled),
-        "perf/evaluation_seconds": ended - updated,
+    runs = len(learners)
+    seconds = {  # a run's share: the costs of runs are added up
+        "perf/step_seconds": (updated - started) / runs,
+        "perf/rollout_seconds": (sampled - started) / runs,
+        "perf/update_seconds": (updated - sampled) / runs,
+        "perf/sampled_tokens_per_second": tokens_each * runs / (sampled - started),
+        "perf/trained_tokens_per_second": tokens_each * runs / (updated - sampled),
+        "perf/evaluation_seconds": (ended - updated) / runs,
     }
     return [
-        one if isinstance(one, NotFinite) else one | exact_metrics(comparison, apart, i) | seconds
+        one if isinstance(one, Exception) else one | exact_metrics(comparison, apart, i) | seconds
         for i, one in enumerate(found)
     ]
 

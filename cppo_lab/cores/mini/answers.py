@@ -24,7 +24,7 @@ from cppo_lab.spec import AnswersSpec, MiniRun
 
 
 class StepRecord:
-    """Collects what one validated step gives; `take` hands it over."""
+    """Collects the answers of one validated step; `take` returns them."""
 
     def __init__(self, spec: MiniRun, task: Task, sets: dict[str, Problems], settings: AnswersSpec) -> None:
         self.spec, self.task, self.settings = spec, task, settings

@@ -1,4 +1,4 @@
-"""How the tokens of a batch lie, and who attends to whom. Everything but attention is the same for all tokens.
+"""The layout of a batch's tokens, and which attend to which. Everything but attention is the same for all tokens.
 
 The transformer works on a flat batch of N tokens; a layout gives each its position and carries out attention
 on the flat queries [N, H, D], keys and values [N, KV, D].

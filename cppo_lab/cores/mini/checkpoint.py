@@ -1,4 +1,4 @@
-"""Checkpoints of an embedded run: all that decides its further numbers, and the metrics up to there.
+"""Checkpoints of an embedded run: all state that determines its further numbers, and the metrics so far.
 
 A file is replaced as a whole and is on disk before it counts: a kill or a power cut leaves the one before.
 """
@@ -55,7 +55,7 @@ def make_checkpoint(run_id: str, maker: str, history: list[Row], trainer: dict[s
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Write `checkpoint` to `path`. A disk that is full costs the checkpoint, not the run: it is said and goes on."""
+    """Write `checkpoint` to `path`. If the disk is full, print a warning and continue without the checkpoint."""
     try:
         save_whole(path, checkpoint)
     except OSError as error:
@@ -85,20 +85,20 @@ def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
 
 
 def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = None) -> Checkpoint:
-    """The checkpoint of run `run_id` by `maker`, or whoever made it. Raises ValueError if it is none, or damaged."""
+    """The checkpoint of run `run_id` by `maker`, or by any maker. Raises ValueError if it is not one, or is damaged."""
     found: Checkpoint = load_whole(source)
     if not isinstance(found, dict) or (found.get("run_id"), found.get("format")) != (run_id, FORMAT):
-        raise ValueError(f"it is no checkpoint of run {run_id} in this version's format")
+        raise ValueError(f"it is not a checkpoint of run {run_id} in this version's format")
     if maker is not None and found.get("maker") != maker:
         raise ValueError(f"it was made by {found.get('maker')}, this is {maker}")
     if found.keys() != Checkpoint.__annotations__.keys() or not _is_history(found["history"]):
-        raise ValueError("its metrics are not such as a run logs")
+        raise ValueError("its metrics are not those of a run")
     return found
 
 
 def refuse_checkpoint(path: Path, why: ValueError) -> None:
     """Say that a checkpoint is not used."""
-    print(f"checkpoint {path} is not used, training starts anew: {why}", file=sys.stderr, flush=True)
+    print(f"checkpoint {path} is ignored, training starts over: {why}", file=sys.stderr, flush=True)
 
 
 def load_whole(source: Path | BinaryIO) -> Any:
@@ -119,13 +119,13 @@ def load_whole(source: Path | BinaryIO) -> Any:
             members = archive.infolist()
             packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
             if packed or sum(one.file_size for one in members) > source.seek(0, os.SEEK_END):
-                raise ValueError("it is packed, which ours are not")
+                raise ValueError("it is compressed, unlike our checkpoints")
             if (broken := archive.testzip()) is not None:
-                raise ValueError(f"it is damaged: {broken!r} does not agree with its checksum")
+                raise ValueError(f"it is damaged: {broken!r} does not match its checksum")
         source.seek(0)
         return torch.load(source, map_location="cpu", weights_only=True)
     except UnpicklingError:
-        raise ValueError("it holds more than tensors, numbers and text, or is damaged") from None
+        raise ValueError("it contains more than tensors, numbers and text, or is damaged") from None
     except OSError as error:  # a place before the file's beginning, says its list
         if error.errno != errno.EINVAL:
             raise

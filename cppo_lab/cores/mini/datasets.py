@@ -22,7 +22,7 @@ def datasets(spec: MiniRun, resources: Resources) -> tuple[Dataset, ...]:
 
 
 def training_set(data: TaskData, drawn: dict[str, Any], problems: int) -> Dataset:
-    """The `problems` training problems of a run; `drawn` is what decides them besides the task."""
+    """The `problems` training problems of a run; `drawn` are the settings, besides the task, that determine them."""
     profile = {"problems": problems, "seed": drawn["seed"], **_parameters(data)}
     name = digest(_text({"training": drawn, "task": _definition(data)}))
     return Dataset(data.name, name, f"{SOURCE}.{data.task}", schema.CODE, schema.TRAINING, profile)

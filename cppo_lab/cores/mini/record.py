@@ -7,7 +7,7 @@ MINI = CoreRecord(
     title="the embedded core",
     note="Runs of the **embedded core**: transformers of 100,000 to 400,000 parameters on modular arithmetic and "
     "long additions. Their results are **miniature**: they are no evidence for or against the paper's claims, and "
-    "never stand in one table with its numbers.",
+    "never share a table with its numbers.",
     settings="cppo_lab.spec.run:MiniRun",
     train="cppo_lab.cores.mini.loop:train",
     datasets="cppo_lab.cores.mini.datasets:datasets",

@@ -48,7 +48,7 @@ class Trainer:
     """Model, optimiser and random generators of one run. `steps` counts the training steps taken."""
 
     def __init__(self, spec: MiniRun, resources: Resources) -> None:
-        self.spec, self.steps, self.mismatch = spec, 0, resources.mismatch
+        self.spec, self.steps, self.mismatch, self.doing = spec, 0, resources.mismatch, resources.doing
         self.device = _device(resources.device)
         self.task = make_task(spec.data)
         self.tokenizer = self.task.tokenizer
@@ -56,7 +56,7 @@ class Trainer:
         torch.manual_seed(made.start_seed)  # decides the initial weights of a first warm start only
         context = spec.data.prompt_length + spec.rollout.max_response_length
         self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(self.device)
-        start = load_warm_start(made, spec.data, self.model, resources.shared / "warm_starts")
+        start = load_warm_start(made, spec.data, self.model, resources.shared / "warm_starts", self.doing)
         self.tags = {schema.TAG_WARM_START: start}
         optim = spec.optim
         self.optimizer = torch.optim.AdamW(
@@ -96,12 +96,12 @@ class Trainer:
         }
 
     def load_state(self, state: dict[str, Any], step: int) -> None:
-        """Continue from `state`, which was taken behind `step`.
+        """Continue from `state`, which was taken after `step`.
 
         Raises ValueError if it is not the state of such a trainer; then nothing has changed.
         """
         if not self._fits(state) or state["steps"] != step:
-            raise ValueError("it holds another model, or other parts of a run, than this one's")
+            raise ValueError("it contains another model, or another run's state")
         self.steps = state["steps"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -128,7 +128,7 @@ class Trainer:
         )
 
     def _optimizer_form(self, found: object) -> dict[str, Any]:
-        """The form of the optimiser's state behind a step, or before the first, whichever `found` is."""
+        """The form of the optimiser's state after a step, or before the first, whichever `found` has."""
         own = self.optimizer.state_dict()
         before = isinstance(found, dict) and found.get("state") == {}
         moments = {
@@ -143,8 +143,10 @@ class Trainer:
         Raises NotFinite before an update that would destroy the weights.
         """
         started = time.perf_counter()
+        self.doing("sampling")
         batch = self.collect()
         sampled = time.perf_counter()
+        self.doing("update")
         metrics = self.update(batch, watched=self._is_watched)
         ended = time.perf_counter()
         self.steps += 1
@@ -251,6 +253,7 @@ class Trainer:
 
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
+        self.doing("validation")
         settings, n = self.spec.validation, self.spec.validation.samples
         sets = self.validation_sets
         problems = Problems.cat(sets.values())

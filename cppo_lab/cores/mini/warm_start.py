@@ -7,22 +7,31 @@ under a lock, by whichever run needs it first.
 import fcntl
 import hashlib
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cppo_lab.cores.base import Doing, say_nothing
 from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_whole
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.tasks.base import make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.safe_open import open_lock
-from cppo_lab.spec import MadeModel, Spec, TaskData, fingerprint
+from cppo_lab.spec import MadeModel, Spec, TaskData, WarmStart, fingerprint
+from cppo_lab.spec.synthetic import ANNEAL_STEPS
 
 OWN_SHARE = (
     0.1  # of a further spelling's initial embedding is its own; the rest is that of the first spelling
 )
+
+RISING_STEPS = 100  # of the learning rate, in a warm start with a target accuracy
+TEST_EVERY, TEST_PROBLEMS = (
+    50,
+    64,
+)  # steps between two measurements of that accuracy, and worked examples in each
 
 
 class _Identity(Spec):
@@ -42,7 +51,9 @@ def warm_start_file(made: MadeModel, data: TaskData, folder: Path) -> Path:
     return folder / f"{made.name}-{fingerprint(identity)}.pt"
 
 
-def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder: Path) -> str:
+def load_warm_start(
+    made: MadeModel, data: TaskData, model: Transformer, folder: Path, doing: Doing = say_nothing
+) -> str:
     """Load the warm-started weights into `model`, training them first if no run has done so yet.
 
     Returns their digest. `made` has the seed of its warm start (`MadeModel.for_seed`).
@@ -50,10 +61,14 @@ def load_warm_start(made: MadeModel, data: TaskData, model: Transformer, folder:
     path = warm_start_file(made, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(path.with_suffix(".lock")) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            doing("waiting for the warm start that another run makes")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         weights = _known_weights(path, model)
         if weights is None:
-            train_warm_start(made, data, model)
+            train_warm_start(made, data, model, doing)
             save_whole(path, model.state_dict())
             weights = load_whole(path)
     model.load_state_dict(weights)
@@ -79,17 +94,25 @@ def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
     try:
         weights: dict[str, Tensor] = load_whole(path)
         if not same_form(weights, dict(model.state_dict())):
-            raise ValueError("it holds the weights of another model")
+            raise ValueError("it contains the weights of another model")
     except ValueError as error:
-        print(f"warm start {path} is not used, it is trained anew: {error}", file=sys.stderr, flush=True)
+        print(f"warm start {path} is ignored and trained again: {error}", file=sys.stderr, flush=True)
         return None
     return weights
 
 
-def train_warm_start(made: MadeModel, data: TaskData, model: Transformer) -> float:
+class NotLearned(ValueError):
+    """A warm start that did not reach its accuracy within its steps."""
+
+
+def train_warm_start(
+    made: MadeModel, data: TaskData, model: Transformer, doing: Doing = say_nothing
+) -> float:
     """Train a new `model` in place on noisy worked examples; the validation problems are not among them.
 
     Returns the last loss (nats per response token).
+
+    Raises NotLearned if `warm_start.target_accuracy` is not reached in time.
     """
     settings, task = made.warm_start, make_task(data)
     generator = torch.Generator().manual_seed(made.start_seed)
@@ -97,15 +120,15 @@ def train_warm_start(made: MadeModel, data: TaskData, model: Transformer) -> flo
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
-    rising = (
-        0.2 if settings.steps == 10 else 0.1
-    )  # OneCycleLR divides by this share of the steps less one step
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=rising
-    )
     loss = torch.tensor(0.0)
     _tie_spellings(model, task.tokenizer)
-    for _ in range(settings.steps):
+    if settings.target_accuracy is None:
+        steps = _one_cycle(settings, optimizer)
+    else:
+        worked = _worked_examples(task, held_out)
+        steps = _until_learned(made, optimizer, lambda: _accuracy(model, *worked, task.tokenizer))
+    for step in steps:
+        doing("warm start", step, settings.steps)
         problems = sample_training_problems(task, settings.batch, generator, held_out)
         responses = task.noisy_traces(problems, settings.step_noise, generator)
         tokens = torch.cat([problems.prompts, responses], dim=1)
@@ -114,8 +137,66 @@ def train_warm_start(made: MadeModel, data: TaskData, model: Transformer) -> flo
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
     return float(loss.detach())
+
+
+def _one_cycle(settings: WarmStart, optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    """The steps of a warm start of fixed length, under OneCycleLR."""
+    # OneCycleLR divides by this share of the steps less one step
+    rising = 0.2 if settings.steps == 10 else 0.1
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=settings.steps, pct_start=rising
+    )
+    for step in range(settings.steps):
+        yield step
+        schedule.step()
+
+
+def _until_learned(
+    made: MadeModel, optimizer: torch.optim.Optimizer, accuracy: Callable[[], float]
+) -> Iterator[int]:
+    """The steps of a warm start with a target: linear rise, constant rate until it is reached, linear fall to 0.
+
+    Raises NotLearned once the fall no longer fits into the limit.
+    """
+    settings = made.warm_start
+    target = settings.target_accuracy
+    assert target is not None
+    end: int | None = None  # known once the target is reached
+    reached = 0.0
+    for step in range(settings.steps):
+        if end is None and step % TEST_EVERY == 0 and (reached := accuracy()) >= target:
+            end = step + ANNEAL_STEPS
+        if step == end:
+            return
+        if end is None and step >= settings.steps - ANNEAL_STEPS:
+            raise NotLearned(
+                f"the warm start of {made.name}, seed {made.start_seed}, had {reached:.1%} of the tokens of worked "
+                f"examples right after {step} steps, below model.warm_start.target_accuracy={target}: raise "
+                f"model.warm_start.steps={settings.steps} or set target_accuracy=null"
+            )
+        share = min(1.0, (step + 1) / RISING_STEPS) if end is None else (end - step) / ANNEAL_STEPS
+        for group in optimizer.param_groups:
+            group["lr"] = share * settings.learning_rate
+        yield step
+
+
+def _worked_examples(task: Task, held_out: set[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+    """Prompts [N, P] and responses without noise [N, R] by which progress is measured, the same for every seed."""
+    generator = torch.Generator().manual_seed(task.data.validation_seed)
+    problems = sample_training_problems(task, TEST_PROBLEMS, generator, held_out)
+    return problems.prompts, task.noisy_traces(problems, 0.0, generator)
+
+
+@torch.no_grad()
+def _accuracy(model: Transformer, prompts: Tensor, responses: Tensor, tokenizer: Tokenizer) -> float:
+    """Share of the tokens of `responses` [N, R] at which the most likely token has the right value."""
+    device = next(model.parameters()).device
+    read = torch.cat([prompts, responses], dim=1)[:, :-1].to(device)
+    guesses = model(read, read != tokenizer.pad)[:, -responses.shape[1] :].argmax(-1).cpu()
+    number = tokenizer.values(responses) >= 0
+    same_value = tokenizer.values(guesses) == tokenizer.values(responses)
+    return float(torch.where(number, same_value, guesses == responses).float().mean())
 
 
 @torch.no_grad()

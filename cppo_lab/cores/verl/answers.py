@@ -37,7 +37,7 @@ class Chosen:
 
 
 class StepRecord:
-    """Collects what one validated step gives; `take` hands it over.
+    """Collects the answers of one validated step; `take` returns them.
 
     Args:
         rows: verl's validation data.

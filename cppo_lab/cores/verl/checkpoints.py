@@ -1,4 +1,4 @@
-"""What becomes of verl's checkpoints: the best by validation is kept, those of dead attempts go."""
+"""Cleaning up verl's checkpoints: the best by validation is kept, those of dead attempts are deleted."""
 
 import os
 import shutil

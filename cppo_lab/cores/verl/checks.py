@@ -1,4 +1,4 @@
-"""What must hold before verl starts: its own checks, and those that it leaves out."""
+"""Checks before verl starts: verl's own, and those that it omits."""
 
 import types
 import typing
@@ -37,7 +37,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
     for key, value, hint in _typed_values(config):
         if not _fits(value, hint):
             name = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-            raise UserError(f"verl's {key}={value!r} must be {name}: mend it in layout.verl")
+            raise UserError(f"verl's {key}={value!r} must be {name}: fix it in layout.verl")
     try:
         validate_config(
             config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)

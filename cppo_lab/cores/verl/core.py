@@ -19,6 +19,7 @@ from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.cores.verl.validation import score_name
 from cppo_lab.errors import UserError
+from cppo_lab.installed import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
 
@@ -34,7 +35,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     layout, paths, folder = resources.layout, resources.paths, resources.folder
     assert isinstance(spec, VerlRun) and layout is not None and paths is not None
     if importlib.util.find_spec("verl") is None:
-        raise UserError("package 'verl' is not installed: pip install 'cppo-lab[verl]'")
+        raise UserError(f"package 'verl' is not installed: {install_extra('verl')}")
     with steps.writing(folder):
         step = steps.resume_step(folder)
         recorded = steps.cut_after(folder, step)
@@ -44,7 +45,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     sink.begin(step)
     answers.begin(step)
     for row in recorded:
-        _hand_on(row, answers, sink)
+        _record_row(row, answers, sink)
     outcome = _ended(spec, recorded) or _train_on(spec, layout, paths, sink, answers, resources, step)
     answers.end()
     for path in sorted((folder / "diagnostics").glob("*.json")):
@@ -52,8 +53,8 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     return outcome
 
 
-def _hand_on(row: steps.Row, answers: HandOver, sink: MetricSink) -> None:
-    """A row and the answers of its step to the recorder; the answers first, as they are on disk before the row."""
+def _record_row(row: steps.Row, answers: HandOver, sink: MetricSink) -> None:
+    """Pass a row and the answers of its step to the recorder; answers first: they are on disk before the row."""
     step, metrics = row
     answers.add(step)
     sink.log(step, metrics)
@@ -82,7 +83,9 @@ def _train_on(
 ) -> Outcome:
     """Train from `step` (None: from the beginning) with verl."""
     folder = resources.folder
+    resources.doing("starting Ray")
     with own_ray(layout, resources.memory_gb, resources.allocation) as ray_init:
+        resources.doing("importing verl")
         # Imported here: Ray and verl read the environment when they are loaded.
         from cppo_lab.cores.verl.checks import check_config
         from cppo_lab.cores.verl.config import set_answers, set_mismatch, verl_config
@@ -96,11 +99,12 @@ def _train_on(
         set_mismatch(config, resources.mismatch)
         set_answers(config, resources.answers)
         check_config(spec, layout, config)
+        resources.doing("starting verl's trainer")
         with _following(folder, answers, sink):
             _run(config)
     outcome = steps.read_outcome(folder)
     if outcome is None:
-        raise RuntimeError("verl's trainer ended without a word on how: see the run's log")
+        raise RuntimeError("verl's trainer ended without reporting how: see the run's log")
     return outcome
 
 
@@ -243,7 +247,7 @@ def _signals_after_ray() -> Iterator[Any]:
 
 @contextmanager
 def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[None]:
-    """Hand on the rows that the trainer writes meanwhile."""
+    """Pass on the rows that the trainer writes in the meantime."""
     ended = threading.Event()
     offset = (folder / steps.STEPS).stat().st_size
     failures: list[Exception] = []
@@ -254,7 +258,7 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[No
             while True:
                 last = ended.is_set()
                 for behind, row in steps.rows(folder, offset):
-                    _hand_on(row, answers, sink)
+                    _record_row(row, answers, sink)
                     offset = behind
                 if last:
                     return

@@ -18,6 +18,7 @@ from cppo_lab.cores.base import Exported
 from cppo_lab.cores.verl.checkpoints import BEST, STEP
 from cppo_lab.cores.verl.hub_folder import copy_description, copy_file, require_complete
 from cppo_lab.errors import UserError, one_line
+from cppo_lab.installed import install_extra
 from cppo_lab.safe_open import names_below, open_below
 from cppo_lab.spec import RunSpec
 
@@ -35,7 +36,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
         if importlib.util.find_spec(package) is None:
             raise UserError(
                 f"package {package!r} is not installed, and verl's checkpoints are merged by verl: "
-                "pip install 'cppo-lab[verl]' (docs/verl.md)"
+                f"{install_extra('verl')} (docs/verl.md)"
             )
     at = (spec.run_id, BEST, "actor")
     step = _step(runs, spec.run_id)
@@ -52,7 +53,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
             "damaged, or of another verl"
         )
     if _step(runs, spec.run_id) != step:
-        raise UserError(f"run {spec.run_id} has replaced its best checkpoint meanwhile: call this again")
+        raise UserError(f"run {spec.run_id} has replaced its best checkpoint in the meantime: try again")
     dtype, parameters = require_complete(target)
     return Exported(step, dtype, parameters)
 
@@ -67,7 +68,7 @@ def _step(runs: Path, run_id: str) -> int:
             return int(said)
     raise UserError(
         f"run {run_id} has kept no checkpoint: there is none in {runs / run_id / BEST}. The first is kept at the first "
-        "validation behind step 0; after a kill in the midst of that, `cppo launch` mends it"
+        "validation after step 0; if a kill interrupted that, `cppo launch` repairs it"
     )
 
 
@@ -83,7 +84,7 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
                 file = open_below(runs, *at, f"model_world_size_{ranks}_rank_{rank}.pt")
                 if file is None:
                     raise UserError(
-                        f"{runs.joinpath(*at)}: the shard of rank {rank} of {ranks} is not there: the checkpoint is "
+                        f"{runs.joinpath(*at)}: the shard of rank {rank} of {ranks} is missing: the checkpoint is "
                         "damaged"
                     )
                 shards.append(file)
@@ -133,7 +134,7 @@ def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> 
     if not there:
         raise UserError(
             f"{runs.joinpath(*at)} holds Megatron's own shards, which are merged on a machine with a GPU and "
-            "megatron-core (docs/verl.md): call this there, in the environment in which the run was trained"
+            "megatron-core (docs/verl.md): run this command there, in the environment used for training"
         )
     with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
         local = Path(folder)

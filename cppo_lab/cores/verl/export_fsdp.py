@@ -62,7 +62,7 @@ class LabMerger(FSDPModelMerger):
         except ValueError as error:
             raise UserError(f"the shard of rank {rank} is not read: {error}") from None
         if not isinstance(found, dict) or not found or not all(map(torch.is_tensor, found.values())):
-            raise UserError(f"the shard of rank {rank} is not read: it holds other things than weights")
+            raise UserError(f"the shard of rank {rank} is not read: it contains more than weights")
         if any("lora_" in name for name in found):
             raise UserError("the checkpoint holds LoRA adapters, which are not exported")
         return dict(found)

@@ -1,4 +1,4 @@
-"""Models of our own making in Hugging Face's format: the warm-started transformer, its tokenizer, and its task as rows.
+"""Our embedded models in Hugging Face's format: the warm-started transformer, its tokenizer, and its task as rows.
 
 The embedded transformer is a Qwen3, so both cores can begin from the same weights.
 """

@@ -7,6 +7,7 @@ from typing import Any
 
 from cppo_lab.cores.base import BEST_MODEL, Exported
 from cppo_lab.errors import UserError
+from cppo_lab.installed import install_extra
 from cppo_lab.safe_open import open_below
 from cppo_lab.spec import MiniRun, RunSpec
 
@@ -18,14 +19,14 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
     if file is None:
         raise UserError(
             f"run {spec.run_id} has kept no checkpoint: there is no {BEST_MODEL} in {runs / spec.run_id}. It is "
-            "written at the first validation behind step 0, by this version; `cppo launch SWEEP --replace` trains runs "
+            "written at the first validation after step 0, by this version; `cppo launch SWEEP --replace` trains runs "
             "of an older one again"
         )
     for package in ("transformers", "tokenizers", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             file.close()
             raise UserError(
-                f"package {package!r} is not installed, and models are exported by it: pip install 'cppo-lab[verl]'"
+                f"package {package!r} is not installed, and models are exported by it: {install_extra('verl')}"
             )
     from cppo_lab.cores.mini.checkpoint import read_checkpoint, same_form
     from cppo_lab.cores.mini.model import Transformer
@@ -43,7 +44,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
             state = found["trainer"]
             weights: Any = state.get("model") if isinstance(state, dict) else None
             if not same_form(weights, model.state_dict()):
-                raise ValueError("it holds the weights of another model")
+                raise ValueError("it contains the weights of another model")
         except ValueError as error:
             raise UserError(f"{runs / spec.run_id / BEST_MODEL} is not exported: {error}") from None
     model.load_state_dict(weights)

@@ -1,4 +1,4 @@
-"""What a run of verl reads: where it must lie, and making or missing it."""
+"""The files that a run of verl reads: where they must be, and creating or reporting missing ones."""
 
 from dataclasses import dataclass
 from pathlib import Path

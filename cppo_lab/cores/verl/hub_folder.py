@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's format: taken over from where others may write, and looked at when they are made."""
+"""Folders in Hugging Face's format: copied from where others may write, and checked once they are made."""
 
 import contextlib
 import io
@@ -35,10 +35,10 @@ def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> None:
     except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise UserError(f"{where / CONFIG} is not there, or damaged: nothing says what model it is")
+        raise UserError(f"{where / CONFIG} is missing or damaged, so the model is unknown")
     if config.get("auto_map"):
         raise UserError(
-            f"{where / CONFIG} asks for code of the model's own (auto_map), which is neither run nor exported: only "
+            f"{where / CONFIG} requires the model's own code (auto_map), which is neither run nor exported: only "
             "architectures that transformers knows can be"
         )
     # How attention is computed belongs to a machine, and its name may be that of code on the hub.
@@ -56,7 +56,7 @@ def copy_file(
     """
     file = open_below(runs, *at)
     if file is None:
-        raise UserError(f"{runs.joinpath(*at)} is not there any more: call this again")
+        raise UserError(f"{runs.joinpath(*at)} no longer exists: try again")
     with file:
         if most is not None and os.fstat(file.fileno()).st_size > most:
             raise UserError(

@@ -8,11 +8,11 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.maths.divergence import CONVENTIONS
+from cppo_lab.maths.divergence import CONVENTIONS, ESTIMATES
 from cppo_lab.rules import MINIBATCH, PERMUTATION, RULES, Rule, rule_of
 
 NAME = "trust_region"
-MEASURES = {"topk": ("tv", "kl"), "exact": ("tv", "kl"), "binary": ("tv", "kl"), "sample": ("k2", "k3")}
+MEASURES = {"topk": ("tv", "kl"), "exact": ("tv", "kl"), "binary": ("tv", "kl"), "sample": tuple(ESTIMATES)}
 
 
 @dataclass

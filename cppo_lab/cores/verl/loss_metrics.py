@@ -1,4 +1,4 @@
-"""What a loss reports through verl, and how it becomes the metrics of our schema.
+"""The statistics that a loss reports through verl, converted to the metrics of our schema.
 
 verl reduces a metric three times: over the data-parallel ranks (mean), over micro-batches (sum) and over minibatches
 (mean; by "max" or "min" in the name: the maximum or minimum). A share reported as a share would be a mean of means. We

@@ -44,8 +44,8 @@ class Responses(NamedTuple):
     permutation: Tensor | None = None
 
 
-class Whole(NamedTuple):
-    """What of its whole minibatch a micro-batch has to know. `responses` is None where verl counts none."""
+class MinibatchTotals(NamedTuple):
+    """Per-minibatch totals needed by a micro-batch. `responses` is None where verl counts none."""
 
     tokens: float
     responses: float | None
@@ -89,14 +89,14 @@ def trust_region_loss(
     )
     if watch is not None:
         watch(seen)
-    whole = _whole(data)
+    totals = _totals(data)
     if loss_config.loss_mode == NAME:
-        loss, output = evaluate(config, config.loss_agg_mode, responses, d, whole)
+        loss, output = evaluate(config, config.loss_agg_mode, responses, d, totals)
         stats, metrics = output.stats, {}
         if keep is not None and (places := places_of(data)) is not None:
             keep(Decided(places, seen, responses.permutation, output))
     else:
-        loss, metrics = _verl_loss(config, model_output, data, dp_group, whole)
+        loss, metrics = _verl_loss(config, model_output, data, dp_group, totals)
         batch = tokens(responses.logp.detach(), *responses[1:4], d)
         # verl's own loss masks in its own way, and reports that itself.
         stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
@@ -105,7 +105,7 @@ def trust_region_loss(
         metrics = metrics | report_mismatch(mismatch_sums(gap))
     entropy = _on_responses(model_output, data, from_engine.ENTROPY)
     stats = stats | diagnostic_sums(responses.logp.detach(), *responses[1:2], responses.valid, entropy)
-    return loss, metrics | report(stats, loss=loss, minibatch_tokens=whole.tokens, dp_size=whole.dp_size)
+    return loss, metrics | report(stats, loss=loss, minibatch_tokens=totals.tokens, dp_size=totals.dp_size)
 
 
 def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> di
 
 
 def evaluate(
-    config: Any, mode: str, responses: Responses, d: Tensor, whole: Whole
+    config: Any, mode: str, responses: Responses, d: Tensor, totals: MinibatchTotals
 ) -> tuple[Tensor, RuleOutput]:
     """The rule on these responses with divergence `d` [B, T], and their part of the minibatch's loss.
 
@@ -139,7 +139,7 @@ def evaluate(
             )
         own = {PERMUTATION: responses.permutation}
     output = loss_config.record.load(*responses[:4], d, **loss_config.constants, **own)
-    denominator = whole.tokens if mode == "token-mean" else whole.responses
+    denominator = totals.tokens if mode == "token-mean" else totals.responses
     if denominator is None:
         raise UserError(
             f"loss_agg_mode={mode} needs the column minibatch_responses: the non-padding responses of the "
@@ -151,7 +151,7 @@ def evaluate(
     part = aggregation.aggregate(
         output.objective, responses.valid, mode, denominator=denominator, horizon=horizon
     )
-    return -whole.dp_size * part, output
+    return -totals.dp_size * part, output
 
 
 def _check_actor(config: Any, mode: str) -> None:
@@ -202,13 +202,13 @@ def _on_responses(model_output: Any, data: Any, key: str) -> Tensor | None:
     return no_padding_2_padding(model_output[key], data).detach() if key in model_output else None
 
 
-def _whole(data: Any) -> Whole:
-    """What verl and our batch say of the whole minibatch."""
+def _totals(data: Any) -> MinibatchTotals:
+    """The totals of the minibatch, from verl and our batch."""
     counts = data.get("minibatch_responses", None)
     if counts is not None:
         # The same number in every row but those that pad, which hold 0.
         counts = float((counts.values() if counts.is_nested else counts).max())
-    return Whole(float(data["batch_num_tokens"]), counts, int(data["dp_size"]))
+    return MinibatchTotals(float(data["batch_num_tokens"]), counts, int(data["dp_size"]))
 
 
 def _divergence(loss_config: TrustRegionLossConfig, responses: Responses, measured: Tensor | None) -> Tensor:
@@ -222,15 +222,15 @@ def _divergence(loss_config: TrustRegionLossConfig, responses: Responses, measur
             "distillation_use_topk in the batch, or choose estimator binary or sample"
         )
     if loss_config.estimator == "sample":
-        return {"k2": divergence.k2, "k3": divergence.k3}[measure](logp, rollout_logp)
+        return divergence.ESTIMATES[measure](logp, rollout_logp)
     return divergence.binary(logp, rollout_logp, measure)
 
 
-def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, whole: Whole) -> Any:
+def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, totals: MinibatchTotals) -> Any:
     """verl's own policy loss with its metrics; seq-mean modes divide by the responses that do not pad."""
-    if whole.responses is not None:
+    if totals.responses is not None:
         data = data.clone(recurse=False)
-        tu.assign_non_tensor(data, global_batch_size=max(whole.responses, 1.0))
+        tu.assign_non_tensor(data, global_batch_size=max(totals.responses, 1.0))
     return ppo_loss(config, model_output, data, dp_group)
 
 
@@ -259,11 +259,11 @@ def registered_loss(
     valid = response_mask.bool()
     responses = Responses(log_prob, old_log_prob, advantages, valid)
     tokens_in_all, rows_in_all = known.get("batch_num_tokens"), known.get("global_batch_size")
-    whole = Whole(
+    totals = MinibatchTotals(
         float(valid.sum() if tokens_in_all is None else tokens_in_all),
         float(valid.any(1).sum() if rows_in_all is None else rows_in_all),
         known.get("dp_size", 1),
     )
     d = _divergence(config.policy_loss, responses, rollout_is_weights)
-    loss, output = evaluate(config, loss_agg_mode, responses, d, whole)
+    loss, output = evaluate(config, loss_agg_mode, responses, d, totals)
     return loss, {f"actor/rule/{name}": value for name, value in summarise(output.stats).items()}

@@ -1,4 +1,4 @@
-"""Starts Ray on one machine, and ends all of it when whoever asked for it ends, however that happens.
+"""Starts Ray on one machine, and ends all of it when the process that requested it ends, however that happens.
 
 Run as `python -m cppo_lab.cores.verl.ray_supervisor FOLDER COMMAND ...` with a pipe as standard input, whose other end
 the owner holds: when the pipe closes, or COMMAND ends by itself, all processes below this one are ended and FOLDER is

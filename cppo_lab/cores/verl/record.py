@@ -5,8 +5,8 @@ from cppo_lab.core_records import CoreRecord
 VERL = CoreRecord(
     name="verl",
     title="verl's trainer",
-    note="Runs through **verl's own trainer**, at the scale that their model says. The tiny models among them "
-    "(`tiny_qwen3`) are there to try the machinery; their scores say nothing.",
+    note="Runs through **verl's own trainer**, at the scale of their model. The tiny models among them "
+    "(`tiny_qwen3`) are for testing; their scores mean nothing.",
     settings="cppo_lab.spec.run:VerlRun",
     train="cppo_lab.cores.verl.core:train",
     datasets="cppo_lab.cores.verl.datasets:datasets",

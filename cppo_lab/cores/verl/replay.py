@@ -1,4 +1,4 @@
-"""verl's replay buffer with a shorter wait, and with a word on rollouts that failed."""
+"""verl's replay buffer with a shorter wait, and a warning about failed rollouts."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A validated step's answers on their way from verl's trainer to the process that records the run.
+"""A validated step's answers between verl's trainer and the process that records the run.
 
 The trainer writes them into a folder of their own before it writes the row of the step (`steps`), outcomes last; who
 reads the rows hands them on to the run's files, and then removes them. So a step's answers are recorded once, whichever
@@ -43,7 +43,7 @@ class HandOver:
         )
 
     def begin(self, step: int | None) -> None:
-        """Go on behind the checkpoint of `step`; None: from the beginning. What there is of later steps goes.
+        """Resume from the checkpoint of `step`; None: from the beginning. Records of later steps are dropped.
 
         Steps that an earlier attempt's trainer has written, and nobody has taken over to the end, are left to `add`.
         """

@@ -1,6 +1,6 @@
 """The record that verl's trainer leaves in the run's folder: a line of metrics per training step, and how it ended.
 
-The trainer runs in a process of its own, perhaps on another machine. It appends to a file, which is on disk before the
+The trainer runs in a separate process, perhaps on another machine. It appends to a file, which is on disk before the
 next step begins; the process that started it reads the file as it grows and hands the rows to the recorder. So neither
 a store that is away nor the end of either process loses a step, and the file says which checkpoints are whole: the one
 of step n is, if row n is there, since the trainer writes it after the checkpoint.
@@ -88,7 +88,7 @@ def is_whole(checkpoint: Path) -> bool:
 
 
 def cut_after(folder: Path, step: int | None) -> list[Row]:
-    """Drop the rows behind `step` (all, if None), which will be trained again, and an outcome; return what is left."""
+    """Drop the rows after `step` (all, if None), which will be retrained, and an outcome; return the others."""
     (folder / OUTCOME).unlink(missing_ok=True)
     kept = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
     with replacing(folder / STEPS) as file:

@@ -57,8 +57,8 @@ def beyond_tokenizer(model: str, symbols: int) -> str:
         return ""
     return (
         f"{model} has {logits} logits and its tokenizer {symbols} symbols. verl's vLLM server never samples the other "
-        f"{logits - symbols}: mu gives them no probability, pi gives them what the model does, by which ratios and "
-        "divergences are off. train/relative_logprob_error has it"
+        f"{logits - symbols}: mu gives them no probability, but pi does, so ratios and divergences are biased; "
+        "see train/relative_logprob_error"
     )
 
 
@@ -171,7 +171,7 @@ class LabTrainer(PPOTrainerSync):
         return arranged
 
     def _is_validated(self) -> bool:
-        """Whether the policy is validated behind this step."""
+        """Whether the policy is validated after this step."""
         return self.global_steps % self.spec.validation.every == 0
 
     def _shuffles(self) -> bool:

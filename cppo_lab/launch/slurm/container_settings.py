@@ -19,7 +19,7 @@ _REMEDY = "write SOURCE:TARGET or SOURCE:TARGET:ro, both absolute"
 
 
 class ContainerSpec(Spec):
-    """The image that a run's Python is in, and what of the machine is in there too.
+    """The image that contains a run's Python, and the parts of the machine mounted into it.
 
     `runtime` None: no container. `mounts` are SOURCE:TARGET or SOURCE:TARGET:ro, beside the folders that the run needs;
     `environment` holds names of variables whose value outside counts more than the image's, and NAME=VALUE.
@@ -54,7 +54,7 @@ class ContainerSpec(Spec):
         names = [_require_variable(entry) for entry in self.environment]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"environment: {name} comes twice: remove one")
+                raise ValueError(f"environment: {name} appears twice: remove one")
         return self
 
 
@@ -71,11 +71,11 @@ def _require_mount(mount: str) -> str:
     for path in parts:
         if found := MISREAD.search(path):
             raise ValueError(
-                f"mounts: {path!r} has {found[0]!r} in it, which container runtimes read as something else: mount "
+                f"mounts: {path!r} has {found[0]!r} in it, which container runtimes misread: mount "
                 "the folder above it, or a path without it"
             )
         if not path.startswith("/") or ".." in path.split("/") or path != path.strip():
-            raise ValueError(f"mounts: {mount!r}: {path!r} is no absolute path: {_REMEDY}")
+            raise ValueError(f"mounts: {mount!r}: {path!r} is not an absolute path: {_REMEDY}")
     if not parts[1].strip("/"):
         raise ValueError(f"mounts: {mount!r} would hide the whole image: {_REMEDY}")
     return "/" + parts[1].strip("/")

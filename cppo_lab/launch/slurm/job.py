@@ -1,4 +1,4 @@
-"""What runs inside a Slurm job: one launcher job, put back into the queue when Slurm takes its machine away."""
+"""What runs inside a Slurm job: one launcher job, requeued when Slurm takes its machine away."""
 
 import dataclasses
 import os
@@ -13,7 +13,8 @@ from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
-from cppo_lab.attempt import Allocation
+from cppo_lab.attempt import Allocation, Attempt
+from cppo_lab.batch import Batch
 from cppo_lab.launch.base import Job, run_masked
 from cppo_lab.launch.slurm.container import GO_BACK, GO_BACK_IF_PREEMPTED, OUTSIDE, ask_outside
 from cppo_lab.launch.slurm.queue import command_output
@@ -91,8 +92,8 @@ class SlurmTask:
 
     def _give_up(self) -> str:
         why = (
-            f"it went back into the queue {min(_restarts(), self.requeues)} times, and may no more "
-            f"(launcher.requeues={self.requeues}): launch again to go on"
+            f"it was requeued {min(_restarts(), self.requeues)} times, the most allowed "
+            f"(launcher.requeues={self.requeues}): launch again to resume"
         )
         self.job.give_up(why)
         return f"{self.job.name}: {why}"
@@ -126,6 +127,9 @@ def _allocation(job: Job) -> Allocation | None:
 
 def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
     """`job` with the machines and GPUs that Slurm gave to it, in place of those that the launcher saw."""
+    if isinstance(job, Batch):
+        own = (_in_this_job(one, allocation) for one in job.attempts)
+        return dataclasses.replace(job, attempts=tuple(one for one in own if isinstance(one, Attempt)))
     here: dict[str, Any] = {
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "allocation": allocation,

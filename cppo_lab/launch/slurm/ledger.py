@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS submission (
 CREATE TABLE IF NOT EXISTS task (
     name TEXT NOT NULL,        -- of the launcher's job: the id of a run, mostly
     token TEXT NOT NULL REFERENCES submission (token),
-    position INTEGER NOT NULL,  -- its index in the array
+    position INTEGER NOT NULL,  -- its index in the array; runs of one job share it
     ended TEXT,                 -- why the job is no longer in the queue; NULL while it is
     PRIMARY KEY (name, token)
 ) STRICT;
@@ -102,8 +102,10 @@ class Ledger:
         """No more reads and writes."""
         self._database.close()
 
-    def claim(self, names: Sequence[str]) -> str:
+    def claim(self, names: Sequence[str], positions: Sequence[int] | None = None) -> str:
         """Write down that one array is about to be submitted for these jobs; returns its token.
+
+        `positions`: the place of each in the array, for jobs of several runs; None: one after the other.
 
         Raises ValueError if one of them is in the queue already: the caller reconciles first, holding the lock.
         """
@@ -121,7 +123,10 @@ class Ledger:
             )
             self._database.executemany(
                 "INSERT INTO task (name, token, position) VALUES (?, ?, ?)",
-                [(name, token, position) for position, name in enumerate(names)],
+                [
+                    (name, token, place)
+                    for name, place in zip(names, positions or range(len(names)), strict=True)
+                ],
             )
         return token
 
@@ -173,7 +178,7 @@ class Ledger:
             rows = self._database.execute(
                 f"SELECT task.name, task.token, job_id, position, size, created, ended, {owner} FROM task "  # noqa: S608  `owner` and `where` are literals of this class
                 "JOIN submission USING (token) "
-                "JOIN (SELECT token, COUNT(*) AS size FROM task GROUP BY token) USING (token) "
+                "JOIN (SELECT token, COUNT(DISTINCT position) AS size FROM task GROUP BY token) USING (token) "
                 f"{where} ORDER BY created DESC, position",
                 values,
             ).fetchall()
@@ -251,7 +256,7 @@ def _not_ours(path: Path) -> UserError:
     """The error for a file in a shared folder that another account made and others cannot write."""
     owner = name_of(path.stat().st_uid)
     return UserError(
-        f"{path} may be written by {owner} alone: have them share the folder of runs with your group "
+        f"{path} is writable only for {owner}: ask them to share the folder of runs with your group "
         f"(chmod -R g+w {path.parent}; docs/slurm.md, Two people on one folder)"
     )
 

@@ -69,7 +69,7 @@ def minutes(hours: float, grace_seconds: int) -> int:
         raise UserError(
             f"resources.hours={hours:g} is a limit of {minutes} min, but Slurm warns launcher.grace_seconds="
             f"{grace_seconds} before it and up to {EARLY_SECONDS} s earlier, and a run starts in {START_SECONDS} s: "
-            "nothing would get done; set resources.hours higher or launcher.grace_seconds lower"
+            "it would make no progress; set resources.hours higher or launcher.grace_seconds lower"
         )
     return minutes
 

@@ -205,5 +205,5 @@ def _ask(*command: str) -> str:
         said = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[
             0
         ]
-        raise UserError(f"{command[0]}: {said}: see that Slurm's controller is up (`scontrol ping`)")
+        raise UserError(f"{command[0]}: {said}: check that Slurm's controller is up (`scontrol ping`)")
     return done.stdout

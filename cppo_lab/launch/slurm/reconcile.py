@@ -1,4 +1,4 @@
-"""The ledger beside Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
+"""The ledger compared with Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
 
 import os
 import time
@@ -21,7 +21,7 @@ LEFT = "left Slurm's queue"
 
 
 def query_queue(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str, QueuedJob]]:
-    """What the queue has of the accounts that submitted `tasks`, and which of them are in it, by name.
+    """The queue's jobs of the accounts that submitted `tasks`, and the tasks that are in it, by name.
 
     Raises UserError if Slurm's controller does not answer.
     """
@@ -65,7 +65,7 @@ def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
 
 
 def in_queue(runs: Path) -> dict[str, QueuedJob]:
-    """What of the ledger is in Slurm's queue, by name. Writes nothing.
+    """The part of the ledger that is in Slurm's queue, by name. Writes nothing.
 
     Raises UserError if Slurm's controller does not answer.
     """

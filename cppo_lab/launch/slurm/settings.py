@@ -72,5 +72,5 @@ class SlurmSpec(LauncherSpec):
                 option for option in OURS if option == name or (option.startswith(name) and name not in WHOLE)
             ]
             if ours:
-                raise ValueError(f"sbatch.{name}={value!r} is not to be set here: {OURS[ours[0]]}")
+                raise ValueError(f"sbatch.{name}={value!r} must not be set here: {OURS[ours[0]]}")
         return self

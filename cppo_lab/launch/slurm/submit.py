@@ -7,15 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from submitit import SlurmExecutor
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from cppo_lab.batch import Batch
 from cppo_lab.errors import UserError
-from cppo_lab.launch.base import Event, J, LauncherSpec
+from cppo_lab.launch.base import Event, J, Job, LauncherSpec
 from cppo_lab.launch.slurm.container import after, before
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
@@ -52,7 +53,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     with _outside_of_jobs(), submitting(runs), Ledger(runs) as ledger:
         refresh(ledger)
         busy = {task.name for task in ledger.open_tasks()}
-        todo = groups([job for job in jobs if job.name not in busy], spec)
+        todo = groups([left for job in jobs if (left := _without(job, busy)) is not None], spec)
         for values, _ in todo:
             _rehearse(values, runs, spec)
         largest = _largest_array()
@@ -65,7 +66,9 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
 
 
 def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec) -> None:
-    token = ledger.claim([job.name for job in jobs])
+    names = [_names(job) for job in jobs]
+    places = [place for place, own in enumerate(names) for _ in own]
+    token = ledger.claim([name for own in names for name in own], places)
     executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
     try:
         with _saying_if_slow(), executor.batch():
@@ -76,9 +79,21 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch looks
         said = " ".join(str(error).split())
         raise UserError(
-            f"{said}: launch again; if it stays, see what `sbatch` is here (`type sbatch`)"
+            f"{said}: launch again; if this persists, check which `sbatch` this is (`type sbatch`)"
         ) from None
     ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
+
+
+def _names(job: Job) -> tuple[str, ...]:
+    """What the ledger calls a job: by the runs of a batch."""
+    return job.run_ids if isinstance(job, Batch) else (job.name,)
+
+
+def _without(job: J, busy: Collection[str]) -> J | None:
+    """`job` without the runs that are in the queue already; None if nothing is left of it."""
+    if isinstance(job, Batch):
+        return cast(J | None, job.without(busy))
+    return None if job.name in busy else job
 
 
 @contextlib.contextmanager
@@ -87,7 +102,7 @@ def _saying_if_slow() -> Iterator[None]:
     timer = threading.Timer(
         SLOW_SECONDS,
         lambda: print(
-            f"cppo: sbatch has not answered for {SLOW_SECONDS:.0f} s: the cluster may hold as many jobs as it takes "
+            f"cppo: sbatch has not answered for {SLOW_SECONDS:.0f} s: the cluster may have reached its limit of jobs "
             "(MaxJobCount), or its controller is slow; sbatch tries again by itself, and Ctrl-C loses nothing",
             file=sys.stderr,
             flush=True,
@@ -117,8 +132,8 @@ def _require_plain(runs: Path) -> None:
     """
     if set(str(runs)) & set("\n\r%\\"):
         raise UserError(
-            f"launcher=slurm: the folder {str(runs)!r} has a line's end, % or a backslash in its name, which Slurm "
-            "reads as something else: rename it, or work in another folder"
+            f"launcher=slurm: the folder {str(runs)!r} has a line break, % or a backslash in its name, which Slurm "
+            "misreads: rename it, or work in another folder"
         )
 
 
@@ -190,7 +205,7 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
                 time.sleep(REASON_SECONDS)
     finally:
         _ask("scancel", "--quiet", job)
-    return f"{refusal}\nit would wait for ever ({reason})" if reason in _NEVER else ""
+    return f"{refusal}\nit would never start ({reason})" if reason in _NEVER else ""
 
 
 def _ask(*command: str) -> "subprocess.CompletedProcess[str]":
@@ -215,8 +230,8 @@ def _refused(said: str) -> UserError:
             "(`scontrol ping`), and launch again"
         )
     return UserError(
-        f"Slurm does not take these jobs: {'; '.join(lines) or 'it gave no reason'}: see resources.*, layout.* and "
-        "launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run asks for)"
+        f"Slurm rejects these jobs: {'; '.join(lines) or 'it gave no reason'}: check resources.*, layout.* and "
+        "launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run requests)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What Slurm and the ledger say of runs, to those who only look: one `squeue`, and `sacct` for what that forgot."""
+"""The view of runs in Slurm and the ledger for read-only commands: one `squeue`, and `sacct` for what that forgot."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
 @dataclass(frozen=True)
 class SlurmView:
-    """`tasks`: the newest of each run. `here`: what of them is in the queue, by run.
+    """`tasks`: the newest of each run. `here`: those in the queue, by run.
 
     `ended`: Slurm's word for jobs that have left it lately, by job. `silent`: why the queue could not be asked.
     """
@@ -89,11 +89,11 @@ def view(runs: Path) -> SlurmView:
 
 
 def view_or_warn(runs: Path) -> SlurmView:
-    """The same. Prints a warning where Slurm or the ledger does not answer, and goes on without."""
+    """The same. If Slurm or the ledger does not answer, prints a warning and continues without it."""
     try:
         found = view(runs)
     except UserError as error:  # the ledger cannot be read
         found = SlurmView(silent=str(error))
     if found.silent:
-        print(f"cppo: what waits in Slurm's queue is not known: {found.silent}", file=sys.stderr)
+        print(f"cppo: the state of Slurm's queue is unknown: {found.silent}", file=sys.stderr)
     return found

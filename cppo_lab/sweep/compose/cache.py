@@ -1,4 +1,4 @@
-"""What Hydra composed before, by any command on this machine: a plan of 28 runs takes 28 compositions, three seconds.
+"""Cached compositions of all commands on this machine: a plan of 28 runs takes 28 compositions, three seconds.
 
 One file for each choice of groups under `cppo-lab/compositions/` of the cache (see `cppo_lab.file_cache`). It counts
 while conf/ and the versions of this package, Hydra and OmegaConf are the same. Choices of other packages are not kept.
@@ -23,9 +23,9 @@ MOST_BYTES = 32 << 20  # of all
 
 
 def composed_before(choices: tuple[str, ...]) -> dict[str, Any]:
-    """What the choices of groups compose to, with `${...}` as written.
+    """The composition of the choices of groups, with `${...}` as written.
 
-    Raises UserError for a choice that is not there.
+    Raises UserError for an unknown choice.
     """
     if any(_of_another_package(choice) for choice in choices):
         return composed(choices, resolved=False)  # its configuration is in that package's code

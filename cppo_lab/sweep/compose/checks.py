@@ -1,4 +1,4 @@
-"""What no config can check by itself: a model against its core, a rule against its file in conf/rule."""
+"""Checks that no config can make by itself: a model against its core, a rule against its file in conf/rule."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -14,7 +14,7 @@ from cppo_lab.sweep.groups import groups
 
 
 def check_model(values: Mapping[str, Any]) -> None:
-    """Say which core a model needs before its keys are compared with those of another kind of model."""
+    """Check that the core trains the model, before its keys are compared with those of another kind of model."""
     model, core = values.get("model"), values.get("core")
     if not (isinstance(core, str) and isinstance(model, dict)):
         return

@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Base:
-    """What one choice of groups composes to.
+    """The composition of one choice of groups.
 
     `leaves` are the keys that hold no mapping, with their values; `references` those whose whole value is the value
     of another key. `sections` have the references resolved. `ordinary`: no reference is of any other kind.
@@ -81,7 +81,7 @@ class Base:
 def base(choices: tuple[str, ...]) -> Base:
     """The configuration of a choice of groups.
 
-    Raises UserError for a choice that is not there.
+    Raises UserError for an unknown choice.
     """
     tree = composed_before(choices)
     leaves = dict(_leaves(tree))

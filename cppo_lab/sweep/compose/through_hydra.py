@@ -30,7 +30,7 @@ _HYDRAS_OWN = (TypeError, AttributeError, LookupError, AssertionError)
 # What Hydra's parser raises: ValueError for a number of more digits than Python reads, RecursionError for deep nesting.
 _UNREADABLE = (HydraException, ValueError, RecursionError)
 RESOLVER = re.compile(r"\$\{[^}:]*:")
-KEYS = "`cppo show SWEEP` prints the keys that there are"
+KEYS = "`cppo show SWEEP` prints the valid keys"
 QUOTE = "a value with spaces or special characters needs quotes: key=\"'value'\""
 
 
@@ -57,7 +57,7 @@ class Override:
 
 @lru_cache(maxsize=100_000)
 def parsed(text: str) -> Override:
-    """What an override says. Whatever is out of the ordinary is `other`: Hydra then composes, or refuses."""
+    """A parsed override. Anything unusual is `other`: Hydra then composes or rejects it."""
     named = re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0]
     try:
         found = _parser().parse_override(text)
@@ -104,7 +104,7 @@ def _is_plain(value: object) -> bool:
 
 
 def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
-    """What Hydra composes, as plain values; `${...}` resolved or unresolved.
+    """Hydra's composition as plain values; `${...}` resolved or unresolved.
 
     Raises UserError for an override that does not parse, an unknown group option or key.
     """
@@ -157,7 +157,7 @@ def _groups_set_by(rule: str) -> tuple[str, ...]:
 
 
 def _check(text: str) -> None:
-    """Refuse what Hydra would make something else of than a value of ours.
+    """Reject overrides that Hydra would treat as something else than a value.
 
     It has settings of its own under `hydra`, follows a path in the name of an option out of conf/, and resolves
     `${oc.env:...}` and the like to what differs between machines and days.
@@ -215,7 +215,7 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
 
 
 def container_is_of_slurm() -> UserError:
-    """For other launchers: their runs are in whatever container `cppo` itself is in."""
+    """Other launchers have no container: their runs are in the one in which `cppo` runs."""
     return UserError(
         "launcher.container needs launcher=slurm: choose it, or start `cppo` itself within the container (docs/verl.md)"
     )

@@ -1,4 +1,4 @@
-"""When a study and a search file belong together: a study continues only with the definition that it was made with."""
+"""When a study and a search file belong together: a study continues only with the definition that created it."""
 
 from typing import Any
 

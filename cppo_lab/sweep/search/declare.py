@@ -62,7 +62,7 @@ class Choices(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len({repr(value) for value in self.choices}) < len(self.choices):
-            raise ValueError(f"choices={list(self.choices)}: a value stands there twice; remove one")
+            raise ValueError(f"choices={list(self.choices)}: a value appears twice; remove one")
         return self
 
     @property
@@ -102,7 +102,7 @@ class SearchSpec(Spec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.objectives)) < len(self.objectives):
-            raise ValueError(f"objectives={list(self.objectives)}: one stands there twice; remove it")
+            raise ValueError(f"objectives={list(self.objectives)}: one appears twice; remove it")
         if len(self.objectives) > 1 and self.pruner.name != "none":
             raise ValueError(
                 f"pruner.name={self.pruner.name!r} with objectives={list(self.objectives)}: Optuna prunes for a single "
@@ -138,7 +138,7 @@ class Search(Declared):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)}: one stands there twice; remove it")
+            raise ValueError(f"seeds={list(self.seeds)}: one appears twice; remove it")
         for key in self.settings.keys() & self.search.parameters.keys():
             raise ValueError(
                 f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them"

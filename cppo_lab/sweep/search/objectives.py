@@ -28,7 +28,7 @@ def mean_score(scores: Sequence[float]) -> float:
 
 
 def stability(scores: Sequence[float]) -> float:
-    """1 - the deepest fall of the score below its best so far."""
+    """1 minus the largest drop of the score below its best so far."""
     best, fall = scores[0], 0.0
     for score in scores:
         best = max(best, score)

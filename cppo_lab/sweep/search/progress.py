@@ -1,4 +1,4 @@
-"""Says on standard error what happens to the trials, whoever works on them, and at the end what came of them."""
+"""Reports the trials on standard error while any worker runs them, and their results at the end."""
 
 import sys
 import time
@@ -84,11 +84,16 @@ def _minutes_left(tuning: Tuning, trials: Sequence[FrozenTrial]) -> float:
     return sum(times) / len(times) * (tuning.trials - len(times)) / workers / 60
 
 
-def counted(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
+def counts(tuning: Tuning, trials: Sequence[FrozenTrial]) -> dict[str, int]:
     """How many trials there are, by state; those not made yet are left too."""
-    counts = Counter(WORDS[trial.state] for trial in trials)
-    counts["left"] += tuning.trials - len(trials)
-    parts = ", ".join(f"{counts[word]} {word}" for word in WORDS.values() if counts[word])
+    found = Counter(WORDS[trial.state] for trial in trials)
+    found["left"] += tuning.trials - len(trials)
+    return {word: found[word] for word in dict.fromkeys(WORDS.values()) if found[word]}
+
+
+def counted(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
+    """How many trials there are, by state, as text."""
+    parts = ", ".join(f"{number} {word}" for word, number in counts(tuning, trials).items())
     return f"{tuning.trials} trials ({parts})"
 
 

@@ -1,4 +1,4 @@
-"""What proposes points and ends trials early: Optuna's samplers and pruners, as a search file names them."""
+"""Optuna's samplers and pruners by their names in a search file."""
 
 import hashlib
 import warnings
@@ -24,7 +24,7 @@ def suggest(trial: Trial, key: str, parameter: Parameter, whole: bool) -> Scalar
 
 
 def make_sampler(tuning: Tuning, number: int) -> BaseSampler:
-    """What draws the point of trial `number`.
+    """The sampler of the point of trial `number`.
 
     Seeded by the trial: workers never draw the same points, and an adopted trial draws its own again.
     """
@@ -41,7 +41,7 @@ def make_sampler(tuning: Tuning, number: int) -> BaseSampler:
 
 
 def make_pruner(tuning: Tuning) -> BasePruner:
-    """What ends trials early. The steps of a trial go through its seeds, one after the other."""
+    """The pruner. The steps of a trial go through its seeds, one after the other."""
     spec, run = tuning.search.search.pruner, tuning.base.run
     if spec.name == "median":
         return MedianPruner(n_startup_trials=spec.startup, n_warmup_steps=spec.warmup_steps)

@@ -53,7 +53,7 @@ class Tuning:
         return _at(self.fixed, point, seed)
 
     def definition(self) -> dict[str, Any]:
-        """What makes two searches the same: a study continues only with an equal one."""
+        """The definition of a search: a study continues only with an equal one."""
         settings = flatten(self.base.run.model_dump(mode="json", exclude_none=True))
         return {
             "core": self.core,
@@ -121,7 +121,7 @@ def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, t
 
 
 def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[str]) -> None:
-    """A key has one source, and a search says nothing of how runs are started or tracked."""
+    """A key has one source, and a search does not declare how runs are started or tracked."""
     where = f"search {search.source}"
     if RULE_PATH in search.settings:
         raise UserError(f"{where}: settings.{RULE_PATH}={search.settings[RULE_PATH]!r}: {PATH_REMEDY}")

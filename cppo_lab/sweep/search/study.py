@@ -30,7 +30,7 @@ def searches_folder(runs: Path) -> Path:
 
 @dataclass(frozen=True)
 class TrialClaim:
-    """A trial that this process works on, and nobody else."""
+    """A trial that only this process works on."""
 
     trial: Trial
     number: int
@@ -71,7 +71,7 @@ class SearchStudy:
     def claim(self) -> Iterator[TrialClaim | None]:
         """Work on a trial: one whose worker died, else the next; None if there is none.
 
-        It is held by a lock that the kernel drops with this process, however that ends.
+        A lock holds it, which the kernel releases when this process ends.
         """
         with contextlib.ExitStack() as stack:
             yield self._adopt(stack) or self._begin(stack)

@@ -1,4 +1,4 @@
-"""What a search will do, before it does it: its space, what is done already, what one trial costs."""
+"""The summary of a search before it runs: its space, its finished trials, the cost of a trial."""
 
 from collections.abc import Sequence
 

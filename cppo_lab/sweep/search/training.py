@@ -1,4 +1,4 @@
-"""One training run of a trial: in a process of its own, watched as it goes, ended early if the search says so."""
+"""One training run of a trial, in a separate process: watched while it trains, ended early if the search decides so."""
 
 import contextlib
 import multiprocessing
@@ -25,7 +25,7 @@ TRIES = 3  # of a run whose process is killed from outside; it goes on from its 
 
 
 class Pruned(Exception):
-    """The search gives this trial up; `step` is the trial's step."""
+    """The search prunes this trial; `step` is the trial's step."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"pruned by the search at step {step}")
@@ -33,7 +33,7 @@ class Pruned(Exception):
 
 
 class TrainingFailed(Exception):
-    """A training run ended by an error of its own; the text is one line."""
+    """A training run failed with an error; the text is one line."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Run:
 def train(run: Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
     """The curve of `run`, trained unless it is done. Another process that is training it is waited for.
 
-    `see` takes the points so far and answers the step at which to give up, or None. It is asked before training
+    `see` takes the points so far and returns the step at which to stop, or None. It is called before training
     starts and after each validation; what others train is not ours to end.
     Raises Pruned, after an orderly end of the run, and TrainingFailed.
     """

@@ -1,4 +1,4 @@
-"""Carry out a search: workers through a launcher, and what came of it."""
+"""Run a search: its workers through a launcher, then its result."""
 
 import os
 import sys
@@ -68,7 +68,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
 
 
 def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> None:
-    """Nothing stays RUNNING in MLflow that no process works on; whoever takes it up says so again."""
+    """No trial stays RUNNING in MLflow without a process; a worker that resumes it marks it again."""
     for trial in study.abandoned():
         if MLFLOW_ID in trial.user_attrs:
             TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
@@ -76,7 +76,7 @@ def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> No
 
 
 def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> None:
-    """Run the workers, and say meanwhile what they do."""
+    """Run the workers, and report their progress."""
     launcher = first.tuning.base.launcher
     record = launcher_of(launcher.name)
     most = launcher.workers or record.search_workers or default_workers([first])
@@ -118,7 +118,7 @@ def _follow(workers: Sequence[Worker], watch: Watch, launcher: LauncherRecord) -
             time.sleep(FOLLOW_SECONDS)
     except KeyboardInterrupt:
         print(
-            f"cppo: the workers stay with {launcher.title}; the same command watches them again",
+            f"cppo: the workers keep running under {launcher.title}; the same command watches them again",
             file=sys.stderr,
         )
         raise
@@ -140,5 +140,5 @@ def _summary(tuning: Tuning, trials: list[FrozenTrial], folder: Path) -> str:
         numbers = ", ".join(str(trial.number) for trial in others)
         lines.append(f"trials {numbers} are with workers of {', '.join(owners)}: continue them there")
     if not is_over(tuning, trials):
-        lines.append(f"the same command goes on with what is left; workers' logs: {folder / 'attempts'}")
+        lines.append(f"run the same command to continue; workers' logs: {folder / 'attempts'}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What the embedded trainer asks of a task, the tasks by name, and the problem sets that any task yields.
+"""The interface of a task of the embedded trainer, the tasks by name, and the problem sets that any task yields.
 
 A new task touches this dict, `TaskData` in `cppo_lab.spec` (its name and lengths), a module here, and a file in
 conf/data.

@@ -43,7 +43,7 @@ def check_distribution(logprobs_mode: str | None, sampling: Mapping[str, Any]) -
     for name, values in neutral.items():
         if sampling.get(name, values[0]) not in values:
             raise UserError(
-                f"rollout.{name}={sampling[name]} truncates or bends mu, whose Top-K the divergence needs whole: "
+                f"rollout.{name}={sampling[name]} distorts mu, but the divergence needs the Top-K of mu itself: "
                 f"set rollout.{name}={values[0]} for training"
             )
 

@@ -1,4 +1,4 @@
-"""mu's Top-K out of vLLM's outputs, without an object per token. Imports nothing of vLLM.
+"""mu's Top-K from vLLM's outputs, without an object per token. Does not import vLLM.
 
 NOT RUN ON A GPU: written from vLLM's documented types (`SamplingParams.flat_logprobs`, `FlatLogprobs`, since vLLM
 0.12) and tested on objects that mimic them.
@@ -75,7 +75,7 @@ def flat_topk(
 
 
 class TopKEngine:
-    """Stands before vLLM's `AsyncLLM` and asks it for the running request's Top-K; all else goes straight through.
+    """Wraps vLLM's `AsyncLLM` and requests the running request's Top-K; everything else is passed through.
 
     verl's server asks for `logprobs=0` (the sampled token only) in `vLLMHttpServer.generate`.
     """

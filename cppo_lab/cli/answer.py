@@ -1,0 +1,187 @@
+"""What a command prints with `--json`: one object, with the same heading for every command.
+
+ANSWERS is the schema: the keys of each command beside those of HEADING. docs/commands.md shows it.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+SCHEMA = 1
+HEADING = {
+    "schema": "version of this format: 1; keys may be added, but none is removed or changes its meaning",
+    "command": "the command, as in `plan` or `data check`",
+    "exit_code": "the command's exit code",
+    "error": "what was wrong, as on standard error; null if nothing was. With an error the other keys are missing",
+}
+_RUNS = "one object per run, see below"
+_PLAN = {
+    "sweep": "name",
+    "core": "trainer core",
+    "runs": _RUNS,
+    "totals": "runs, places, states and costs of all runs",
+}
+_TRAINED = {
+    **_PLAN,
+    "dry_run": "true: nothing was trained",
+    "to_train": "ids of the runs that were (or would be) trained",
+    "left": "ids of failed runs, which only `cppo retry` retrains",
+    "replaced": "run id -> MLflow ids of the results that were replaced",
+}
+_FILES = {"folder": "path", "files": "name -> counts, origin and checksums"}
+# A key that ends with ? is there where it applies.
+ANSWERS: dict[str, dict[str, str]] = {
+    "plan": {
+        **{"sweep": "name", "core": "trainer core", "runs?": _RUNS},
+        "totals?": "runs, places, states and costs of all runs",
+        "effect?": "`--power`: the assumed lead in points, or `paper`",
+        "claims?": "`--power`: each claim with its power",
+        "hours_are?": "`--power`: `gpu` or `machine`, the unit of hours_needed; null where no cost is known",
+        "search?": "for a search: study, model, seeds, objectives, parameters, trials, states",
+    },
+    "show": {
+        "runs": "one object per run: run_id, source, run (the resolved configuration), layout, paths, estimate"
+    },
+    "diff": {
+        "runs": "the two runs: run_id and source",
+        "identical": "whether no key differs",
+        "differences": "key -> the two values, null where a run lacks it",
+    },
+    "launch": _TRAINED,
+    "retry": _TRAINED,
+    "preflight": {
+        **{"sweep": "name", "core": "trainer core"},
+        "kinds": "model, layout, runs (ids), measured, error, hours (low, high; of all its runs), folder",
+    },
+    "status": {"runs": _RUNS, "states": "state -> number of runs, before --state"},
+    "watch": {"runs": _RUNS, "states": "state -> number of runs, when all have ended"},
+    "logs": {
+        "run_id": "the run",
+        "steps": "step, time_ms (since the epoch) and metrics of each recorded step",
+        "output": "path and text of each file of printed output",
+    },
+    "cancel": {
+        "runs": "run_id, text and done of each run that was chosen",
+        "dry_run": "true: nothing was cancelled",
+    },
+    "sync": {
+        **{
+            "store": "address",
+            "runs": "ids of the runs with metrics to upload",
+            "dry_run": "true: nothing was uploaded",
+        },
+        "points": "number of metric points uploaded",
+    },
+    "tune": {
+        "search": "study, model, seeds, objectives, parameters, trials, states",
+        "storage": "address of the study",
+        "dry_run": "true: nothing was trained",
+        "text": "the result in words",
+    },
+    "report": {
+        **{"sweep": "name", "page": "path of index.html", "folder": "path"},
+        "rebuilt": "false: nothing had changed",
+    },
+    "compare": {
+        **{"same": "whether nothing differs", "before": "report", "after": "report"},
+        **dict.fromkeys(("heading", "runs", "cells", "verdicts", "figures"), "what differs"),
+    },
+    "reference import": {"store": "address", "added": "number of runs that were added"},
+    "export model": {"run_id": "the run", "folder": "path"},
+    "export metrics": {
+        **{"sweep": "name", "overrides": "as given", "read_from": "store or `paper`", "folder": "path"},
+        **{"format": "parquet, csv or tensorboard", "states": "state -> runs", "rows": "table -> rows"},
+    },
+    "samples": {
+        **{"run": "run id", "step": "training step", "left_out": "samples that were not kept"},
+        "samples": "prompt, response, answer, truth, grade, reward and more of each",
+    },
+    "replay": {
+        **{"run": "run id", "step": "training step", "left_out": "responses that were not kept"},
+        **{
+            "rule": "name",
+            "constants": "of the rule",
+            "divergence": "the D_t passed to it",
+            "share_kept": "of the tokens",
+        },
+        "own": "the same for the rule that the run was trained with",
+        "responses": "both rules' tests and the tokens on which they differ, for each response (docs/answers.md)",
+    },
+    "ui": {"links": "name and url of each page"},
+    "bounds": {
+        **dict.fromkeys(("delta", "delta_b", "w_min", "horizon", "xi"), "the argument as a number"),
+        "bounds": "rule, constant, ratio (to DPPO's) and limit (of delta_b) of each",
+    },
+    "check-vectors": {
+        **{"checked": "number of arrays", "mismatches": "one text each"},
+        "unknown": "keys that were not checked",
+    },
+    "data prepare": _FILES,
+    "data check": _FILES,
+    "doctor": {
+        **{"core": "trainer core", "model": "name", "ready": "whether a run can start here"},
+        "checks": "name, status, found and remedy of each",
+    },
+    "completion": {"shell": "name", "script": "the script for the shell"},
+}
+# The keys that `runs` of plan, launch, retry, status and watch share.
+RUN_KEYS = {
+    "run_id": "12 hexadecimal digits",
+    "variants": "sweep -> the run's variant there, with the values of its axes",
+    "rule": "rule name",
+    "model": "model name",
+    "seed": "whole number, or null",
+    "state": "one of the states of `cppo status`",
+    "reason": "why it ended, what it waits for, or what it does",
+    "step": "last step, or null",
+}
+
+
+def answer(options: argparse.Namespace, values: Mapping[str, Any]) -> None:
+    """What the command answers with --json; `main` prints it once the command has ended, or `options.answer_now`."""
+    options.answer = dict(values)
+
+
+def document(options: argparse.Namespace, code: int, error: str | None = None) -> str:
+    """The whole object as text. What is no number (NaN, infinity) is null: JSON has none of them."""
+    heading = {"schema": SCHEMA, "command": options.name, "exit_code": int(code), "error": error}
+    values = {} if error is not None else options.answer or {}
+    return json.dumps(_finite(heading | values), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value if value is None or isinstance(value, str | int) else str(value)
+
+
+@contextlib.contextmanager
+def alone_on_output() -> Iterator[IO[str]]:
+    """A stream to standard output, where nothing else is printed meanwhile: that goes to standard error, also of
+    processes that are started."""
+    before = sys.stdout
+    before.flush()
+    try:
+        number: int | None = before.fileno()
+    except (OSError, io.UnsupportedOperation):  # a test's
+        number = None
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            own_file = number == 1
+            yield stack.enter_context(os.fdopen(os.dup(own), "w", encoding="utf-8")) if own_file else before
+    finally:
+        os.dup2(own, 1)
+        os.close(own)

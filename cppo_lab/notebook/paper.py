@@ -1,0 +1,72 @@
+"""The paper's curves as runs: read from the files of this package, without a store."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import pandas as pd
+
+from cppo_lab import schema
+from cppo_lab.analysis.points import points_frame
+from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.notebook.declared import DeclaredRun
+from cppo_lab.store.history import from_columns
+from cppo_lab.store.reader import StoredRun
+from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
+
+WHOLE = "study"  # every sweep that the paper has curves of
+
+
+def paper_runs(name: str) -> list[DeclaredRun]:
+    """The runs that the paper has curves of in a sweep, or in all of them (`study`), in its order.
+
+    Raises UserError for a sweep that it has no curves of.
+    """
+    runs = reference_runs()
+    sweeps = dict.fromkeys(sweep for run in runs for sweep in run.sweeps)
+    if name != WHOLE and name not in sweeps:
+        raise unknown("sweep of the paper's curves", name, [*sweeps, WHOLE])
+    return [
+        DeclaredRun(sweep, run.run_id, run.sweeps[sweep], run.rule, run.model, schema.PAPER, None, run.t_stop)
+        for sweep in sweeps
+        if name in (WHOLE, sweep)
+        for run in runs
+        if sweep in run.sweeps
+    ]
+
+
+class PaperSource:
+    """The paper's curves; as `analysis.run_source.RunSource`. A run's id serves as MLflow's, too."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, ReferenceRun] = {run.run_id: run for run in reference_runs()}
+
+    def find(self, run_ids: Collection[str]) -> list[StoredRun]:
+        return [_stored(run) for run_id, run in sorted(self._runs.items()) if run_id in run_ids]
+
+    def metric_names(self, runs: Sequence[StoredRun]) -> frozenset[str]:
+        return frozenset(name for run in runs for name in self._runs[run.mlflow_id].points)
+
+    def points(self, runs: Sequence[StoredRun], wanted: Callable[[str], bool]) -> pd.DataFrame:
+        return points_frame(
+            (
+                run.mlflow_id,
+                from_columns(
+                    {
+                        name: (list(curve), list(curve.values()), [0] * len(curve))
+                        for name, curve in self._runs[run.mlflow_id].points.items()
+                        if wanted(name)
+                    }
+                ),
+            )
+            for run in runs
+        )
+
+    def outcomes(self, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
+        raise UserError(
+            "source='paper': the paper has no outcomes of single problems; load your own runs: source='runs'"
+        )
+
+
+def _stored(run: ReferenceRun) -> StoredRun:
+    tags = run.tags() | {schema.TAG_STATUS: schema.DONE}
+    return StoredRun(run.run_id, "FINISHED", "", tags, name=f"{run.variant} on {run.model} (paper)")

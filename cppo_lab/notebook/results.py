@@ -1,0 +1,268 @@
+"""Results of a sweep as tidy frames: one row for each run, each point, each problem."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from cppo_lab import schema
+from cppo_lab.analysis.curves import ValidationCurves, validation_curves
+from cppo_lab.analysis.newest import run_id_of, status_of
+from cppo_lab.analysis.run_source import RunSource
+from cppo_lab.analysis.selection import Choice, SelectionState, choose, run_state
+from cppo_lab.analysis.window import late_curve
+from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.errors import UserError, unknown
+from cppo_lab.notebook.declared import DeclaredRun
+from cppo_lab.store.reader import StoredRun
+
+HISTORY_COLUMNS = ("run_id", "metric", "step", "value")
+OUTCOME_COLUMNS = ("run_id", "step", "benchmark", "problem", "samples", "right", "cut_off", "length")
+_NULLABLE = dict.fromkeys(("seed", "t_stop", "best_step", "last_step"), "Int64")
+
+Runs: TypeAlias = str | Iterable[str] | pd.DataFrame | pd.Series
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """The declared runs of a sweep or study, and what their store has of them.
+
+    `name` is the sweep's, `place` says in words where the runs are.
+    """
+
+    name: str
+    place: str
+    _declared: Sequence[DeclaredRun]
+    _source: RunSource
+
+    def __repr__(self) -> str:
+        states = self.runs.drop_duplicates("run_id")["state"].value_counts()
+        counted = ", ".join(f"{states[state]} {state}" for state in schema.STATES if state in states)
+        return f"<Results of {self.name} in {self.place}: {counted}>"
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row for each declared run, also for those that nobody has trained (state `missing`).
+
+        A run that several sweeps of a study share has a row for each: `runs.drop_duplicates("run_id")`.
+
+        Columns:
+            sweep, run_id, variant, rule, model, core: text. `run_id` joins with `history` and `outcomes`.
+            one for each axis of the sweep, by its key (`rule.w_min`): the run's value; missing if it has none.
+            seed: Int64; the paper gives none.
+            t_stop: Int64, the training step that ends the window [0, t_stop] in which a run is scored.
+            state: done, collapsed, running, failed, partial or missing, as the store has it (`cppo status` also
+                asks the queue and the locks); reason: why it failed, collapsed or was interrupted.
+            best, best_step: the validation score that counts, and its training step: the highest mean over the
+                benchmarks inside the window, the first of equals, as in the reports (`analysis.selection`).
+            last, last_step: the last score inside the window.
+            final_mean: mean score over the last 30 % of the window, which selects nothing.
+            base: score before training (step 0).
+            start, end: UTC times of the run in the store; mlflow_id: its id there.
+
+        Scores are fractions in [0, 1], NaN where there is none.
+        """
+        parts = [self._rows_of_sweep(own) for own in self._by_sweep.values()]
+        frame = pd.DataFrame([row for rows in parts for row in rows], columns=self._columns)
+        for key in self._axes:
+            frame[key] = _narrowed(frame[key])
+        return frame.astype(_NULLABLE)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names of all metrics that one of the runs has logged, sorted. Units: `cppo_lab.schema`."""
+        return tuple(sorted(self._source.metric_names(list(self._stored.values()))))
+
+    def history(self, metrics: str | Iterable[str] | None = None, runs: Runs | None = None) -> pd.DataFrame:
+        """What was logged, long: one row for each (run, metric, step).
+
+        Args:
+            metrics: names or patterns such as "val/*" (`*` takes slashes too); None: all.
+            runs: ids, a column of ids, or rows of `runs`; None: all.
+
+        Returns:
+            Columns run_id and metric (categorical), step (training steps; 0 is before training) and value (float64,
+            in the metric's unit of `cppo_lab.schema`; accuracies and shares are fractions). Sorted by run, metric
+            and step.
+
+        Raises:
+            UserError: a metric that no run has logged, an id that is not in `runs`; the store cannot be read.
+        """
+        stored = self._chosen(runs)
+        frame = self._source.points(stored, self._wanted(metrics))
+        of_run = {run.mlflow_id: run_id_of(run) for run in stored}
+        frame["mlflow_id"] = frame["mlflow_id"].cat.rename_categories(of_run)
+        return frame.rename(columns={"mlflow_id": "run_id"})[list(HISTORY_COLUMNS)]
+
+    def outcomes(self, runs: Runs | None = None) -> pd.DataFrame:
+        """How each problem went, long: one row for each (run, validated step, problem).
+
+        Args:
+            runs: ids, a column of ids, or rows of `runs`; None: all. Those that kept no outcomes have no rows.
+
+        Returns:
+            Columns run_id, benchmark and problem (categorical; a problem's id is the same in every run on the same
+            data), step (training steps), samples (answers to the problem, k), right and cut_off (how many of them were
+            right, or ended by the length limit), length (mean, in tokens). The Avg@k of a benchmark is the mean of
+            right / samples over its problems.
+
+        Raises:
+            UserError: source="paper"; an id that is not in `runs`; a file of outcomes is broken.
+        """
+        stored = self._chosen(runs)
+        found = self._source.outcomes(stored)
+        parts = [
+            _outcome_rows(run_id_of(run), found[run.mlflow_id]) for run in stored if run.mlflow_id in found
+        ]
+        if not parts:
+            return pd.DataFrame({name: [] for name in OUTCOME_COLUMNS})
+        frame = pd.concat(parts, ignore_index=True)
+        return frame.astype(dict.fromkeys(("run_id", "benchmark", "problem"), "category"))
+
+    @cached_property
+    def _stored(self) -> Mapping[str, StoredRun]:
+        """Run id -> the run in the store, of those that are there, in the order of the declaration."""
+        ids = dict.fromkeys(run.run_id for run in self._declared)
+        found = {run_id_of(run): run for run in self._source.find(ids)}
+        return {run_id: found[run_id] for run_id in ids if run_id in found}
+
+    @cached_property
+    def _by_sweep(self) -> Mapping[str, list[DeclaredRun]]:
+        found: dict[str, list[DeclaredRun]] = {}
+        for run in self._declared:
+            found.setdefault(run.sweep, []).append(run)
+        return found
+
+    @cached_property
+    def _axes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for run in self._declared for key in run.axes))
+
+    @property
+    def _columns(self) -> list[str]:
+        names = [
+            "sweep",
+            "run_id",
+            "variant",
+            "rule",
+            "model",
+            "core",
+            *self._axes,
+            "seed",
+            "t_stop",
+            "state",
+        ]
+        scores = ["best", "best_step", "last", "last_step", "final_mean", "base"]
+        return [*names, "reason", *scores, "start", "end", "mlflow_id"]
+
+    @cached_property
+    def _validations(self) -> pd.DataFrame:
+        stored = list(self._stored.values())
+        return self._source.points(stored, lambda name: schema.parse_validation_metric(name) is not None)
+
+    def _rows_of_sweep(self, declared: Sequence[DeclaredRun]) -> Iterable[Mapping[str, Any]]:
+        """Scored sweep by sweep, as the reports do: what counts as a model's benchmarks is asked of its runs."""
+        stored = {run.run_id: self._stored[run.run_id] for run in declared if run.run_id in self._stored}
+        ids = {one.mlflow_id: run_id for run_id, one in stored.items()}
+        model_of = {run.run_id: run.model for run in declared}
+        rows = [(mlflow_id, model_of[run_id]) for mlflow_id, run_id in ids.items()]
+        points = self._validations
+        curves = validation_curves(
+            points[points["mlflow_id"].isin(ids)], pd.DataFrame(rows, columns=["mlflow_id", "model"])
+        )
+        return (_row(run, stored.get(run.run_id), curves) for run in declared)
+
+    def _chosen(self, runs: Runs | None) -> list[StoredRun]:
+        """The stored runs of the ids that were asked for; missing ones are left out."""
+        if runs is None:
+            return list(self._stored.values())
+        asked = (
+            runs["run_id"] if isinstance(runs, pd.DataFrame) else [runs] if isinstance(runs, str) else runs
+        )
+        ids = dict.fromkeys(map(str, asked))
+        known = {run.run_id for run in self._declared}
+        for run_id in ids:
+            if run_id not in known:
+                raise UserError(
+                    f"run {run_id!r} is none of {self.name}: take ids from the column `run_id` of runs"
+                )
+        return [self._stored[run_id] for run_id in ids if run_id in self._stored]
+
+    def _wanted(self, metrics: str | Iterable[str] | None) -> Callable[[str], bool]:
+        if metrics is None:
+            return lambda name: True
+        patterns = [metrics] if isinstance(metrics, str) else list(metrics)
+        names = self._source.metric_names(list(self._stored.values()))
+        chosen = set[str]()
+        for pattern in patterns:
+            if not (found := {name for name in names if name == pattern or fnmatchcase(name, pattern)}):
+                raise unknown("metric", pattern, names)
+            chosen |= found
+        return chosen.__contains__
+
+
+def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurves) -> Mapping[str, Any]:
+    named = {
+        "sweep": declared.sweep,
+        "run_id": declared.run_id,
+        "variant": declared.variant,
+        "rule": declared.rule,
+        "model": declared.model,
+        "core": declared.core,
+        "seed": declared.seed,
+        "t_stop": declared.t_stop,
+        **declared.axes,
+    }
+    if stored is None:
+        return named | {"state": schema.MISSING, "reason": "", "mlflow_id": ""}
+    curve = curves.of(stored.mlflow_id)
+    choice = choose(curve, declared.t_stop, curves.benchmarks)
+    late = late_curve(curve, declared.t_stop)
+    return named | {
+        "state": _state(status_of(stored), declared.core, choice),
+        "reason": stored.tags.get(schema.TAG_REASON, ""),
+        "best": choice.score,
+        "best_step": choice.step,
+        "last": choice.last_score,
+        "last_step": choice.last_step,
+        "final_mean": float(late.mean()) if len(late) else None,
+        "base": choice.base,
+        "start": pd.to_datetime(stored.start_ms, unit="ms", utc=True),
+        "end": pd.to_datetime(stored.end_ms, unit="ms", utc=True),
+        "mlflow_id": stored.mlflow_id,
+    }
+
+
+def _state(status: str, core: str, choice: Choice) -> str:
+    """The run's status; of the paper's runs, which have none of their own, a collapse is seen by its curve."""
+    collapsed = run_state(status, core, choice) is SelectionState.COLLAPSE
+    return schema.COLLAPSED if collapsed else status
+
+
+def _narrowed(values: pd.Series) -> pd.Series:
+    """Whole numbers stay such where some runs have no value."""
+    given = [value for value in values if value is not None and value == value]
+    whole = all(isinstance(value, int) and not isinstance(value, bool) for value in given)
+    if given and whole:
+        return values.astype("Int64")
+    return values.infer_objects()
+
+
+def _outcome_rows(run_id: str, found: Outcomes) -> pd.DataFrame:
+    validations, problems = found.right.shape
+    benchmarks = np.array(found.benchmarks, dtype=object)[found.benchmark_of]
+    return pd.DataFrame(
+        {
+            "run_id": run_id,
+            "step": np.repeat(found.steps, problems),
+            "benchmark": np.tile(benchmarks, validations),
+            "problem": np.tile(np.array(found.problems, dtype=object), validations),
+            "samples": found.samples,
+            "right": found.right.reshape(-1).astype(np.int64),
+            "cut_off": found.cut_off.reshape(-1).astype(np.int64),
+            "length": found.length.reshape(-1).astype(np.float64),
+        }
+    )

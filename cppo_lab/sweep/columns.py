@@ -1,0 +1,95 @@
+"""Aligned columns that fit a terminal."""
+
+from collections.abc import Collection, Sequence
+
+from cppo_lab import schema
+
+SHORT_ID = 8  # digits of a run's id where there is little room, if they tell all of them apart
+SHORT_REASON = 14  # signs of a reason that columns are left out for
+RUN_ID, STATE, REASON = "run id", "state", "reason"
+_RESET = "\x1b[0m"
+_COLOURS = {
+    schema.DONE: "\x1b[32m",
+    schema.COLLAPSED: "\x1b[35m",
+    schema.RUNNING: "\x1b[36m",
+    schema.QUEUED: "\x1b[2m",
+    schema.MISSING: "\x1b[2m",
+    schema.FAILED: "\x1b[31m",
+    schema.PARTIAL: "\x1b[33m",
+}
+
+
+def aligned(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Collection[str] = (),
+    width: int | None = None,
+    spare: Sequence[str] = (),
+    coloured: bool = False,
+) -> str:
+    """Rows under their head; the columns of `right` end at the same place.
+
+    Where they are wider than `width` (None: no limit), columns of `spare` are left out, the first ones first (RUN_ID is
+    shortened), then lines are cut. A last column `reason` takes the room that is left. `coloured`: states are.
+    """
+    table = [list(head), *map(list, rows)]
+    if head[-1] == REASON and not any(row[-1] for row in rows):
+        table = [row[:-1] for row in table]
+    left_out = [name for name in spare if name in head]
+    while width is not None and left_out and _needed(table) > width:
+        name = left_out.pop(0)
+        at = table[0].index(name)
+        keep = _distinct([row[at] for row in table[1:]]) if name == RUN_ID else 0
+        table[1:] = [[*row[:at], *([row[at][:keep]] if keep else []), *row[at + 1 :]] for row in table[1:]]
+        table[0] = table[0] if keep else table[0][:at] + table[0][at + 1 :]
+    names, widths = table[0], _widths(table)
+    lines = [
+        "  ".join(
+            cell.rjust(size) if name in right else cell.ljust(size)
+            for cell, size, name in zip(row, widths, names, strict=True)
+        ).rstrip()
+        for row in table
+    ]
+    lines = [_cut(line, width) for line in lines]
+    if coloured and STATE in names:
+        place = names.index(STATE)
+        start = sum(widths[:place]) + 2 * place
+        lines[1:] = [
+            _painted(line, start, row[place]) for line, row in zip(lines[1:], table[1:], strict=True)
+        ]
+    return "\n".join(lines)
+
+
+def _distinct(ids: Sequence[str]) -> int:
+    """Digits that tell all ids apart, SHORT_ID at least."""
+    longest = max(map(len, ids), default=0)
+    return next(
+        (n for n in range(SHORT_ID, longest) if len({one[:n] for one in ids}) == len(ids)), max(longest, 1)
+    )
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    if table[0][-1] == REASON:
+        widths[-1] = 0  # the last column needs no filling
+    return widths
+
+
+def _needed(table: Sequence[Sequence[str]]) -> int:
+    """Columns of a terminal that all take, a reason at most SHORT_REASON of them."""
+    widths = _widths(table)
+    reason = max(len(row[-1]) for row in table) if table[0][-1] == REASON else 0
+    return sum(widths) + 2 * (len(widths) - 1) + min(reason, SHORT_REASON)
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else line[: max(width - 1, 1)] + "…"
+
+
+def _painted(line: str, start: int, state: str) -> str:
+    """The line with its state in colour, unless that was cut off."""
+    end = start + len(state)
+    if line[start:end] != state or state not in _COLOURS:
+        return line
+    return f"{line[:start]}{_COLOURS[state]}{state}{_RESET}{line[end:]}"
