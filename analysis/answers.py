@@ -1,18 +1,17 @@
-"""What the runs of a report kept of their answers, from the store: outcomes, texts, tokens (`cppo_lab.answers`)."""
+"""The answers kept by a report's runs, from the store: outcomes, texts, tokens (`cppo_lab.answers`)."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
-from cppo_lab.analysis.listing import open_store
 from cppo_lab.answers import reading
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.reading import FolderFiles
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import Tokens
 from cppo_lab.store import address
-from cppo_lab.store.answers import StoredFiles
 
 MOST_RUNS = 300  # of a larger sweep the answers are not read, as its page shows no single curve either
 
@@ -27,21 +26,22 @@ class RunAnswers:
     tokens: tuple[Tokens, ...]
 
 
-def read_outcomes(uri: str, artifacts: Mapping[str, str]) -> dict[str, Outcomes]:
-    """MLflow run -> its outcomes, of those that have them; nothing for more than MOST_RUNS runs.
+def read_outcomes(
+    uri: str, artifacts: Mapping[str, str], *, of_any_number: bool = False
+) -> dict[str, Outcomes]:
+    """MLflow run -> its outcomes, of those that have them; nothing for more than MOST_RUNS runs, unless asked.
 
     `artifacts`: MLflow run -> the address of its artifacts. Those on this machine are read without asking the store.
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
-    if len(artifacts) > MOST_RUNS:
+    if len(artifacts) > MOST_RUNS and not of_any_number:
         return {}
-    _no_bars()
-    client, found = open_store(uri), {}
+    of_run, found = _stored_files(uri), {}
     for mlflow_id, artifact_uri in artifacts.items():
         folder = address.artifact_folder(artifact_uri)
         if folder is not None and not (folder / OUTCOMES).exists():
             continue
-        files = StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
+        files = of_run(mlflow_id) if folder is None else FolderFiles(folder)
         if (outcomes := reading.read_outcomes(files)) is not None:
             found[mlflow_id] = outcomes
     return found
@@ -56,10 +56,9 @@ def read_answers(
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
     address.require_store(uri)
-    _no_bars()
-    client, found = open_store(uri), {}
+    of_run, found = _stored_files(uri), {}
     for mlflow_id in mlflow_ids:
-        files = StoredFiles(client, mlflow_id)
+        files = of_run(mlflow_id)
         last = reading.steps_with(files, "tokens")[-token_steps:] if token_steps else []
         texts = [
             reading.read_texts(files, step) for step in spread(reading.steps_with(files, "texts"), text_steps)
@@ -73,8 +72,22 @@ def read_answers(
     return found
 
 
-def _no_bars() -> None:
+def _stored_files(uri: str) -> Callable[[str], reading.AnswerFiles]:
+    """MLflow run -> its answer files in the store, which is opened for the first of them: MLflow takes seconds."""
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one for each file
+
+    @cache
+    def client() -> Any:
+        from cppo_lab.analysis.listing import open_store
+
+        return open_store(uri)
+
+    def of_run(mlflow_id: str) -> reading.AnswerFiles:
+        from cppo_lab.store.answers import StoredFiles
+
+        return StoredFiles(client(), mlflow_id)
+
+    return of_run
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:

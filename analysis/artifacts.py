@@ -152,7 +152,7 @@ def _content(client: MlflowClient, mlflow_id: str, folder: str, path: str, large
 def _small_enough(size: int, largest: int, what: str) -> None:
     if size > largest:
         raise UserError(
-            f"{what} has {size} bytes, more than the {largest} that such a file may have: "
+            f"{what} has {size} bytes, more than the {largest} allowed: "
             "delete that artifact, or run that configuration again"
         )
 

@@ -1,158 +1,256 @@
-"""The exact core's study: the surrogate's error at equal movement, its dependence on the horizon, bounds against truth.
+"""The exact core's runs: curves by condition, the surrogate's error at equal movement, and what it depends on.
 
-A curve is one run's values step by step. `Condition` distinguishes runs; seeds are the units of every interval.
+A curve is one run's values step by step. `Condition` tells runs apart that differ in more than the seed; seeds are the
+units of every interval. docs/exact.md has the estimator and its type I error.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cppo_lab import schema
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate
+
 Array = NDArray[np.float64]
+Reduce = Callable[[Array], Array]
 
 BIN = math.log(1.25)  # width of a movement bin: steps within it count as equally far
 RETURN_BIN = 0.1
 LEAST = 5  # steps that each rule must have in a bin
-DRAWS = 400  # of the bootstrap over seeds
-QUANTILES = (0.025, 0.975)
+CORE = "exact"  # in the name of its metrics, too
+HORIZON = "rollout.max_response_length"
+POSITIONS = tuple(schema.position_metric("movement", part) for part in range(1, schema.POSITION_BINS + 1))
+METRICS = {
+    "error": "exact/error",
+    "movement": "exact/movement",
+    "before": "exact/movement_before",
+    "returns": "exact/return",
+    "rollout_returns": "exact/rollout_return",
+    "bound": "exact/bound",
+    "product_bound": "exact/product_bound",
+}
+READ = frozenset([*METRICS.values(), *POSITIONS])  # what a report has to read of a run
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What all runs of one curve family have in common."""
+    """What all runs of one family of curves have in common; `variant` without the horizon."""
 
     model: str
     variant: str
     horizon: int
-    learning_rate: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Curves:
     """The runs of one condition, [seed, step] each, and movement by eighth of the response [seed, step, 8].
 
-    A run that ended early has NaN from there on.
+    `before`: movement before the step's first update, that is by mismatch and staleness alone. `returns` and
+    `rollout_returns`: J(pi), J(mu). A run that ended early has NaN from there on.
     """
 
     seeds: tuple[int, ...]
     error: Array
     movement: Array
+    before: Array
     returns: Array
+    rollout_returns: Array
     bound: Array
     product_bound: Array
     by_position: Array
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-def matched_ratio(
-    one: Sequence[Curves],
-    other: Sequence[Curves],
-    rows: Sequence[NDArray[np.int64]],
-    by_return: bool = False,
-) -> float:
-    """Mean |Delta| of `one` over that of `other` at equal movement, geometric mean over bins; NaN if none is shared.
-
-    `one[i]` is compared with `other[i]` alone, since another learning rate makes the same movement of other parts of
-    noise and update; `rows[i]` are the seeds, as row numbers, that count, repetitions included.
-    `by_return`: at an equal return, too. A rule that learns more slowly takes more of its steps where the return is
-    low, and there the same movement makes a larger error. A bin weighs by the steps of the rule that has fewer there.
+def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[Condition, Curves]:
+    """The finished runs of a scored sweep by condition, in its order; `seeds`: of these alone. Runs that did not log
+    `exact/error` are left out.
     """
-    totals = [_binned(curves, rows, by_return) for curves in (one, other)]
-    logs, weights = [], []
-    for key in sorted(totals[0].keys() & totals[1].keys()):
-        here = [binned[key] for binned in totals]
-        if min(map(len, here)) >= LEAST and min(map(np.mean, here)) > 0:
-            logs.append(math.log(here[0].mean() / here[1].mean()))
-            weights.append(min(map(len, here)))
-    return math.exp(np.average(logs, weights=weights)) if logs else math.nan
+    found: dict[Condition, Curves] = {}
+    for model, variant in board.cells:
+        runs = {
+            run.mlflow_id: run.seed
+            for run in board.runs_of(model, variant)
+            if run.mlflow_id is not None
+            and run.seed is not None
+            and run.state in (SelectionState.SCORED, SelectionState.COLLAPSE)
+            and (seeds is None or run.seed in seeds)
+        }
+        tables = {name: _table(board, model, variant, name, tuple(runs)) for name in READ}
+        if not runs or tables[METRICS["error"]].size == 0:
+            continue
+        steps = max(table.shape[1] for table in tables.values())
+        padded = {name: _padded(table, steps) for name, table in tables.items()}
+        horizon = board.data.params.get(next(iter(runs)), {}).get(HORIZON, "")
+        if not horizon.isdigit():
+            continue
+        found[Condition(model, without_horizon(variant), int(horizon))] = Curves(
+            tuple(runs.values()),
+            **{part: padded[metric] for part, metric in METRICS.items()},
+            by_position=np.stack([padded[metric] for metric in POSITIONS], axis=-1),
+        )
+    return found
+
+
+def without_horizon(variant: str) -> str:
+    """A label without the value of the axis that is the horizon: `cppo max_response_length=64` -> `cppo`."""
+    name = HORIZON.rpartition(".")[2]
+    return " ".join(word for word in variant.split(" ") if not word.startswith((f"{name}=", f"{HORIZON}=")))
+
+
+def _table(board: Scoreboard, model: str, variant: str, metric: str, runs: tuple[str, ...]) -> Array:
+    """[run, step] of a metric, NaN where a run did not log it; steps count from 1."""
+    points = board.logged(model, variant, metric)
+    places = {mlflow_id: i for i, mlflow_id in enumerate(runs)}
+    points = points[points["mlflow_id"].isin(runs) & (points["step"] > 0)]
+    table = np.full((len(runs), int(points["step"].max()) if len(points) else 0), np.nan)
+    rows = points["mlflow_id"].astype(str).map(places).to_numpy(dtype=np.int64)
+    table[rows, points["step"].to_numpy() - 1] = points["value"].to_numpy()
+    return table
+
+
+def _padded(table: Array, steps: int) -> Array:
+    return np.pad(table, ((0, 0), (0, steps - table.shape[1])), constant_values=np.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two rules on one process and horizon, by seed: steps and summed |Delta| in every bin, [2, seed, bin].
+
+    A bin is of equal movement; with `by_return` also of an equal return before the update.
+    """
+
+    seeds: tuple[int, ...]
+    steps: Array
+    errors: Array
+
+    def log_ratios(self, weights: Array) -> Array:
+        """The log of the first rule's mean |Delta| over the second's at equal movement, for each row of `weights`
+        [draw, seed]: how often each seed counts. Mean over the bins in which each rule has LEAST steps, weighted by the
+        steps of the one that has fewer; NaN where there is none.
+        """
+        steps, errors = weights @ self.steps, weights @ self.errors  # [2, draw, bin]
+        shared = (steps.min(0) >= LEAST) & (errors.min(0) > 0)
+        means = np.divide(errors, steps, out=np.ones_like(errors), where=shared)
+        logs, counts = np.log(means[0] / means[1]), np.where(shared, steps.min(0), 0.0)
+        total = counts.sum(1)
+        known = np.where(shared, logs * counts, 0.0).sum(1)
+        found: Array = np.divide(known, total, out=np.full(len(weights), np.nan), where=total > 0)
+        return found
+
+
+def paired(one: Curves, other: Curves, by_return: bool = False) -> Pair:
+    """The steps of two conditions in bins, for the seeds that both have."""
+    seeds = tuple(sorted(set(one.seeds) & set(other.seeds)))
+    sides = [_binned(curves, seeds, by_return) for curves in (one, other)]
+    keys = sorted({key for side in sides for _, key, _ in side})
+    place = {key: i for i, key in enumerate(keys)}
+    steps, errors = np.zeros((2, 2, len(seeds), len(keys)))
+    for i, side in enumerate(sides):
+        for row, key, error in side:
+            steps[i, row, place[key]] += 1
+            errors[i, row, place[key]] += error
+    return Pair(seeds, steps, errors)
 
 
 def _binned(
-    curves: Sequence[Curves], rows: Sequence[NDArray[np.int64]], by_return: bool
-) -> dict[tuple[int, int, int], Array]:
-    """|Delta| by number of the curves, bin of movement and bin of the return (0 if that does not count)."""
-    found: dict[tuple[int, int, int], list[float]] = defaultdict(list)
-    for i, (one, chosen) in enumerate(zip(curves, rows, strict=True)):
-        movement, returns = one.movement[chosen].ravel(), one.returns[chosen].ravel()
-        moved = np.isfinite(movement) & (movement > 0)
-        bins = np.floor(np.log(movement[moved]) / BIN).astype(int).tolist()
-        levels = np.floor(returns[moved] / RETURN_BIN).astype(int).tolist()
-        errors = np.abs(one.error[chosen].ravel()[moved]).tolist()
-        for number, level, error in zip(bins, levels, errors, strict=True):
-            found[i, number, level if by_return else 0].append(error)
-    return {key: np.array(values) for key, values in found.items()}
+    curves: Curves, seeds: tuple[int, ...], by_return: bool
+) -> list[tuple[int, tuple[int, int], float]]:
+    """(row of the seed, bin of movement and of return, |Delta|) of every step on which the policy moved."""
+    found = []
+    for row, seed in enumerate(seeds):
+        i = curves.seeds.index(seed)
+        moved = np.isfinite(curves.movement[i]) & (curves.movement[i] > 0)
+        bins = np.floor(np.log(curves.movement[i][moved]) / BIN).astype(int).tolist()
+        levels = np.floor(curves.rollout_returns[i][moved] / RETURN_BIN).astype(int).tolist()
+        errors = np.abs(curves.error[i][moved]).tolist()
+        found += [
+            (row, (number, level if by_return else 0), error)
+            for number, level, error in zip(bins, levels, errors, strict=True)
+        ]
+    return found
 
 
-def ratios_by_horizon(
-    curves: Mapping[Condition, Curves],
-    model: str,
-    one: str,
-    other: str,
-    by_return: bool = False,
-    seed: int = 0,
-) -> tuple[dict[int, Interval], Interval]:
-    """`matched_ratio` of two variants at each horizon, and the slope of its logarithm in log T.
+def pairs_of(
+    curves: Mapping[Condition, Curves], model: str, one: str, other: str, by_return: bool = False
+) -> dict[int, Pair]:
+    """Two variants on one model by horizon, shortest first, where both have runs."""
+    horizons = sorted({c.horizon for c in curves if (c.model, c.variant) == (model, one)})
+    return {
+        h: paired(curves[Condition(model, one, h)], curves[there], by_return)
+        for h in horizons
+        if (there := Condition(model, other, h)) in curves
+    }
 
-    Each learning rate has bins of its own. Intervals by bootstrap over seeds, which are drawn once for all horizons.
+
+def ratio_estimates(pairs: Mapping[int, Pair]) -> dict[int, Estimate]:
+    """The log ratio of errors at each horizon; those that share no bin of movement are left out."""
+    found = {h: combined([{h: pair}], lambda logs: logs[0]) for h, pair in pairs.items()}
+    return {h: one for h, one in found.items() if one is not None}
+
+
+def mean_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
+    """The log ratio, mean over models and horizons; None if one of them cannot be compared."""
+    return combined(by_model, lambda logs: logs.mean(0))
+
+
+def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
+    """The slope of the log ratio in log10 T, mean over models: what it changes by when the horizon is ten times as
+    long. None if a horizon cannot be compared, or there is one alone.
     """
-    horizons = sorted({c.horizon for c in curves if c.model == model and c.variant == one})
-    pairs = {horizon: _pairs(curves, model, horizon, one, other) for horizon in horizons}
-    count = min(len(c.seeds) for left, right in pairs.values() for c in (*left, *right))
-    generator = np.random.default_rng(seed)
-    draws = [np.arange(count), *(generator.integers(count, size=count) for _ in range(DRAWS))]
-    table = np.array(
-        [[matched_ratio(*pairs[h], [rows] * len(pairs[h][0]), by_return) for h in horizons] for rows in draws]
-    )
-    slopes = np.array([_slope(horizons, row) for row in table])
-    found = {h: _interval(table[:, i]) for i, h in enumerate(horizons)}
-    return found, _interval(slopes)
+    if any(len(pairs) < 2 for pairs in by_model):
+        return None
+    weights = np.concatenate([_slope_weights(tuple(pairs)) for pairs in by_model]) / len(by_model)
+    return combined(by_model, lambda logs: weights @ logs)
 
 
-def _pairs(
-    curves: Mapping[Condition, Curves], model: str, horizon: int, one: str, other: str
-) -> tuple[list[Curves], list[Curves]]:
-    rates = sorted(
-        {c.learning_rate for c in curves if (c.model, c.horizon, c.variant) == (model, horizon, one)}
-    )
-    return (
-        [curves[Condition(model, one, horizon, rate)] for rate in rates],
-        [curves[Condition(model, other, horizon, rate)] for rate in rates],
-    )
+def _slope_weights(horizons: Sequence[int]) -> Array:
+    """What least squares multiplies the values at each horizon by."""
+    x = np.log10(np.array(horizons, dtype=np.float64))
+    x -= x.mean()
+    return np.asarray(x / (x @ x))
 
 
-def _slope(horizons: Sequence[int], ratios: Array) -> float:
-    known = np.isfinite(ratios)
-    if known.sum() < 2:
-        return math.nan
-    return float(np.polyfit(np.log(np.array(horizons)[known]), np.log(ratios[known]), 1)[0])
+def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate | None:
+    """A linear `reduce` of the log ratios of all models and horizons, [part, draw] -> [draw], and its jackknife error.
+
+    The jackknife leaves one seed out of all parts at once, since the runs of a seed share their start: so however parts
+    and rules hang together, seeds are the units. None where a part shares no bin of movement, or no seeds are common.
+    """
+    parts = [pair for pairs in by_model for pair in pairs.values()]
+    seeds = sorted(set.intersection(*(set(part.seeds) for part in parts))) if parts else []
+    n = len(seeds)
+    if not n:
+        return None
+    draws = np.concatenate([np.ones((1, n)), 1 - np.eye(n)]) if n > 1 else np.ones((1, 1))
+    logs = np.stack([part.log_ratios(_spread(draws, seeds, part.seeds)) for part in parts])
+    values = reduce(logs)
+    if not np.isfinite(values).all():
+        return None
+    if n == 1:
+        return Estimate(float(values[0]), 1, unknown=ONE_RUN)
+    error = math.sqrt((n - 1) / n * float(((values[1:] - values[1:].mean()) ** 2).sum()))
+    return estimate(float(values[0]), n, error, n - 1)
 
 
-def _interval(values: Array) -> Interval:
-    """The first value, with the quantiles of the others."""
-    drawn = values[1:][np.isfinite(values[1:])]
-    if not len(drawn) or not math.isfinite(values[0]):
-        return Interval(math.nan, math.nan, math.nan)
-    low, high = np.quantile(drawn, QUANTILES)
-    return Interval(float(values[0]), float(low), float(high))
+def _spread(draws: Array, seeds: Sequence[int], own: Sequence[int]) -> Array:
+    """The weights of common `seeds` as weights of a part's `own`, which may be more; those count 0."""
+    weights = np.zeros((len(draws), len(own)))
+    weights[:, [own.index(seed) for seed in seeds]] = draws
+    return weights
 
 
 @dataclass(frozen=True)
 class ConditionSummary:
     """Means over the runs and steps of one condition."""
 
+    runs: int
     error: float  # mean |Delta|
     movement: float
+    before: float  # movement by mismatch and staleness alone
     area: float  # mean return over the steps
     falls: float  # share of steps on which the return falls
     bound_ratio: float  # median of bound / |Delta|
@@ -166,18 +264,13 @@ def summarise(curves: Curves) -> ConditionSummary:
     some = error > 1e-12
     fell = np.diff(curves.returns, axis=1)
     return ConditionSummary(
+        len(curves.seeds),
         float(np.nanmean(error)),
         float(np.nanmean(curves.movement)),
+        float(np.nanmean(curves.before)),
         float(np.nanmean(curves.returns)),
-        float((fell < 0).sum() / np.isfinite(fell).sum()),
+        float((fell < 0).sum() / max(np.isfinite(fell).sum(), 1)),
         float(np.median(curves.bound[some] / error[some])),
         float(np.median(curves.product_bound[some] / error[some])),
         tuple(np.nanmean(curves.by_position, axis=(0, 1)).tolist()),
     )
-
-
-def area_difference(one: Curves, other: Curves) -> Interval:
-    """Mean difference of the mean returns, by seed, with the normal 95 % interval."""
-    gap = np.nanmean(one.returns, axis=1) - np.nanmean(other.returns, axis=1)
-    half = 1.96 * gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else math.nan
-    return Interval(float(gap.mean()), float(gap.mean() - half), float(gap.mean() + half))

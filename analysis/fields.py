@@ -1,4 +1,4 @@
-"""The fields of a JSON file from a store, checked one by one: what is not as it should be is named with its file."""
+"""Checked access to the fields of a JSON file from a store: errors name the file and the field."""
 
 import json
 import math
@@ -22,7 +22,7 @@ class Fields:
     def __init__(self, values: object, what: str, remedy: str = REMEDY) -> None:
         self.what, self.remedy = what, remedy
         if not isinstance(values, dict):
-            raise self.bad("is no JSON object")
+            raise self.bad("is not a JSON object")
         self.values: Mapping[str, Any] = values
         self.length: int | None = None
 
@@ -35,7 +35,7 @@ class Fields:
             ValueError,
             RecursionError,
         ) as error:  # ValueError: also a number of more digits than Python reads
-            raise UserError(f"{what} is no JSON ({error}): {remedy}") from None
+            raise UserError(f"{what} is not JSON ({error}): {remedy}") from None
         return cls(values, what, remedy)
 
     def bad(self, why: str) -> UserError:

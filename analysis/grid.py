@@ -1,4 +1,4 @@
-"""What a sweep should hold: the grid that the runs in the store are held against."""
+"""The declared grid of a sweep, with which the runs in the store are compared."""
 
 from dataclasses import dataclass
 
@@ -24,9 +24,36 @@ class ExpectedRun:
 
 @dataclass(frozen=True)
 class SweepGrid:
-    """One sweep of a study: its name, its heading and the question it answers, and all its runs."""
+    """One sweep of a study: its name, its heading and the question it answers, and all its runs; `baseline` is the
+    variant that differences are taken to, empty for the usual one. `pairing`: whether its file says to compare runs
+    seed by seed; None if it says nothing.
+    """
 
     name: str
     title: str
     question: str
     expected: tuple[ExpectedRun, ...]
+    baseline: str = ""
+    pairing: bool | None = None
+
+
+@dataclass(frozen=True)
+class AxisPlace:
+    """Where one variant of a sweep is on the sweep's axes: `group` is its name without the values; a value is None on
+    an axis that it does not have.
+    """
+
+    variant: str
+    group: str
+    values: tuple[str | int | float | bool | None, ...]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a sweep, without seeds and models: their configuration keys, and where each variant is."""
+
+    keys: tuple[str, ...] = ()
+    places: tuple[AxisPlace, ...] = ()
+
+
+NO_AXES = Axes()

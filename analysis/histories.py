@@ -10,38 +10,43 @@ import hashlib
 import logging
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
 import pandas as pd
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.tracking import MlflowClient
-from numpy.typing import NDArray
 
 from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.analysis.points import points_frame
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address
-from cppo_lab.store.history import HISTORY, LARGEST, History, from_columns, pack, unpack
+from cppo_lab.store.history import (
+    HISTORY,
+    LARGEST,
+    Column,
+    History,
+    from_columns,
+    last_of_each_step,
+    pack,
+    unclipped,
+    unpack,
+)
 
 ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})  # MLflow's statuses
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
 # Artifacts are fetched where the tracking server hands them out. Other places have clients and errors of their own.
 _SERVED = frozenset({"mlflow-artifacts", "http", "https"})
-_LARGEST_FLOAT = sys.float_info.max  # MLflow's databases hold it for infinity
 
 _log = logging.getLogger(__name__)
 
 Wanted = Callable[[str], bool]
-Column = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # steps, values, times
 Columns = dict[str, Column]  # by metric
 
 
@@ -152,7 +157,7 @@ class _Source:
 
 def _latest(run: Run) -> dict[str, tuple[int, float]]:
     """Step and value of the last point of each metric, as the store has them."""
-    return {point.key: (point.step, _unclipped(point.value)) for point in run.data.to_proto().metrics}
+    return {point.key: (point.step, unclipped(point.value)) for point in run.data.to_proto().metrics}
 
 
 def _version(run: Run) -> str:
@@ -178,25 +183,16 @@ def _ends_at(column: Column, last: tuple[int, float] | None) -> bool:
     return step == last[0] and (value == last[1] or (math.isnan(value) and math.isnan(last[1])))
 
 
-def _unclipped(value: float) -> float:
-    return math.copysign(math.inf, value) if abs(value) >= _LARGEST_FLOAT else value
-
-
 def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
     """One metric from the store, which orders by time: of a step that was logged twice the last value counts."""
     with address.no_collection():
         points = client.get_metric_history(mlflow_id, metric)
-    by_step = {point.step: (_unclipped(point.value), point.timestamp) for point in points}
-    return (
-        np.fromiter(by_step, np.int64, len(by_step)),
-        np.array([value for value, _ in by_step.values()], dtype=np.float64),
-        np.array([time_ms for _, time_ms in by_step.values()], dtype=np.int64),
-    )
+    return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
 
 
 def _read_local(path: Path) -> bytes | None:
     if not path.is_file():
         return None
     if path.stat().st_size > LARGEST:
-        raise UserError(f"{path} has {path.stat().st_size} bytes, more than the {LARGEST} it may have")
+        raise UserError(f"{path} has {path.stat().st_size} bytes, more than the {LARGEST} allowed")
     return path.read_bytes()

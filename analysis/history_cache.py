@@ -1,4 +1,4 @@
-"""Histories that a store was asked for before, kept on this machine so that an unchanged run is not asked for again.
+"""Histories already fetched from a store, cached on this machine so that an unchanged run is not fetched again.
 
 One file for each run of a store under `cppo-lab/histories/` of the cache (see `cppo_lab.file_cache`), a `history.npz`.
 """
@@ -25,7 +25,7 @@ class HistoryCache:
         self._folder = Path(hashlib.sha256(_place(uri).encode()).hexdigest()[:16])
 
     def get(self, mlflow_id: str, version: str) -> History | None:
-        """What is known of the run at this version of it; None if nothing is. It may lack metrics."""
+        """The cached history of this version of the run; None if there is none. It may lack metrics."""
         name = self._name(mlflow_id)
         content = None if name is None else self._files.get(name, version, LARGEST)
         try:
@@ -34,7 +34,7 @@ class HistoryCache:
             return None
 
     def put(self, mlflow_id: str, version: str, packed: bytes) -> None:
-        """Keep a packed history of the run in place of what was kept of it before."""
+        """Replace the run's cached history by this packed one."""
         name = self._name(mlflow_id)
         if name is not None:
             self._files.put(name, version, packed)

@@ -1,4 +1,4 @@
-"""Opening the tracking store to read, and which runs an experiment of it has."""
+"""Opening the tracking store for reading, and listing the runs of an experiment."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from mlflow.entities import Run, ViewType
 from mlflow.tracking import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
+from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.redaction import redacted
 from cppo_lab.store import address
 from cppo_lab.store.database import experiment_runs, require_answer
@@ -27,7 +27,7 @@ def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
         return found.experiment_id
     if found is not None:
         raise UserError(
-            f"experiment {name!r} of {redacted(uri)} was deleted: bring it back with "
+            f"experiment {name!r} of {redacted(uri)} was deleted: restore it with "
             f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
         )
     known = sorted(entry.name for entry in client.search_experiments(view_type=ViewType.ACTIVE_ONLY))
@@ -47,8 +47,8 @@ def unreadable(uri: str, error: Exception) -> UserError:
     """What to say when MLflow fails on the store at `uri`."""
     if text := address.outdated(uri):
         return UserError(text)
-    reason = redacted(str(error).splitlines()[0])
-    return UserError(
+    reason = address.no_answer(error) or redacted(str(error).splitlines()[0])
+    return StoreAway(
         f"tracking store {redacted(uri)} cannot be read ({reason}): check that it is an "
         "MLflow store and that its server is up, or set MLFLOW_TRACKING_URI to the right one"
     )

@@ -5,7 +5,7 @@ run more than once (a retry) appears once: the newest run that is a result, or t
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pandas as pd
 from mlflow.entities import Run
@@ -17,52 +17,13 @@ from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.histories import read_points
 from cppo_lab.analysis.listing import all_runs, experiment_id, open_store, unreadable
+from cppo_lab.analysis.newest import newest_of_each, run_id_of, status_of
 from cppo_lab.analysis.run_versions import result_version, stored_version
-from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
-
-RUN_COLUMNS = (
-    "mlflow_id",
-    "run_id",
-    "variant",
-    "rule",
-    "model",
-    "core",
-    "seed",
-    "t_stop",
-    "status",
-    "reason",
-    "name",
-    "start",
-    "end",
-)
-_FROM_MLFLOW = {
-    "FINISHED": schema.DONE,
-    "RUNNING": schema.RUNNING,
-    "SCHEDULED": schema.RUNNING,
-    "KILLED": schema.PARTIAL,
-}
-
-
-@dataclass(frozen=True, eq=False)
-class SweepData:
-    """The runs of one sweep and everything they logged (or the metrics asked for).
-
-    `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
-    `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
-    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
-    where a run logged none. `versions`: MLflow run -> what changes with its result (`run_versions.result_version`).
-    `outcomes`: MLflow run -> each problem's outcome at each validation, of the runs that kept them.
-    """
-
-    experiment: str
-    sweep: str
-    runs: pd.DataFrame
-    metrics: pd.DataFrame
-    params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
-    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
+from cppo_lab.store.listing import stored_run
+from cppo_lab.store.reader import StoredRun
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,9 +128,11 @@ def _sweep_data(
     found: list[Run],
     metrics: Callable[[str], bool] | None,
 ) -> SweepData:
-    kept = _newest_of_each(found)
-    runs = pd.DataFrame([_run_row(run, sweep) for run in kept], columns=list(RUN_COLUMNS))
+    chosen = newest_of_each(map(stored_run, found))
+    runs = pd.DataFrame([_run_row(run, sweep) for run in chosen], columns=list(RUN_COLUMNS))
     runs = runs.astype({"seed": "Int64", "t_stop": "Int64"})
+    by_id = {run.info.run_id: run for run in found}
+    kept = [by_id[run.mlflow_id] for run in chosen]
     params = {run.info.run_id: dict(run.data.params) for run in kept}
     versions = {run.info.run_id: result_version(run) for run in kept}
     points = read_points(client, uri, kept, metrics)
@@ -190,46 +153,24 @@ def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:
     )
 
 
-def _status(run: Run) -> str:
-    """Our status tag; where a run has none, what MLflow itself says."""
-    tag = run.data.tags.get(schema.TAG_STATUS)
-    return tag if tag in schema.STATUSES else _FROM_MLFLOW.get(run.info.status, schema.FAILED)
-
-
-def _newest_of_each(found: list[Run]) -> list[Run]:
-    """One run per `cppo.run_id`, in an order that does not depend on MLflow's random ids where it need
-    not.
-    """
-    best: dict[str, Run] = {}
-
-    def rank(run: Run) -> tuple[bool, int, str]:
-        return (_status(run) in schema.FINISHED, run.info.start_time or 0, run.info.run_id)
-
-    for run in found:
-        key = run.data.tags.get(schema.TAG_RUN_ID) or run.info.run_id
-        if key not in best or rank(run) > rank(best[key]):
-            best[key] = run
-    return [best[key] for key in sorted(best)]
-
-
 def _integer(text: str | None) -> int | None:
     return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
 
-def _run_row(run: Run, sweep: str) -> tuple[object, ...]:
-    tags, info = run.data.tags, run.info
+def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
+    tags = run.tags
     return (
-        info.run_id,
-        tags.get(schema.TAG_RUN_ID) or info.run_id,
+        run.mlflow_id,
+        run_id_of(run),
         tags.get(schema.sweep_tag(sweep)) or tags.get(schema.TAG_RULE, ""),
         tags.get(schema.TAG_RULE, ""),
         tags.get(schema.TAG_MODEL, ""),
         tags.get(schema.TAG_CORE, ""),
         _integer(tags.get(schema.TAG_SEED)),
         _integer(tags.get(schema.TAG_T_STOP)),
-        _status(run),
+        status_of(run),
         tags.get(schema.TAG_REASON, ""),
-        info.run_name or "",
-        pd.to_datetime(info.start_time, unit="ms", utc=True),
-        pd.to_datetime(info.end_time, unit="ms", utc=True),
+        run.name,
+        pd.to_datetime(run.start_ms, unit="ms", utc=True),
+        pd.to_datetime(run.end_ms, unit="ms", utc=True),
     )

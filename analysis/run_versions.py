@@ -1,4 +1,4 @@
-"""What tells one state of a run from another, without reading its history."""
+"""Fingerprints of a run's state, without reading its history."""
 
 import hashlib
 

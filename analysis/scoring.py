@@ -1,4 +1,4 @@
-"""A sweep's runs held against its declared grid: every expected run scored, every gap named."""
+"""A sweep's runs compared with its declared grid: every expected run is scored, every gap named."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,6 @@ from cppo_lab import schema
 from cppo_lab.analysis.curves import ValidationCurves, validation_curves
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.points import PointsByMetric
-from cppo_lab.analysis.reader import SweepData
 from cppo_lab.analysis.selection import (
     GAPS,
     CellScore,
@@ -23,9 +22,14 @@ from cppo_lab.analysis.selection import (
     run_state,
     score_cell,
 )
+from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.errors import UserError
 
 _LISTED = 20  # gaps named one by one; a longer list says how many more
+
+
+class NothingScored(UserError):
+    """No run has been validated yet: a report has to wait."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +38,7 @@ class Scoreboard:
     declared.
 
     `unused` are runs of the sweep that the declaration does not name (older configurations): listed, never
-    counted.
+    counted. `pairing`: what the sweep file says of comparing runs seed by seed, None for nothing.
     """
 
     data: SweepData
@@ -44,6 +48,7 @@ class Scoreboard:
     runs: tuple[RunScore, ...]
     cells: dict[tuple[str, str], CellScore]
     unused: pd.DataFrame
+    pairing: bool | None = None
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
@@ -78,8 +83,10 @@ class Scoreboard:
         return tuple(run for run in self.runs if run.state in GAPS)
 
 
-def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool = False) -> Scoreboard:
-    """Scores every expected run and cell.
+def score_sweep(
+    data: SweepData, expected: Sequence[ExpectedRun], partial: bool = False, pairing: bool | None = None
+) -> Scoreboard:
+    """Scores every expected run and cell; `pairing` as the scoreboard has it.
 
     Raises UserError if the grid has gaps (unless `partial`), listing them; if nothing at all can be scored;
     or if `expected` is empty or gives one name to two
@@ -97,7 +104,7 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
     if gaps and not partial:
         raise UserError(_incomplete(data, runs, gaps))
     if all(run.choice.score is None for run in runs):
-        raise UserError(
+        raise NothingScored(
             f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
             f"inside its window; wait for the first evaluation, or see `cppo plan {data.sweep}`"
         )
@@ -111,6 +118,7 @@ def score_sweep(data: SweepData, expected: Sequence[ExpectedRun], partial: bool 
         runs=runs,
         cells=cells,
         unused=data.runs[~data.runs["mlflow_id"].isin(used)],
+        pairing=pairing,
     )
 
 
@@ -212,6 +220,6 @@ def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunSco
     is_paper = data.experiment == schema.experiment_name(schema.PAPER)
     remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
     return (
-        f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs are no result yet: "
-        f"{'; '.join(describe_gaps(gaps))}. Run {remedy}, or pass --partial to report what is there"
+        f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs have no result yet: "
+        f"{'; '.join(describe_gaps(gaps))}. Run {remedy}, or pass --partial to report the others"
     )

@@ -48,9 +48,7 @@ def read_search(uri: str, experiment: str, study: str) -> SearchResult:
             "wait for it, or start the search again with `cppo tune`"
         )
     mlflow_id, content = found
-    remedy = (
-        f"`cppo tune` writes it anew after each trial; delete MLflow run {mlflow_id} if that does not help"
-    )
+    remedy = f"`cppo tune` rewrites it after each trial; delete MLflow run {mlflow_id} if that does not help"
     result = parse_search(
         Fields.parse(content, f"{SEARCH_FILE} of MLflow run {mlflow_id}", remedy), mlflow_id
     )
@@ -63,7 +61,7 @@ def parse_search(fields: Fields, mlflow_id: str) -> SearchResult:
     """The search that `fields` describe. Raises UserError where they are not what they should be."""
     if fields.one("format", count, "count") != FORMAT:
         raise fields.bad(
-            f"has format {fields.values['format']}, not {FORMAT}: it is of another version of this code"
+            f"has format {fields.values['format']}, not {FORMAT}: it was written by another version of this code"
         )
     objectives = _distinct(fields, "objectives", _objective, f"objective ({', '.join(OBJECTIVES)})")
     spaces = tuple(_space(fields.inner("parameters"), name) for name in _names(fields, "parameters"))
@@ -199,7 +197,7 @@ def _value(fields: Fields, value: Any) -> Value:
         return value
     found = _line(value) if isinstance(value, str) else (value if number(value) is not None else None)
     if found is None:
-        raise fields.bad(f"has {value!r:.60}, which is no number, text, true, false or null")
+        raise fields.bad(f"has {value!r:.60}, which is not a number, text, true, false or null")
     return found
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from cppo_lab import schema
-from cppo_lab.analysis.reader import SweepData, read_runs
+from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import SearchResult, TrialResult, complete_trials, ranking, value_of
+from cppo_lab.analysis.sweep_data import SweepData
 
 LAST = 3  # validations whose mean is the final score
 AGREE = 1e-6  # fractions closer than this are the same value

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run counts, and what a cell of a table says: the selection rule, in one place.
+"""The selection rule: which checkpoint of a run is scored, and the value of a table's cell.
 
 Rule (the paper's): inside the matched window [0, T_stop] of its model, a run is scored at the step with the
 highest unweighted mean over the benchmarks, and the benchmark columns are the components at that same step.

@@ -113,7 +113,7 @@ def _sweep(listing: StoreListing, grid: SweepGrid, partial: bool) -> StudySweep:
     wanted = is_result if grid.name == MAIN else _is_validation
     try:
         data = read_sweep(listing.uri, listing.experiment, grid.name, wanted, run_ids, listing)
-        return StudySweep(grid, score_sweep(data, grid.expected, partial))
+        return StudySweep(grid, score_sweep(data, grid.expected, partial, grid.pairing))
     except UserError as error:
         if not partial:
             raise

@@ -16,7 +16,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, SelectionState, Stat
 
-LATE_SHARE = 0.3
+LATE_SHARE = schema.LATE_SHARE
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.redaction import redacted
+from cppo_lab.reports import overleaf
 from cppo_lab.reports.drawings import draw_ahead, without_cache
 from cppo_lab.reports.figures.files import render
 from cppo_lab.reports.figures.picture import Absent, Picture
@@ -35,7 +36,7 @@ class Contents:
 
     `texts`: table files by name. `pictures`: the figures with files of their own. `inline`: calls that make the
     drawings of the page, so that they can be made ahead, in two processes. `boards`: the scored sweeps of the record,
-    `claims` their own hypotheses.
+    `claims` their own hypotheses, `judged` the verdicts on those that are not about scores, as the record has them.
     `page`: makes the info that `template` shows.
     """
 
@@ -47,6 +48,7 @@ class Contents:
     template: str
     page: Callable[[], object]
     claims: tuple[Claim, ...] = ()
+    judged: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,13 +116,16 @@ def _files(contents: Contents) -> dict[str, bytes]:
     """Every file of the report by name."""
     drawn = _draw(contents)
     texts = dict(contents.texts) | {"tables.tex": latex_wrapper(contents.texts)}
+    drawn |= {overleaf.NAME: overleaf.overleaf(texts, drawn, contents.pictures)}
     beside = listed_files([*texts, *drawn])
     texts[PAGE] = render_template(contents.template, contents.about, contents.page(), beside)
     files = {name: text.encode() for name, text in texts.items()} | drawn
     drawings = {
         one.name: partial(one.drawing) for one in contents.pictures if not isinstance(one.drawing, Absent)
     }
-    return files | {RECORD: record(contents.about, contents.boards, drawings, files, contents.claims)}
+    return files | {
+        RECORD: record(contents.about, contents.boards, drawings, files, contents.claims, contents.judged)
+    }
 
 
 def _draw(contents: Contents) -> dict[str, bytes]:

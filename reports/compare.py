@@ -1,4 +1,4 @@
-"""What differs between two reports, from the records that they leave."""
+"""The differences between two reports, from their records."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass

@@ -30,7 +30,7 @@ _made: list[str] = []  # fingerprints of what this process has drawn
 
 @contextlib.contextmanager
 def without_cache(wanted: bool = True) -> Iterator[None]:
-    """Make every drawing again while this lasts, if `wanted`; what is kept stays as it is."""
+    """While active and if `wanted`, draw everything anew without changing the cache."""
     if not wanted:
         yield
         return
@@ -74,7 +74,7 @@ def _whole(content: bytes | None) -> bytes | None:
 
 
 def draw_ahead(calls: Sequence[partial[Any]]) -> None:
-    """Make the drawings that `calls` make, so that they are kept when they are asked for; in two processes.
+    """Make the drawings of `calls` in two processes and cache them for later use.
 
     Both go through the list, one from each end, until they meet. Where nothing can be kept, nothing is done.
     """

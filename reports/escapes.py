@@ -36,6 +36,8 @@ _LATEX = {
     "×": r"$\times$",
     "·": r"$\cdot$",
     "−": "$-$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
     "≤": r"$\leq$",
     "≥": r"$\geq$",
     "∞": r"$\infty$",
@@ -72,7 +74,7 @@ _ACCENTS = {
     "\u0327": "c",
 }
 _MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-_NUMBER = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+)?†?")
+_NUMBER = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \(-?[\d.]+ to -?[\d.]+\))?( [↑↓])?†?")
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 

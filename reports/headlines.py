@@ -6,6 +6,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState, Stat
+from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.window import LateMean, late_means, step_noise
 from cppo_lab.reports.names import display_name, in_order
 
@@ -15,9 +16,20 @@ def points(fraction: float) -> str:
     return str(round_half_up(percent(fraction)))
 
 
+def estimate_text(found: Estimate, signed: bool = False) -> str:
+    """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, where it has one; `signed` with a plus."""
+    sign = "+" if signed and found.value > 0 else ""
+    around = (
+        ""
+        if found.low is None or found.high is None
+        else f" ({100 * found.low:.1f} to {100 * found.high:.1f})"
+    )
+    return f"{sign}{points(found.value)}{around}"
+
+
 @dataclass(frozen=True)
 class Headline:
-    """What can be said of one model (`about`), or of all of them; `sentences` in the order to be read."""
+    """The findings about one model (`about`), or about all of them; `sentences` in reading order."""
 
     about: str
     sentences: tuple[str, ...]

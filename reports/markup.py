@@ -9,13 +9,13 @@ from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, MainTable, T
 
 
 def plain(entry: Entry) -> str:
-    """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `collapse`; a dagger after anything provisional."""
+    """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `collapse`; then an arrow, and a dagger if it is provisional."""
     text = entry.word if entry.value is None else f"{entry.value}"
     if entry.std is not None:
         text += f" ± {entry.std}"
     if entry.evaluation is not None:
         text += f" [{entry.evaluation}]"
-    return text + ("†" if entry.provisional else "")
+    return text + (f" {entry.test}" if entry.test else "") + ("†" if entry.provisional else "")
 
 
 def _marked(entry: Entry, best: tuple[str, str], second: tuple[str, str], escaped: str) -> str:
@@ -103,8 +103,8 @@ def latex_document(title: str, columns: str, body: Sequence[str], notes: Sequenc
     return "\n".join(lines) + "\n"
 
 
-def latex_wrapper(files: Iterable[str]) -> str:
-    """A LaTeX document of all tables among `files`: it compiles unchanged in the folder that has them."""
+def latex_wrapper(files: Iterable[str], figures: Sequence[str] = ()) -> str:
+    """A LaTeX document of all tables among `files`, then `figures` (LaTeX): it compiles in the folder that has them."""
     tables = sorted(name for name in files if name.startswith("table_") and name.endswith(".tex"))
     lines = [
         r"\documentclass{article}",
@@ -112,6 +112,7 @@ def latex_wrapper(files: Iterable[str]) -> str:
         *PACKAGES,
         r"\begin{document}",
         *(rf"\input{{{name.removesuffix('.tex')}}}\clearpage" for name in tables),
+        *figures,
         r"\end{document}",
     ]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What readers see instead of identifiers: display names, the order of rows, and where results come from."""
+"""Names for readers in place of identifiers: display names, the order of rows, and where results come from."""
 
 import re
 from collections.abc import Iterable

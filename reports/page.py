@@ -1,5 +1,6 @@
 """One self-contained HTML page: frozen info in, text out. No network, no dates, and one script, our own."""
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from cppo_lab.reports.charts import Charts, charts_json
+from cppo_lab.reports.dark_drawings import dark_style
 from cppo_lab.reports.figures.inline import InlineFigure
 from cppo_lab.reports.markup import plain, steps_text
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.record import About
 
+_SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
 MOST_ROWS = 500  # of one table; of a longer one the page has the first, and the files beside it have all
 
 
@@ -44,7 +47,8 @@ def render_template(name: str, about: About, page: object, files: Sequence[str])
         keep_trailing_newline=True,
     )
     environment.globals.update(plain=plain, steps_text=steps_text, drawing=Markup, charts_json=_charts_json)
-    environment.globals.update(most_rows=MOST_ROWS, origin=origin)
+    environment.globals.update(most_rows=MOST_ROWS, origin=origin, sections=sections)
+    environment.globals.update(dark_drawings=_dark_style)
     names = ("page", "answers") if getattr(page, "answers", None) else ("page",)
     script = "\n".join(_template(f"{part}.js") for part in names)
     style = "\n".join(_template(f"{part}.css") for part in names)
@@ -56,6 +60,16 @@ def render_template(name: str, about: About, page: object, files: Sequence[str])
         script=Markup(script),  # noqa: S704  files of this package
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
     )
+
+
+def sections(content: str) -> list[tuple[str, Markup]]:
+    """(id, heading) of the sections of a page, in its order: its list of contents. Headings are escaped there."""
+    found = _SECTION.findall(content)
+    return [(name, Markup(heading)) for name, heading in found]  # noqa: S704  escaped there
+
+
+def _dark_style(content: str) -> Markup:
+    return Markup(dark_style(content))  # noqa: S704  digits and letters of our own
 
 
 def _charts_json(charts: Charts) -> Markup:

@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.problems import (
 from cppo_lab.analysis.statistics.repeated_draws import difference_variance, mean_variance
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.headlines import points
+from cppo_lab.reports.headlines import estimate_text, points
 from cppo_lab.reports.names import OURS, display_name
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
@@ -68,8 +68,8 @@ def _methods(
         own = over_seeds[cell.model, cell.variant]
         seeds = own.scores[Score.FINAL]
         texts = (
-            f"{points(seeds.value)}{_plus_minus(seeds)}",
-            _plus_minus(cell.over_problems).strip() or ABSENT,
+            estimate_text(seeds),
+            _half(cell.over_problems),
             _of_answers(mean_variance(cell.evaluations, phi[cell.model, cell.variant][0]), cell),
             ABSENT if own.sampling is None or not own.sampling.known else f"{100 * own.sampling.answers:.2f}",
             ABSENT if cell.between is None else f"{cell.between:.2f}",
@@ -96,13 +96,14 @@ def _methods(
         *(f"{100 * threshold:.0f} % right" for threshold in THRESHOLDS),
     )
     notes = (
-        "Percent. final mean ± half the 95 % interval over seeds, for these problems; other problems: the same over "
-        "problems as independent units with their answers as clusters (Miller 2024), for these runs; "
+        "Percent. final mean with the 95 % interval over seeds, for these problems; other problems: half the interval "
+        "over problems as independent units with their answers as clusters (Miller 2024), for these runs; "
         "other answers: the same over other answers of these runs to these problems.",
         "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
         "share of the variance of an answer that lies between problems, at the last validation.",
-        f"pass@k at the last validation, unbiased, ± over other problems. {VOTED if voted else NO_VOTES} The last "
-        "columns: share of problems with at least that share of their answers right at the last validation.",
+        "pass@k at the last validation, unbiased, with the interval over other problems. "
+        f"{VOTED if voted else NO_VOTES} The last columns: share of problems with at least that share of their answers "
+        "right at the last validation.",
         *_repeated_note(cells, phi),
     )
     return TextTable(f"By problem ({title})", core, "method", headings, tuple(rows), notes)
@@ -115,7 +116,8 @@ def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[fl
     kept = next((answers[one] for one in cell.mlflow_ids if one in answers), None)
     measured = None if kept is None else kept_draws(kept, cell.samples)
     if measured is not None and measured.error is not None:
-        text = f"{measured.value:.2f} ± {2 * measured.error:.2f}"
+        low, high = (measured.value + sign * 2 * measured.error for sign in (-1, 1))
+        text = f"{measured.value:.2f} ({low:.2f} to {high:.2f})"
         return (min(1.0, measured.value), text) if measured.dependent else (0.0, text)
     if cell.draws is not None and cell.draws.dependent:
         return min(1.0, cell.draws.value), f"at least {cell.draws.value:.2f}"
@@ -140,7 +142,7 @@ def _repeated_note(
 
 
 def _of_answers(variance: float, cell: CellProblems) -> str:
-    return f"± {196 * math.sqrt(variance):.1f}" if cell.evaluations else ABSENT
+    return f"{196 * math.sqrt(variance):.1f}" if cell.evaluations else ABSENT
 
 
 def _shown_k(samples: int) -> tuple[int, ...]:
@@ -165,8 +167,8 @@ def _differences(
         ours = sum(one.ours > one.theirs for one in named)
         cells = (
             _estimate(pair.difference.seeds, signed=True),
-            _plus_minus(pair.difference.problems).strip() or ABSENT,
-            _plus_minus(pair.difference.both).strip() or ABSENT,
+            _half(pair.difference.problems),
+            _half(pair.difference.both),
             _of_answers(difference_variance(mine.evaluations, other.evaluations, shared), mine),
             ABSENT if pair.difference.correlation is None else f"{pair.difference.correlation:.2f}",
             f"{ours} and {len(named) - ours} of {len(pair.separated)}",
@@ -191,8 +193,8 @@ def _differences(
         "solved by one alone",
     )
     notes = (
-        f"Points of the final mean above {base}, ± half the 95 % interval: over other seeds on these problems; over "
-        "other problems for these runs, paired by problem; over both, as crossed random effects; over other "
+        f"Points of the final mean above {base}, with the 95 % interval over other seeds on these problems; half of it "
+        "over other problems for these runs, paired by problem; over both, as crossed random effects; over other "
         "answers of these runs to these problems.",
         "correlation: of the two methods' shares by problem. separating: problems with more right answers under the "
         f"method, and under {base}, at the last validation, by Fisher's exact test with Holm's adjustment over the "
@@ -236,9 +238,8 @@ def _maybe(found: Estimate | None) -> str:
 
 
 def _estimate(found: Estimate, signed: bool = False) -> str:
-    sign = "+" if signed and found.value > 0 else ""
-    return f"{sign}{points(found.value)}{_plus_minus(found)}"
+    return estimate_text(found, signed)
 
 
-def _plus_minus(found: Estimate) -> str:
-    return "" if found.half is None else f" ± {100 * found.half:.1f}"
+def _half(found: Estimate) -> str:
+    return ABSENT if found.half is None else f"{100 * found.half:.1f}"

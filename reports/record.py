@@ -13,6 +13,7 @@ from typing import Any
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
 from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.reached_power import ReachedPower
 from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
@@ -23,7 +24,7 @@ from cppo_lab.reports.verdict_view import heard_claims
 
 @dataclass(frozen=True)
 class About:
-    """The report as a whole; `kind` is sweep, study or search. Its record has all but the question."""
+    """The report as a whole; `kind` is sweep, study or search. Its record has neither question nor links."""
 
     kind: str
     name: str
@@ -32,6 +33,7 @@ class About:
     experiment: str
     core: str
     command: str
+    beside: tuple[str, ...] = ()  # sweeps whose reports lie in folders of their names beside this one's
 
 
 def record(
@@ -40,14 +42,18 @@ def record(
     drawings: Mapping[str, partial[Any]],
     files: Mapping[str, bytes],
     claims: Sequence[Claim] = (),
+    judged: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
-    """The record of a report with these scored sweeps, drawings (by the name of their files) and files."""
-    judged = verdicts(boards, heard_claims(boards, about.kind == "study", claims))
+    """The record of a report with these scored sweeps, drawings (by the name of their files) and files.
+
+    `judged`: verdicts on what is not about scores.
+    """
+    found = verdicts(boards, heard_claims(boards, about.kind == "study", claims))
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [_sweep(name, board) for name, board in boards.items()],
-        "verdicts": [_verdict(one) for one in judged],
+        "verdicts": [*map(dict, judged), *map(_verdict, found)],
         "figures": {name: _drawing(name, draw, files) for name, draw in sorted(drawings.items())},
         "files": {name: of_bytes(data) for name, data in sorted(files.items())},
     }
@@ -117,7 +123,19 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "high": None if estimate is None else _number(estimate.high),
         "pairs": None if estimate is None else estimate.n,
         "p_adjusted": None if verdict.deciding is None else _number(verdict.deciding.p_adjusted),
+        "unit": verdict.claim.unit,
+        "power": None if verdict.power is None else _power(verdict.power),
         "others": {score.value: outcome.value for score, outcome in sorted(verdict.others.items())},
+    }
+
+
+def _power(found: ReachedPower) -> dict[str, float | int | str | None]:
+    return {
+        "lead": found.lead,
+        "power": _number(found.power),
+        "runs": found.runs,
+        "runs_needed": found.needed.count,
+        "unknown": found.needed.unknown,
     }
 
 

@@ -3,17 +3,21 @@
 import time
 from dataclasses import dataclass
 
+from cppo_lab.analysis.exact_claims import ErrorClaim
+from cppo_lab.analysis.exact_study import without_horizon
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import Claim
 
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """A sweep file's own claims, the digest of what it states of them, and what the store has registered for the
-    sweep: (digest, milliseconds since the epoch), the oldest first.
+    """A sweep file's own claims (`errors`: about the surrogate's error), the digest of what it states of them, and what
+    the store has registered for the sweep: (digest, milliseconds since the epoch), the oldest first.
     """
 
     claims: tuple[Claim, ...] = ()
+    errors: tuple[ErrorClaim, ...] = ()
     digest: str = ""
     registered: tuple[tuple[str, int], ...] = ()
 
@@ -21,7 +25,7 @@ class Hypotheses:
 NONE_STATED = Hypotheses()
 
 
-def registration_words(stated: Hypotheses, claim: Claim, board: Scoreboard) -> str:
+def registration_words(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -> str:
     """A sentence for one of the claims: by when it was registered and when the first run began that tests it."""
     now = next((since for digest, since in stated.registered if digest == stated.digest), None)
     others = [(digest, since) for digest, since in stated.registered if digest != stated.digest]
@@ -34,6 +38,8 @@ def registration_words(stated: Hypotheses, claim: Claim, board: Scoreboard) -> s
             "Exploratory."
         )
     starts = _starts(claim, board)
+    if not starts:
+        return f"Pre-registered on {_when(now)} ({stated.digest}); none of the runs that test it is in this report."
     runs = f"{len(starts)} run{'s' * (len(starts) != 1)}"
     if early := sum(start < now for start in starts):
         return (
@@ -45,14 +51,18 @@ def registration_words(stated: Hypotheses, claim: Claim, board: Scoreboard) -> s
     )
 
 
-def _starts(claim: Claim, board: Scoreboard) -> list[int]:
+def tests_claim(claim: Claim | ErrorClaim, run: RunScore) -> bool:
+    """Whether a run is one of those that judge the claim."""
+    if claim.seeds is not None and run.seed not in claim.seeds:
+        return False
+    if isinstance(claim, ErrorClaim):
+        return without_horizon(run.variant) in claim.variants and run.model in (claim.models or (run.model,))
+    return any(run.variant in tier for tier in claim.tiers)
+
+
+def _starts(claim: Claim | ErrorClaim, board: Scoreboard) -> list[int]:
     """When each attempt at a run that tests the claim began, in milliseconds since the epoch."""
-    variants = {variant for tier in claim.tiers for variant in tier}
-    tests = {
-        run.run_id
-        for run in board.runs
-        if run.variant in variants and (claim.seeds is None or run.seed in claim.seeds)
-    }
+    tests = {run.run_id for run in board.runs if tests_claim(claim, run)}
     found = board.data.runs
     return [
         int(start.timestamp() * 1000)

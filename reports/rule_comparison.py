@@ -20,7 +20,7 @@ def distinction_table(title: str, used: Collection[str]) -> TextTable:
         for rule in (*RULES, *others)
     )
     notes = (
-        "Position, Prefix: whether the limit of a token depends on where it stands, and on the tokens before it.",
+        "Position, Prefix: whether the limit of a token depends on its position, and on the tokens before it.",
         "Beyond it: masked, no objective; clipped, no gradient; capped, the coefficient stops growing and the "
         "token keeps its gradient; weighed less, the weight falls below 1.",
     )

@@ -11,12 +11,16 @@ from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.verdict_view import ABSENT
 
+_NOT_SHOWN = ("seed", "core", "rule.name")  # they have columns, or are the method's name
+MOST_SETTINGS = 8  # of one run; MLflow has all
 MANY = 1000  # rows of one list: some 400 KB; the files beside the page have every run
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One row of the list of runs, as text. `link`: the run's page on the MLflow server, empty where there is none."""
+    """One row of the list of runs, as text. `link`: the run's page on the MLflow server, empty where there is none.
+    `settings`: what it has otherwise than other runs of the sweep on its model, but for its seed.
+    """
 
     label: str
     model: str
@@ -28,6 +32,7 @@ class RunLine:
     run_id: str
     mlflow_id: str
     link: str
+    settings: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,42 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     first cells.
     """
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
-    found = []
+    found, differing = [], differing_settings(board)
     for pair, anchor in islice(anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
-        lines = tuple(run_line(run, uri) for run in runs[:most])
+        lines = tuple(run_line(run, uri, _settings(board, run, differing)) for run in runs[:most])
         found.append(RunGroup(anchor, lines, len(runs) - len(lines)))
     rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in found)
     return (*found, RunGroup("", (), rest)) if rest else tuple(found)
 
 
-def run_line(run: RunScore, uri: str) -> RunLine:
+def differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
+    """Model -> the keys of the configuration in which its runs differ, but for the seed. A key that a run lacks has a
+    value of its own.
+    """
+    by_model: dict[str, list[Mapping[str, str]]] = {}
+    for run in board.runs:
+        params = board.data.params.get(run.mlflow_id or "")
+        if params:
+            by_model.setdefault(run.model, []).append(params)
+    return {
+        model: tuple(
+            key
+            for key in dict.fromkeys(key for params in each for key in params)
+            if key not in _NOT_SHOWN and len({params.get(key) for params in each}) > 1
+        )
+        for model, each in by_model.items()
+    }
+
+
+def _settings(board: Scoreboard, run: RunScore, differing: Mapping[str, tuple[str, ...]]) -> str:
+    params = board.data.params.get(run.mlflow_id or "", {})
+    shown = [f"{key}={params[key]}" for key in differing.get(run.model, ()) if key in params]
+    more = [f"and {len(shown) - MOST_SETTINGS} more"] if len(shown) > MOST_SETTINGS else []
+    return ", ".join([*shown[:MOST_SETTINGS], *more])
+
+
+def run_line(run: RunScore, uri: str, settings: str = "") -> RunLine:
     """A run as a row of the list."""
     choice = run.choice
     score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
@@ -77,6 +108,7 @@ def run_line(run: RunScore, uri: str) -> RunLine:
         run_id=run.run_id or ABSENT,
         mlflow_id=run.mlflow_id or ABSENT,
         link="" if run.mlflow_id is None else mlflow_link(uri, run.mlflow_id),
+        settings=settings,
     )
 
 

@@ -78,7 +78,7 @@ def read_record(folder: Path) -> SavedReport:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
     if data is None and path.is_file():
-        raise UserError(f"{path} has more than the {LARGEST} bytes that such a file may have: {REMEDY}")
+        raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
     if data is None:
         raise UserError(f"{folder} is no report, it has no {RECORD}: {REMEDY}")
     fields = Fields.parse(data.decode("utf-8", errors="replace"), str(path), REMEDY)

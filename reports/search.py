@@ -26,7 +26,7 @@ class SearchRequest:
 
     `command` is what rebuilds the report, `tune` what continues the search (by default, what its file suggests).
     `shipped`: the settings that come with the configuration, by key; those
-    that the search tunes are marked in figures and tables.
+    that the search tunes are marked in figures and tables. `chosen`: see `launch_commands`.
     """
 
     uri: str
@@ -36,6 +36,7 @@ class SearchRequest:
     command: str = ""
     tune: str = ""
     shipped: Mapping[str, Value] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
 
     def collect(self) -> Collected:
         """Raises UserError as `read_search`."""
@@ -84,7 +85,15 @@ def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequenc
         inline=tuple(partial(inline_panels, figure) for figure in figures),
         boards={},
         template="search.html.j2",
-        page=partial(_page, result, seeds, (space, trials), figures, request.tune or tune_command(result)),
+        page=partial(
+            _page,
+            result,
+            seeds,
+            (space, trials),
+            figures,
+            request.tune or tune_command(result),
+            request.chosen,
+        ),
     )
 
 
@@ -99,6 +108,7 @@ def _page(
     tables: tuple[TextTable, TrialTable],
     figures: Sequence[SearchFigure],
     tune: str,
+    chosen: Sequence[str],
 ) -> SearchPage:
     space, trials = tables
     return SearchPage(
@@ -116,7 +126,7 @@ def _page(
             for trial in result.trials
             if trial.state == FAILED
         ),
-        launches=launch_commands(result),
+        launches=launch_commands(result, chosen),
         tune=tune,
         trial_count=len(result.trials),
     )

@@ -1,4 +1,4 @@
-"""What the page of a search says in words, and the commands it gives."""
+"""The sentences on the page of a search, and its commands."""
 
 import re
 import shlex
@@ -58,7 +58,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
         ties = [trial.number for trial in ranked[1:] if trial.values == best.values]
         if len(ties) == len(ranked) - 1 and ties:
             return (
-                f"All {len(ranked)} complete trials came to the same value, {values_text(result, best)}: this search "
+                f"All {len(ranked)} complete trials have the same value, {values_text(result, best)}: this search "
                 "found no difference between settings.",
             )
         same = f" {_trials(ties).capitalize()} came to the same value." if ties else ""
@@ -99,7 +99,7 @@ def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, .
         between = low if low == high else f"{low} to {high}"
         sentences.append(
             f"Its nearest neighbours in the space searched ({_trials(trial.number for trial in near)}) came to "
-            f"{between}: where they are far below, the best is a narrow peak or luck."
+            f"{between}: if they are far below, the best is a narrow peak or chance."
         )
     return tuple(sentences)
 
@@ -156,23 +156,24 @@ def override(name: str, value: Value) -> str:
     return shlex.quote(f"{name}={written}")
 
 
-def launch_commands(result: SearchResult) -> tuple[str, ...]:
+def launch_commands(result: SearchResult, chosen: Sequence[str] = ()) -> tuple[str, ...]:
     """Lines for a shell: the paper's main sweep with the settings of the best trial, or of each of the front, and as
-    many seeds that the search has not seen. Comments distinguish several.
+    many seeds that the search has not seen. Comments distinguish several. `chosen`: what names the runs of the sweep
+    that the search was about (`variant=cppo`).
     """
     front = set(front_of(result))
     ranked = ranking(result)
     single = len(result.objectives) == 1
-    chosen = ranked[:1] if single else [trial for trial in ranked if trial.number in front]
+    best = ranked[:1] if single else [trial for trial in ranked if trial.number in front]
     first = max(result.seeds) + 1
     fresh = ",".join(str(first + index) for index in range(max(2, len(result.seeds))))
     core = [] if result.core == DEFAULT_CORE else [f"core={result.core}"]
     lines = []
-    for trial in chosen:
+    for trial in best:
         if not single:
             lines.append(f"# trial {trial.number}: {values_text(result, trial)}")
         settings = [override(name, value) for name, value in trial.params.items()]
-        lines.append(" ".join(["cppo launch main", *core, *settings, f"seed={fresh}"]))
+        lines.append(" ".join(["cppo launch main", *core, *chosen, *settings, f"seed={fresh}"]))
     return tuple(lines)
 
 

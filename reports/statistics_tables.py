@@ -1,4 +1,4 @@
-"""The statistics of a sweep as tables: scores with and without the luck of the pick, differences, order, margins."""
+"""The statistics of a sweep as tables: scores with and without selection bias, differences, order, margins."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ from cppo_lab.analysis.statistics.ranking import Rank, Ranking, kendall
 from cppo_lab.analysis.statistics.sampling import SamplingError
 from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.headlines import points
+from cppo_lab.reports.headlines import estimate_text, points
 from cppo_lab.reports.names import OURS, display_name, origin
 from cppo_lab.reports.problem_tables import problem_tables
 from cppo_lab.reports.tables import core_of
@@ -25,12 +25,15 @@ KINDS = ("scores", "differences", "models", "order", "problems", "problem_differ
 
 
 def statistics_tables(
-    board: Scoreboard, title: str, answers: Mapping[str, RunAnswers] = MappingProxyType({})
+    board: Scoreboard,
+    title: str,
+    answers: Mapping[str, RunAnswers] = MappingProxyType({}),
+    found: Statistics | None = None,
 ) -> dict[str, TextTable]:
     """Kind (see KINDS) -> table; those that the runs have no numbers for are left out. `answers`: MLflow run -> texts,
-    from which maj@k is computed where they have those of all problems.
+    from which maj@k is computed where they have those of all problems. `found`: its statistics if they are known.
     """
-    found, core = sweep_statistics(board), core_of(board)
+    found, core = found or sweep_statistics(board), core_of(board)
     several_models, several_runs = len(board.models) > 1, any(cell.runs > 1 for cell in found.cells)
     tables = {"scores": _scores(found, core, title, several_models)}
     if several_runs:
@@ -65,15 +68,24 @@ def _scores(found: Statistics, core: str, title: str, several_models: bool) -> T
         )
         for cell in found.cells
     )
-    headings = ("runs", "best step", "corrected", "final mean", "area", "luck", "one evaluation", "collapsed")
+    headings = (
+        "runs",
+        "best step",
+        "corrected",
+        "final mean",
+        "area",
+        "selection bias",
+        "one evaluation",
+        "collapsed",
+    )
     notes = (
         "Percent. best step: the paper's selection rule, which favours a noisy run. corrected: the step is picked on "
         "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
         "under the curve: its mean height.",
-        "luck: of the pick, best step minus corrected. one evaluation: its standard error from the answers drawn to "
+        "selection bias: best step minus corrected. one evaluation: its standard error from the answers drawn to "
         f"these problems{_bound(found)}. A collapsed run counts in final mean and area with the score it ended at.",
-        "±: half the 95 % interval of the mean over seeds (Student's t). Where there is none, one run is no sample of "
-        "seeds, or all runs have the same score.",
+        "In brackets: the 95 % interval of the mean over seeds (Student's t). Where there is none, one run is no "
+        "sample of seeds, or all runs have the same score.",
     )
     return TextTable(f"Scores of the runs ({title})", core, "method", headings, rows, notes)
 
@@ -97,7 +109,7 @@ def _differences(found: Statistics, core: str, title: str, several_models: bool)
         rows.append(_row(cell.model, cell.variant, cells, several_models))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
     notes = (
-        f"Points above {display_name(found.baseline)}, ± half the 95 % interval; paired by seed where both have two or "
+        f"Points above {display_name(found.baseline)}, with the 95 % interval; paired by seed where both have two or "
         "more of the same seeds, else Welch's.",
         "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
         "P(improvement): that a run of the method has a higher final mean than one of "
@@ -122,7 +134,7 @@ def _over_models(found: Statistics, core: str, title: str, models: int) -> TextT
     base = display_name(found.baseline)
     headings = ("mean", "IQM", "median", f"minus {base}", "P(improvement)")
     notes = (
-        "Final mean in percent, ± half the 95 % interval of a bootstrap stratified by model. IQM: mean of the middle "
+        "Final mean in percent, with the 95 % interval of a bootstrap stratified by model. IQM: mean of the middle "
         f"half of all runs. P(improvement): against {base}, averaged over models.",
     )
     return TextTable(f"Over all {models} models ({title})", core, "method", headings, tuple(rows), notes)
@@ -198,15 +210,11 @@ def _difference(found: Difference | None) -> str:
 
 
 def _estimate(found: Estimate | None, signed: bool = False) -> str:
-    if found is None:
-        return ABSENT
-    half = "" if found.half is None else f" ± {100 * found.half:.1f}"
-    sign = "+" if signed and found.value > 0 else ""
-    return f"{sign}{points(found.value)}{half}"
+    return ABSENT if found is None else estimate_text(found, signed)
 
 
-def _share(share: Share) -> str:
+def _share(share: Share | None) -> str:
     """Of one run against others it would take few values, whatever the methods are worth."""
-    if share.low is None or share.high is None:
+    if share is None or share.low is None or share.high is None:
         return "none"
     return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"

@@ -2,23 +2,28 @@
 ablations, and its page.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.reader import list_runs
+from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.study import MAIN, StudyResults, StudySweep, read_study
 from cppo_lab.reports import csv_tables
 from cppo_lab.reports.answers.view import answers_view, kept_answers
 from cppo_lab.reports.build import Collected, Contents
+from cppo_lab.reports.collapse_view import collapse_view
 from cppo_lab.reports.configuration import configuration_table
 from cppo_lab.reports.figures.ablations import MECHANISMS, SETTINGS
 from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.record import About
+from cppo_lab.reports.registration import Hypotheses, registration_words
 from cppo_lab.reports.rule_comparison import distinction_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, page_figure, study_core, study_page
@@ -35,7 +40,8 @@ class StudyRequest:
 
     The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
     size. `title` and `question` head the page, `command` is what rebuilds it. `partial` reports a study with gaps,
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweeps' own hypotheses,
+    by sweep.
     """
 
     name: str
@@ -48,6 +54,7 @@ class StudyRequest:
     partial: bool = False
     command: str = ""
     palette: str = PAPER
+    stated: Mapping[str, Hypotheses] = field(default_factory=dict)
 
     def collect(self) -> Collected:
         """Raises UserError as `list_runs`; to score it, as `read_study`."""
@@ -95,7 +102,7 @@ def paper_study_request(
 
 def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     """The report of a scored study."""
-    tables = _tables(study, request.uri)
+    tables = _tables(study, request)
     pictures = gallery(study, request.palette)
     return Contents(
         about=About(
@@ -113,14 +120,20 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         boards=study.boards,
         template="study.html.j2",
         page=partial(study_page, study, tables, pictures, request.uri),
+        claims=tuple(_own_claims(study, request)),
     )
 
 
-def _tables(study: StudyResults, uri: str) -> StudyTables:
-    board = study.board(MAIN)
+def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
+    board, uri, palette = study.board(MAIN), request.uri, request.palette
     kept = {} if board is None else kept_answers(uri, board)
     used = {run.rule for each in study.boards.values() for run in each.runs if run.rule}
-    main = None if board is None else main_table(board, "Mean score by model (Table 1)")
+    found = {
+        sweep.grid.name: sweep_statistics(sweep.board, baseline=sweep.grid.baseline)
+        for sweep in study.sweeps
+        if sweep.board is not None
+    }
+    main = None if board is None else main_table(board, "Mean score by model (Table 1)", found[MAIN])
     return StudyTables(
         main=main,
         distinction=distinction_table("How the rules differ (Table 2)", used),
@@ -131,14 +144,33 @@ def _tables(study: StudyResults, uri: str) -> StudyTables:
         ablations=tuple(_ablation(sweep, main) for sweep in study.sweeps if sweep.grid.name != MAIN),
         statistics={
             sweep.grid.name: statistics_tables(
-                sweep.board, sweep.grid.title, kept if sweep.grid.name == MAIN else {}
+                sweep.board,
+                sweep.grid.title,
+                kept if sweep.grid.name == MAIN else {},
+                found[sweep.grid.name],
             )
             for sweep in study.sweeps
             if sweep.board is not None
         },
-        verdicts=verdict_view(study.boards, study_core(study), whole=True),
+        collapses={
+            sweep.grid.name: view
+            for sweep in study.sweeps
+            if sweep.board is not None
+            and (view := collapse_view(sweep.board, sweep.grid.title, palette)) is not None
+        },
+        verdicts=verdict_view(study.boards, study_core(study), whole=True, own=_own_claims(study, request)),
         answers=None if board is None else answers_view(board, kept),
     )
+
+
+def _own_claims(study: StudyResults, request: StudyRequest) -> dict[Claim, str]:
+    """The hypotheses of the sweeps that have scores, each with whether it was registered."""
+    return {
+        claim: registration_words(stated, claim, study.boards[name])
+        for name, stated in request.stated.items()
+        if name in study.boards
+        for claim in stated.claims
+    }
 
 
 def _ablation(sweep: StudySweep, main: MainTable | None) -> Ablation:
@@ -160,6 +192,8 @@ def _texts(study: StudyResults, tables: StudyTables) -> dict[str, str]:
     found |= {f"table_{one.name}": one.table for one in tables.ablations}
     for name, sure in tables.statistics.items():
         found |= {f"statistics_{name}_{kind}": table for kind, table in sure.items()}
+    for name, view in tables.collapses.items():
+        found |= {f"collapses_{name}": view.table, f"collapse_steps_{name}": view.steps}
     texts = table_files(found)
     for name, board in study.boards.items():
         texts[f"long_{name}.csv"] = csv_tables.long_csv(board)

@@ -9,10 +9,11 @@ from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.study import MAIN, StudyResults
 from cppo_lab.reports.answers.view import AnswersView
 from cppo_lab.reports.charts import Charts, charts_of
+from cppo_lab.reports.collapse_view import CollapseView
 from cppo_lab.reports.figures.ablations import full_method
 from cppo_lab.reports.figures.curves import curves_info
 from cppo_lab.reports.figures.diagnostics import diagnostics_info
-from cppo_lab.reports.figures.inline import InlineFigure, inline_svg
+from cppo_lab.reports.figures.inline import InlineFigure, inline_survival, inline_svg
 from cppo_lab.reports.figures.picture import Absent, Picture
 from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.page import PageFigure
@@ -37,7 +38,7 @@ class Ablation:
 @dataclass(frozen=True)
 class StudyTables:
     """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show. `statistics`: sweep ->
-    its tables. `answers`: of the main sweep's runs.
+    its tables. `collapses`: by sweep. `answers`: of the main sweep's runs.
     """
 
     main: MainTable | None
@@ -46,6 +47,7 @@ class StudyTables:
     full: FullTable | None
     ablations: tuple[Ablation, ...]
     statistics: Mapping[str, Mapping[str, TextTable]]
+    collapses: Mapping[str, CollapseView]
     verdicts: VerdictView
     answers: AnswersView | None
 
@@ -60,6 +62,7 @@ class StudyPage:
     absent: tuple[str, ...]
     headlines: tuple[Headline, ...]
     tables: StudyTables
+    survival: tuple[InlineFigure, ...]
     main_absent: str
     charts: Mapping[str, Charts]
     anchors: Mapping[str, Mapping[tuple[str, str], str]]
@@ -81,6 +84,7 @@ def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Pict
     boards = study.boards.values()
     used = {run.run_id for board in boards for run in board.runs}
     unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
+    of_main = tables.collapses.get(MAIN)
     return StudyPage(
         run_count=len({run.mlflow_id or describe_gap(run) for board in boards for run in board.runs}),
         sweep_count=len(study.sweeps),
@@ -88,6 +92,7 @@ def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Pict
         absent=absent_parts(study, pictures),
         headlines=study_headlines(study),
         tables=tables,
+        survival=() if of_main is None or of_main.figure is None else inline_survival(of_main.figure),
         main_absent=study.why_absent(MAIN) if tables.main is None else "",
         charts=study_charts(study, anchors),
         anchors=anchors,

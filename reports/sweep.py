@@ -4,21 +4,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
-from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.exact_study import READ
+from cppo_lab.analysis.grid import NO_AXES, Axes, ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
+from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import csv_tables, markup
 from cppo_lab.reports.answers.view import AnswersView, answers_view, kept_answers
 from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.build import Collected, Contents
 from cppo_lab.reports.charts import Charts, charts_of
+from cppo_lab.reports.collapse_view import CollapseView, collapse_view
 from cppo_lab.reports.discrepancies import oddities
-from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.exact_view import ExactView, exact_view, inline_exact
+from cppo_lab.reports.figures import axes, curves, diagnostics
 from cppo_lab.reports.figures.data import figure_csv
-from cppo_lab.reports.figures.inline import InlineFigure, inline_curves, inline_diagnostics
+from cppo_lab.reports.figures.inline import (
+    InlineFigure,
+    inline_axes,
+    inline_curves,
+    inline_diagnostics,
+    inline_survival,
+)
 from cppo_lab.reports.figures.lines import FEW
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Picture
@@ -34,6 +45,7 @@ from cppo_lab.reports.text_tables import Table, TextTable, table_files
 from cppo_lab.reports.verdict_table import verdict_table
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 
+_Info = curves.CurvesInfo | diagnostics.DiagnosticsInfo | axes.AxesInfo
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 _LIST = "0"  # the page has one list of runs
@@ -46,7 +58,8 @@ class ReportRequest:
 
     `title` and `question` head the page; `command` is what rebuilds it. `partial` reports a grid with gaps,
     marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweep's own
-    hypotheses.
+    hypotheses. `axes`: where its variants are on its axes; `baseline`: see `summary.baseline_of`;
+    `beside`: sweeps whose pages are linked; `pairing`: whether its file says to compare runs seed by seed.
     """
 
     name: str
@@ -60,6 +73,10 @@ class ReportRequest:
     command: str = ""
     palette: str = PAPER
     stated: Hypotheses = NONE_STATED
+    axes: Axes = NO_AXES
+    baseline: str = ""
+    beside: tuple[str, ...] = ()
+    pairing: bool | None = None
 
     def collect(self) -> Collected:
         """Raises UserError as `list_runs`; to score it, as `read_sweep` and `score_sweep`."""
@@ -68,7 +85,7 @@ class ReportRequest:
 
         def score() -> Contents:
             data = read_sweep(self.uri, self.experiment, self.name, _is_shown, run_ids, listing)
-            return sweep_contents(self, score_sweep(data, self.expected, self.partial))
+            return sweep_contents(self, score_sweep(data, self.expected, self.partial, self.pairing))
 
         return Collected(listing.versions({self.name: run_ids}), score)
 
@@ -99,9 +116,8 @@ def paper_request(
 
 def _is_shown(metric: str) -> bool:
     """Whether the report has a use for a metric: thousands of runs have millions of points of others."""
-    return (
-        metric in diagnostics.LABELS or metric in SHOWN or schema.parse_validation_metric(metric) is not None
-    )
+    named = metric in diagnostics.LABELS or metric in SHOWN or metric in READ
+    return named or schema.parse_validation_metric(metric) is not None
 
 
 @dataclass(frozen=True)
@@ -118,12 +134,19 @@ class SweepPage:
     full: FullTable
     verdicts: VerdictView
     statistics: Mapping[str, TextTable]
+    collapses: CollapseView | None
+    survival: tuple[InlineFigure, ...]
     charts: Charts
     anchors: Mapping[tuple[str, str], str]
     legend: tuple[tuple[str, str], ...]
+    ablation: tuple[InlineFigure, ...]
+    ablation_legend: tuple[tuple[str, str], ...]
+    ablation_words: str
     curves: tuple[InlineFigure, ...]
     diagnostics: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
     mismatch: MismatchView | None
+    exact: ExactView | None
+    exact_figures: tuple[tuple[str, tuple[InlineFigure, ...]], ...]
     audit: AuditView | None
     runs: tuple[RunGroup, ...]
     served: bool
@@ -139,7 +162,10 @@ class _Parts:
     full: FullTable
     verdicts: VerdictView
     statistics: Mapping[str, TextTable]
+    collapses: CollapseView | None
     mismatch: MismatchView | None
+    exact: ExactView | None
+    ablation: axes.AxesInfo | None
     curves: curves.CurvesInfo
     diagnostics: diagnostics.DiagnosticsInfo | None
     audit: AuditView | None
@@ -152,16 +178,20 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     heads = ("Table 1", "Table 4") if of_paper else (request.title,) * 2
     kept = kept_answers(request.uri, board)
     audit, audit_texts = _audit(board) if of_paper and not board.gaps else (None, {})
+    found = sweep_statistics(board, baseline=request.baseline)
     parts = _Parts(
-        main=main_table(board, f"Mean score by model ({heads[0]})"),
+        main=main_table(board, f"Mean score by model ({heads[0]})", found),
         full=full_table(board, f"Score by benchmark ({heads[1]})"),
         verdicts=verdict_view(
             {request.name: board},
             core_of(board),
             own={one: registration_words(request.stated, one, board) for one in request.stated.claims},
         ),
-        statistics=statistics_tables(board, request.title, kept),
+        statistics=statistics_tables(board, request.title, kept, found),
+        collapses=collapse_view(board, request.title, request.palette),
         mismatch=mismatch_view(board, request.title, request.palette),
+        exact=exact_view(board, request.stated, request.title, request.palette),
+        ablation=axes.axes_info(board, request.axes, f"Score by setting ({request.title})", request.palette),
         curves=curves.curves_info(board, f"Validation curves ({request.title})", palette=request.palette),
         diagnostics=diagnostics.diagnostics_info(
             board, f"Training diagnostics ({request.title})", request.palette
@@ -169,7 +199,12 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         audit=audit,
         answers=answers_view(board, kept),
     )
-    inline = [partial(inline_curves, parts.curves)]
+    inline: list[partial[Any]] = [partial(inline_curves, parts.curves)]
+    inline += [partial(inline_exact, parts.exact.info)] if parts.exact else []
+    if parts.ablation is not None:
+        inline.append(partial(inline_axes, parts.ablation))
+    if parts.collapses is not None and parts.collapses.figure is not None:
+        inline.append(partial(inline_survival, parts.collapses.figure))
     about = About(
         kind="sweep",
         name=request.name,
@@ -178,6 +213,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         experiment=request.experiment,
         core=core_of(board),
         command=request.command or f"cppo report {request.name}",
+        beside=request.beside,
     )
     return Contents(
         about=about,
@@ -188,6 +224,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         template="page.html.j2",
         page=partial(_page, board, parts, request.uri),
         claims=request.stated.claims,
+        judged=parts.exact.judged if parts.exact else (),
     )
 
 
@@ -198,10 +235,13 @@ def _texts(board: Scoreboard, parts: _Parts) -> dict[str, str]:
         "table_full": parts.full,
         "verdicts": verdict_table(parts.verdicts),
     }
+    if parts.collapses is not None:
+        tables |= {"collapses": parts.collapses.table, "collapse_steps": parts.collapses.steps}
     tables |= {f"statistics_{kind}": one for kind, one in parts.statistics.items()}
     tables |= (
         {f"mismatch_{kind}": one for kind, one in parts.mismatch.tables.items()} if parts.mismatch else {}
     )
+    tables |= {f"exact_{kind}": one for kind, one in parts.exact.files.items()} if parts.exact else {}
     lists = {"table_long.csv": csv_tables.long_csv(board), "runs.csv": csv_tables.runs_csv(board)}
     return table_files(tables) | lists
 
@@ -219,12 +259,23 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
         full=parts.full,
         verdicts=parts.verdicts,
         statistics=parts.statistics,
+        collapses=parts.collapses,
+        survival=inline_survival(parts.collapses.figure)
+        if parts.collapses is not None and parts.collapses.figure is not None
+        else (),
         charts=charts_of(board, "main", anchors, parts.curves, parts.diagnostics),
         anchors=anchors,
         legend=parts.curves.legend,
+        ablation=inline_axes(parts.ablation) if parts.ablation else (),
+        ablation_legend=tuple((key.label, key.stroke.colour) for key in parts.ablation.keys)
+        if parts.ablation
+        else (),
+        ablation_words=_axes_words(parts.ablation),
         curves=inline_curves(parts.curves),
         diagnostics=inline_diagnostics(parts.diagnostics) if parts.diagnostics else (),
         mismatch=parts.mismatch,
+        exact=parts.exact,
+        exact_figures=inline_exact(parts.exact.info) if parts.exact else (),
         audit=parts.audit,
         runs=run_groups(board, _LIST, uri),
         served=uri.startswith("http"),
@@ -235,28 +286,54 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
 
 def _pictures(board: Scoreboard, parts: _Parts, paper_palette: str | None) -> tuple[Picture, ...]:
     """The curves; with a `paper_palette` the paper's Figure 4 in it; the diagnostics."""
-    infos: dict[str, curves.CurvesInfo | diagnostics.DiagnosticsInfo] = {"figure_curves": parts.curves}
+    infos: dict[str, _Info] = {"figure_curves": parts.curves}
+    if parts.ablation is not None:
+        infos["figure_axes"] = parts.ablation
     if paper_palette is not None:
         infos["figure_4"] = curves.curves_info(
             board, "Validation curves (Figure 4)", FIGURE_4_MODELS, palette=paper_palette
         )
     if parts.diagnostics is not None:
         infos["figure_diagnostics"] = parts.diagnostics
-    return tuple(
+    extra: tuple[Picture, ...] = () if parts.exact is None else (parts.exact.picture,)
+    extra += () if parts.collapses is None else parts.collapses.pictures
+    return extra + tuple(
         Picture(
             name=name,
             label="",
             title=info.title,
             caption="",
-            drawing=partial(curves.draw, info)
-            if isinstance(info, curves.CurvesInfo)
-            else partial(diagnostics.draw, info),
+            drawing=_drawing(info),
             source=info.source,
             run_ids=info.run_ids,
             data=figure_csv(info),
         )
         for name, info in infos.items()
     )
+
+
+def _drawing(info: _Info) -> partial[None]:
+    if isinstance(info, curves.CurvesInfo):
+        return partial(curves.draw, info)
+    if isinstance(info, axes.AxesInfo):
+        return partial(axes.draw, info)
+    return partial(diagnostics.draw, info)
+
+
+def _axes_words(info: axes.AxesInfo | None) -> str:
+    """What the figure of the axes shows, for a caption."""
+    if info is None:
+        return ""
+    keys = " and ".join(axis.key for axis in info.axes)
+    several = any(max(line.runs) > 1 for panel in info.panels for line in panel.lines) or any(
+        cell.runs > 1 for panel in info.panels for cell in panel.cells
+    )
+    around = (
+        "with the 95 % interval of the mean over seeds" if several else "of one run each, without an interval"
+    )
+    log = [axis.key for axis in info.axes if axis.scale == axes.LOG and not info.surface]
+    scale = f" The axis of {log[0]} is logarithmic." if log else ""
+    return f"Mean score of the last 30 % of the window by {keys}, {around}.{scale}"
 
 
 def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:

@@ -11,9 +11,13 @@ from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import CellScore, SelectionState, Stat
 from cppo_lab.analysis.statistics.sampling import cell_sampling_error
+from cppo_lab.analysis.statistics.summary import Statistics
+from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import OURS, benchmark_name, display_name, in_order, origin
 
 BEST, SECOND = "best", "second"
+ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
+ALPHA = 0.05  # of the adjusted, two-sided p-value that gets an arrow
 NOT_DECLARED = "not declared"
 EVALUATION = (
     "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
@@ -28,7 +32,7 @@ class Entry:
 
     `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of one run's evaluation over other
     answers to the same problems, where each problem's outcome is known; `std` contains it. `provisional`: a run
-    behind it is missing or unfinished.
+    behind it is missing or unfinished. `test`: ABOVE or BELOW the baseline where the difference is significant.
     """
 
     value: Decimal | None = None
@@ -38,6 +42,7 @@ class Entry:
     provisional: bool = False
     mark: str = ""
     evaluation: Decimal | None = None
+    test: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,13 +107,18 @@ def core_of(board: Scoreboard) -> str:
     return "+".join(sorted({run.core for run in board.runs if run.core})) or schema.PAPER
 
 
-def main_table(board: Scoreboard, title: str) -> MainTable:
-    """Table 1: best and second best per model at printed precision; ties share the mark."""
+def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -> MainTable:
+    """Table 1: best and second best per model at printed precision; ties share the mark. `found`: the statistics that
+    tell which differences from the baseline are significant; without them no cell has an arrow.
+    """
+    arrows = {} if found is None else _arrows(found)
     columns = []
     variants = in_order(board.variants)
     for model in board.models:
         column = [
-            _with_evaluation(board, cell) if (cell := board.cells.get((model, name))) else None
+            replace(_with_evaluation(board, cell), test=arrows.get((model, name), ""))
+            if (cell := board.cells.get((model, name)))
+            else None
             for name in variants
         ]
         columns.append(mark(entry or Entry(word=NOT_DECLARED) for entry in column))
@@ -118,7 +128,29 @@ def main_table(board: Scoreboard, title: str) -> MainTable:
     )
     known = any(entry.evaluation is not None for row in rows for entry in row.entries)
     notes = (*table_notes(board), EVALUATION) if known else table_notes(board)
+    if found is not None and found.adjusted:
+        notes = (*notes, _test_note(found))
     return MainTable(title, core_of(board), board.models, rows, notes)
+
+
+def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
+    """(model, variant) -> which way its final mean differs from the baseline's, where that is significant."""
+    arrows = {}
+    for cell in found.cells:
+        p = found.adjusted.get((cell.model, cell.variant, Score.FINAL))
+        if p is not None and p < ALPHA:
+            arrows[cell.model, cell.variant] = (
+                ABOVE if cell.differences[Score.FINAL].estimate.value > 0 else BELOW
+            )
+    return arrows
+
+
+def _test_note(found: Statistics) -> str:
+    base = display_name(found.baseline)
+    return (
+        f"{ABOVE} above, {BELOW} below {base}: the final means differ significantly (two-sided p < {ALPHA:g} with "
+        "Holm's adjustment over all methods and models of the table). Without an arrow no difference is shown."
+    )
 
 
 def full_table(board: Scoreboard, title: str) -> FullTable:
@@ -199,7 +231,10 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
     ]
     runs_per_cell = max(cell.expected for cell in board.cells.values())
     if runs_per_cell > 1:
-        notes.append(f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own.")
+        notes.append(
+            f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own. The sign means "
+            "this alone; 95 % intervals are written (low to high)."
+        )
     if any(cell.collapsed for cell in board.cells.values()):
         stopped = any(run.status == schema.COLLAPSED for run in board.runs)
         also = ", or its training diverged and was stopped" if stopped else ""

@@ -12,7 +12,7 @@ def verdict_table(view: VerdictView) -> TextTable | None:
         return None
     headings = (
         *("outcome", "method", "against", "model", "runs", "difference", "95 % interval", "adjusted p"),
-        *("P(improvement)", "seeds to decide", "comparison"),
+        *("P(improvement)", "seeds to decide", "comparison", "power of the claim"),
     )
     notes = [f"Source: {origin(view.core)}.", view.summary, view.method]
     notes += [view.caution] if view.caution else []
@@ -24,6 +24,6 @@ def _row(line: VerdictLine, number: int) -> TextRow:
     each = line.comparisons[number]
     cells = (
         *(line.outcome, each.label, each.against, each.model, each.runs, each.difference, each.interval),
-        *(each.p, each.improvement, each.seeds, each.outcome),
+        *(each.p, each.improvement, each.seeds, each.outcome, line.power),
     )
     return TextRow(line.text, each.ours[1] == OURS, cells, each.ours)

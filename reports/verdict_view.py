@@ -7,12 +7,19 @@ from types import MappingProxyType
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, claims_about
+from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, claims_about
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
-from cppo_lab.analysis.statistics.verdict_words import exploratory, place, reason
+from cppo_lab.analysis.statistics.verdict_words import (
+    against_words,
+    exploratory,
+    place,
+    power_question,
+    power_words,
+    reason,
+)
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import display_name
@@ -47,21 +54,24 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One claim. `numbers`: (what, value) of the comparison that the outcome hangs on, `deciding` the (model, variant)
-    whose runs those are; `registered`: whether it was stated before its runs; `observed`: what the runs show whatever
-    that is worth; `others`: the outcome by the other scores.
+    """One claim. `estimate`: difference, interval and runs in one line. `numbers`: (what, value) of the comparison that
+    the outcome hangs on, `deciding` the (model, variant) whose runs those are; `registered`: whether it was stated
+    before its runs; `observed`: what the runs show whatever that is worth; `others`: the outcome by the other scores,
+    empty where it is not about a score; `power`: what the runs could have shown.
     """
 
     sweep: str
     text: str
     registered: str
     outcome: str
+    estimate: str
     sentence: str
     observed: str
     numbers: tuple[tuple[str, str], ...]
     deciding: tuple[str, str] | None
     comparisons: tuple[ComparisonLine, ...]
     others: str
+    power: str
 
 
 @dataclass(frozen=True)
@@ -98,13 +108,15 @@ def verdict_view(
     """
     values = {name: run_values(board) for name, board in boards.items()}
     found = verdicts(boards, heard_claims(boards, whole, tuple(own)))
-    alone = bool(found) and all(map(_single_runs, found))
+    of_scores = [one for one in found if one.claim.kind is not Kind.COLLAPSE and one.comparisons]
+    alone = bool(of_scores) and all(map(_single_runs, of_scores))
     return VerdictView(
         summary=_summary(found),
         caution=_caution(core, bool(found)),
         core=core,
         lines=tuple(
-            _line(verdict, values[verdict.claim.sweep], own.get(verdict.claim, "")) for verdict in found
+            _line(verdict, values[verdict.claim.sweep], own.get(verdict.claim, ""), alone)
+            for verdict in found
         ),
         method=_METHOD,
         cannot=CANNOT if alone else (),
@@ -115,17 +127,19 @@ def verdict_view(
 
 
 _METHOD = (
-    "Judged by the mean of the last 30 % of the window: nothing is picked there, and a collapse counts. A method is "
+    "Judged by the mean of the last 30 % of the window: it has no selection bias, and collapses count. A method is "
     "better where the 95 % interval of the difference lies above 0; an advantage below "
-    f"{100 * SMALLEST:g} point counts as none. Two methods are alike where it lies within {100 * MARGIN:g} points, a "
+    f"{100 * SMALLEST:g} point counts as none. Two methods are equivalent if it lies within {100 * MARGIN:g} points, a "
     "margin of ours: the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
-    "its level is 0.025."
+    "its level is 0.025. The power is that of these runs, by their spread, if the true difference is the one named: "
+    "the probability that the claim comes out supported, at least; and the runs of each method and model that "
+    "make it 0.8."
 )
 
 
 def _caution(core: str, judged: bool) -> str:
     if core == schema.PAPER:
-        return "The runs are the paper's own, read off its curves: the claims are held against the data behind them."
+        return "The runs are the paper's own, read off its curves: the claims are compared with the paper's own data."
     if miniature := miniature_of(core):
         about = "verdicts are" if judged else "everything here is"
         return f"core={core}: {about} about {miniature}, no evidence for or against the paper."
@@ -134,25 +148,28 @@ def _caution(core: str, judged: bool) -> str:
 
 def _summary(found: Sequence[Verdict]) -> str:
     if not found:
-        return "None of the paper's claims is about the variants of this sweep."
+        return "The paper makes no claim about the variants of this sweep."
     counts = [(outcome, sum(verdict.outcome is outcome for verdict in found)) for outcome in VerdictOutcome]
     said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
     return f"{len(found)} claim{'s' if len(found) > 1 else ''}: {said}."
 
 
-def _line(verdict: Verdict, runs: tuple[RunValues, ...], registered: str) -> VerdictLine:
+def _line(verdict: Verdict, runs: tuple[RunValues, ...], registered: str, alone: bool) -> VerdictLine:
+    """`alone`: the page says once, of all its claims, that single runs decide nothing."""
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
         sweep=verdict.claim.sweep,
         text=verdict.claim.text,
         registered=registered,
         outcome=verdict.outcome.value,
-        sentence=_one_run(verdict) if _single_runs(verdict) else reason(verdict, display_name),
+        estimate=_estimate(verdict.deciding),
+        sentence=_one_run(verdict, alone) if _single_runs(verdict) else reason(verdict, display_name),
         observed=_observed(verdict),
         numbers=_numbers(verdict, runs),
         deciding=None if verdict.deciding is None else (verdict.deciding.model, verdict.deciding.variant),
         comparisons=tuple(_comparison(each) for each in verdict.comparisons),
         others="; ".join(others),
+        power=_power(verdict),
     )
 
 
@@ -160,19 +177,45 @@ def _single_runs(verdict: Verdict) -> bool:
     """Whether every comparison is of one run with one run."""
     found = [each.difference for each in verdict.comparisons]
     return bool(found) and all(
-        each is not None and each.ours == each.theirs and each.estimate.unknown == ONE_RUN for each in found
+        each is not None
+        and (each.ours == each.theirs or not each.against)
+        and each.estimate.unknown == ONE_RUN
+        for each in found
     )
 
 
-def _one_run(verdict: Verdict) -> str:
+def _one_run(verdict: Verdict, alone: bool) -> str:
     found = verdict.deciding
     if found is None or found.difference is None:
         return ""
-    pair = f"{display_name(found.variant)} against {display_name(found.against)} {place(found.model)}"
+    pair = f"{_pair(found)} {place(found.model)}"
     more = " Runs of the sweep are missing or unfinished, so this may change." if verdict.provisional else ""
     if verdict.after is not None:
         more += f" {exploratory(verdict.after)}"
-    return f"With one run on each side nothing is decided; the least clear is {pair}.{more}"
+    least = "The" if alone else "With one run on each side nothing is decided; the"
+    return f"{least} least clear is {pair}.{more}"
+
+
+def _estimate(found: Comparison | None) -> str:
+    """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that an outcome hangs on."""
+    if found is None or found.difference is None:
+        return ""
+    interval = _interval(found)
+    around = "no interval" if interval == "none" else f"95 % interval {interval}"
+    ours, theirs = found.difference.ours, found.difference.theirs
+    runs = (
+        f"{ours} and {theirs} runs" if ours != theirs else f"{ours} runs each" if ours > 1 else "one run each"
+    )
+    return f"{_points(found.difference.estimate.value)} points, {around} ({runs})"
+
+
+def _pair(found: Comparison) -> str:
+    return against_words(display_name(found.variant), display_name(found.against) if found.against else "")
+
+
+def _power(verdict: Verdict) -> str:
+    words = power_words(verdict)
+    return f"{power_question(verdict.claim)}: {words}" if words else ABSENT
 
 
 def _observed(verdict: Verdict) -> str:
@@ -191,22 +234,27 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
     if found is None or found.difference is None:
         return ()
     if _single_runs(verdict):
-        noise = _noise(found, runs)
+        noise = _noise(found, runs) if verdict.claim.compares_scores else None
         return (
-            ("difference", f"{_points(found.difference.estimate.value)} points"),
+            ("difference", f"{_points(found.difference.estimate.value)} {verdict.claim.unit}"),
             ("noise of the evaluations alone", "not known" if noise is None else f"{100 * noise:.2f} points"),
             ("95 % interval, p, seeds to decide it", "not known"),
-            ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
+            ("runs", _runs(found.difference)),
         )
     numbers: tuple[tuple[str, str], ...] = (
-        ("difference", f"{_points(found.difference.estimate.value)} points"),
+        ("difference", f"{_points(found.difference.estimate.value)} {verdict.claim.unit}"),
         ("95 % interval", _interval(found)),
-        ("runs", f"{found.difference.ours} and {found.difference.theirs}"),
+        ("runs", _runs(found.difference)),
         ("adjusted p for it", _p(found.p_adjusted)),
+        (power_question(verdict.claim), power_words(verdict)),
     )
     if verdict.outcome is VerdictOutcome.UNDECIDED:
         numbers += (("would decide it", verdict.seeds.words()),)
     return numbers
+
+
+def _runs(found: Difference) -> str:
+    return f"{found.ours} and {found.theirs}" if found.against else str(found.ours)
 
 
 def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
@@ -226,10 +274,10 @@ def _comparison(each: Comparison) -> ComparisonLine:
     return ComparisonLine(
         model=each.model or OVER_MODELS,
         label=display_name(each.variant),
-        against=display_name(each.against),
+        against=display_name(each.against) if each.against else "0",
         ours=(each.model, each.variant),
         theirs=(each.model, each.against),
-        runs=ABSENT if found is None else f"{found.ours} and {found.theirs}",
+        runs=ABSENT if found is None else _runs(found),
         difference=ABSENT if found is None else _points(found.estimate.value),
         interval=_interval(each),
         p=_p(each.p_adjusted),
@@ -240,8 +288,10 @@ def _comparison(each: Comparison) -> ComparisonLine:
 
 
 def _improvement(found: Difference) -> str:
-    """Of one run against one it would be 0 or 1, whatever the methods are worth."""
-    return f"{found.improvement.value:.2f}" if found.ours > 1 and found.theirs > 1 else "none"
+    """Of one run against one it would be 0 or 1, whatever the methods are worth; shares and slopes have none."""
+    if found.improvement is None or found.ours < 2 or found.theirs < 2:
+        return "none"
+    return f"{found.improvement.value:.2f}"
 
 
 def _interval(each: Comparison) -> str:

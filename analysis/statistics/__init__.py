@@ -1,1 +1,1 @@
-"""What can be said across seeds, models and methods, and how sure it is. Pure numbers: nothing here draws."""
+"""Statistics across seeds, models and methods, with their uncertainty. Pure numbers: nothing here draws."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.analysis.statistics.values import Quantity, Score
 
 # An advantage below this is none worth claiming: one point of Avg@16, the noise of one evaluation to the next in the
 # paper's curves (0.5 to 1.4 points). It makes "no advantage" something that a finite number of seeds can show.
@@ -13,6 +13,12 @@ SMALLEST = 0.01
 # "Comparable", "about", "within range": at most two points apart. The paper gives no margin. Two evaluations of equal
 # methods in the paper's curves are 0.7 to 2.0 points apart by noise alone.
 MARGIN = 0.02
+# Of the runs: a method of which less than one in ten more collapse counts as no less stable.
+FEW_COLLAPSES = 0.1
+# Of the masks: a share that is higher by less than one in a hundred is not concentrated early.
+FEW_MASKS = 0.01
+# Of the lead at each doubling of the responses' length. From 8,000 to 16,000 tokens, as in the paper, that is one.
+SMALLEST_SLOPE = 0.005
 
 
 class Kind(StrEnum):
@@ -22,6 +28,9 @@ class Kind(StrEnum):
     SUPERIORITY = "superiority"  # every variant of the first tier is above every one of the second
     ORDERING = "ordering"  # every variant of a tier is above every one of the next, for three tiers or more
     EQUIVALENCE = "equivalence"  # the variants of the first tier are within `margin` of those of the second
+    COLLAPSE = "collapse"  # runs of the first tier collapse more often than those of the second
+    TREND = "trend"  # the lead of the first tier over the second grows with the length of the responses
+    POSITIVE = "positive"  # a quantity of the first tier's runs is above 0; it has one tier
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,8 @@ class Claim:
 
     `over_models`: what is compared is the mean over the sweep's models, in one test, not each model by itself.
     `after`: key of the claim that must be supported for this one to be confirmatory; otherwise it is exploratory.
-    `smallest`: an advantage below this fraction counts as none. `score`: the one that decides, None for the usual one.
-    `seeds`: of the runs that judge it, None for all.
+    `smallest`: an advantage below this fraction counts as none. `score`: the one that decides, None for the usual one;
+    or another quantity of the runs. `seeds`: of the runs that judge it, None for all.
     """
 
     key: str
@@ -43,12 +52,32 @@ class Claim:
     over_models: bool = False
     after: str | None = None
     smallest: float = SMALLEST
-    score: Score | None = None
+    score: Score | Quantity | None = None
     seeds: tuple[int, ...] | None = None
+
+    @property
+    def unit(self) -> str:
+        """What a hundredth of its differences is."""
+        if self.kind is Kind.COLLAPSE:
+            return "% of the runs"
+        if self.kind is Kind.TREND:
+            return "points for each doubling of the length"
+        return "% of the masks" if self.score is Quantity.EARLY_PREFIX else "points"
+
+    @property
+    def compares_scores(self) -> bool:
+        """Whether it can be judged by each of the scores."""
+        return self.kind is not Kind.COLLAPSE and not isinstance(self.score, Quantity)
+
+    @property
+    def lead(self) -> float:
+        """The true difference at which its power is given: twice the smallest that counts; 0 if it is of equals."""
+        return 2 * self.smallest if self.margin is None else 0.0
 
 
 # The primary claim is the mean of CPPO - DPPO over the models: one test, which three seeds decide at the paper's
-# effects. Each further claim is tested if the one before it is supported: the family errs no more often than one test.
+# effects. Each further claim is tested if the one before it is supported: the claims of a chain together err no more
+# often than one test. Two chains begin with it: on each model and in each setting; over training and lengths.
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "cppo_mean",
@@ -67,6 +96,44 @@ CLAIMS: tuple[Claim, ...] = (
         after="cppo_mean",
     ),
     Claim("cppo_best", "CPPO is best in every setting", "main", Kind.BEST, (("cppo",),), after="cppo_each"),
+    Claim(
+        "cppo_widens",
+        "CPPO's lead over DPPO widens in training",
+        "main",
+        Kind.SUPERIORITY,
+        (("cppo",), ("dppo",)),
+        over_models=True,
+        after="cppo_mean",
+        score=Quantity.RISE,
+    ),
+    Claim(
+        "cppo_horizon",
+        "CPPO's lead over DPPO grows with the length of the responses",
+        "main",
+        Kind.TREND,
+        (("cppo",), ("dppo",)),
+        after="cppo_widens",
+        smallest=SMALLEST_SLOPE,
+    ),
+    Claim(
+        "cispo_collapse",
+        "CISPO collapses more often than DPPO",
+        "main",
+        Kind.COLLAPSE,
+        (("cispo",), ("dppo",)),
+        over_models=True,
+        smallest=FEW_COLLAPSES,
+    ),
+    Claim(
+        "prefix_early",
+        "The prefix budget's share of the masks is highest early in training",
+        "main",
+        Kind.POSITIVE,
+        (("cppo",),),
+        over_models=True,
+        smallest=FEW_MASKS,
+        score=Quantity.EARLY_PREFIX,
+    ),
     Claim(
         "mechanisms",
         "Each single mechanism beats DPPO, and the two together beat each",
@@ -150,10 +217,12 @@ def named(variant: str, variants: Sequence[str]) -> str:
 
 
 def pairs(claim: Claim, variants: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(variant, the one it is compared with) for a sweep with these `variants`, as the sweep names them."""
+    """(variant, the one it is compared with) for a sweep with these `variants`, as the sweep names them; "" is 0."""
     if claim.kind is Kind.BEST:
         best = named(claim.tiers[0][0], variants)
         return tuple((best, other) for other in variants if other != best)
+    if claim.kind is Kind.POSITIVE:
+        return tuple((named(variant, variants), "") for variant in claim.tiers[0])
     return tuple(
         (named(above, variants), named(below, variants))
         for upper, lower in zip(claim.tiers, claim.tiers[1:], strict=False)

@@ -1,8 +1,8 @@
 """Differences between two variants on one model, and over models.
 
-Runs with the same seed see the same prompts in the same order and are validated on the same problems: where two seeds
-or more are shared, each pair gives one difference, and what the seed does to both cancels. Otherwise all runs count, in
-the way of Welch: neither equal numbers of runs nor equal spread are assumed.
+Runs that share their seed's start of training are compared run by run: where two seeds or more are shared, each pair
+gives one difference, and what the start does to both cancels. Otherwise all runs count, in the way of Welch: neither
+equal numbers of runs nor equal spread are assumed. Which of the two is a matter of design (`values.is_paired`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,38 +12,40 @@ import numpy as np
 
 from cppo_lab.analysis.statistics.aggregates import Share, probability_of_improvement
 from cppo_lab.analysis.statistics.estimate import Estimate, combine, mean_estimate
-from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed
+from cppo_lab.analysis.statistics.values import Quantity, RunValues, Score, by_seed, cell_runs
 
 
 @dataclass(frozen=True)
 class Difference:
     """`variant` minus `against` on `model` ("" for the mean over models). `paired`: by seed.
 
-    `ours` and `theirs` are the numbers of runs, `improvement` is P(a run of ours scores higher).
+    `ours` and `theirs` are the numbers of runs, `improvement` is P(a run of ours scores higher); None where it is not
+    about single runs against others.
     """
 
     model: str
     variant: str
     against: str
-    score: Score
+    score: Score | Quantity
     estimate: Estimate
     paired: bool
     ours: int
     theirs: int
-    improvement: Share
+    improvement: Share | None
 
 
 def difference_of(
-    ours: Mapping[int | None, float], theirs: Mapping[int | None, float]
+    ours: Mapping[int | None, float], theirs: Mapping[int | None, float], by_pairs: bool = True
 ) -> tuple[Estimate, bool] | None:
     """The difference of two cells, seed -> score, and whether it is paired; None where one is empty.
 
-    Its `n` counts pairs, or the runs of the side that has fewer.
+    `by_pairs`: pair the seeds that both have, if there are two or more. Its `n` counts pairs, or the
+    runs of the side that has fewer.
     """
     if not ours or not theirs:
         return None
     shared = [seed for seed in ours if seed in theirs]
-    if len(shared) > 1 or (len(shared) == 1 and len(ours) == len(theirs) == 1):
+    if (by_pairs and len(shared) > 1) or (len(shared) == 1 and len(ours) == len(theirs) == 1):
         paired = mean_estimate([ours[seed] - theirs[seed] for seed in shared])
         return None if paired is None else (paired, True)
     cells = [cell for values in (ours, theirs) if (cell := mean_estimate(list(values.values()))) is not None]
@@ -52,11 +54,12 @@ def difference_of(
 
 
 def difference(
-    runs: tuple[RunValues, ...], model: str, variant: str, against: str, score: Score
+    runs: tuple[RunValues, ...], model: str, variant: str, against: str, score: Score | Quantity
 ) -> Difference | None:
     """`variant` minus `against` on one model; None where one of them has no finished run."""
     ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
-    found = difference_of(ours, theirs)
+    cells = (cell_runs(runs, model, name) for name in (variant, against))
+    found = difference_of(ours, theirs, all(run.paired for cell in cells for run in cell))
     if found is None:
         return None
     value, paired = found
@@ -64,6 +67,17 @@ def difference(
         [np.array(list(ours.values()))], [np.array(list(theirs.values()))]
     )
     return Difference(model, variant, against, score, value, paired, len(ours), len(theirs), improvement)
+
+
+def above_zero(
+    runs: tuple[RunValues, ...], model: str, variant: str, quantity: Score | Quantity
+) -> Difference | None:
+    """The mean of a quantity over the runs of a cell, as its difference from 0; None where no run has it."""
+    values = list(by_seed(runs, model, variant, quantity).values())
+    found = mean_estimate(values)
+    if found is None:
+        return None
+    return Difference(model, variant, "", quantity, found, False, len(values), 0, None)
 
 
 def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) -> Difference | None:
@@ -77,6 +91,7 @@ def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) ->
     sides = [
         [np.array(list(by_seed(runs, part.model, variant, first.score).values())) for part in parts]
         for variant in (first.variant, first.against)
+        if variant
     ]
     return Difference(
         model="",
@@ -87,5 +102,5 @@ def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) ->
         paired=all(part.paired for part in parts),
         ours=sum(part.ours for part in parts),
         theirs=sum(part.theirs for part in parts),
-        improvement=probability_of_improvement(*sides),
+        improvement=probability_of_improvement(*sides) if first.against else None,
     )

@@ -1,18 +1,22 @@
 """What a planned sweep can decide: the power of its claims, by simulation, before anything is trained.
 
 A study draws each run from a normal distribution around the assumed score of its model and variant, and is judged as
-`verdicts` judges runs: differences paired by seed, every comparison of the claim at ALPHA.
+`verdicts` judges runs: differences paired by seed or by Welch, every comparison of the claim at ALPHA. Claims about
+scores alone: of collapses and other quantities nothing is known before training.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from cppo_lab.analysis.statistics.claims import Claim, pairs
-from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER
+from cppo_lab.analysis.statistics.aggregates import FloatArray
+from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
+from cppo_lab.analysis.statistics.power import ALPHA
+from cppo_lab.analysis.statistics.reached_power import fewest
+from cppo_lab.analysis.statistics.trend import slope_weights
 
 STUDIES = 4000  # the standard error of a power is then at most 0.8 points
 Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a fraction
@@ -22,7 +26,7 @@ Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a 
 class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
     assumed scores are true and runs have the standard deviation `deviation` (a fraction). `needed`: the seeds at which
-    it reaches POWER; None: more than MOST, or never.
+    it reaches `power.POWER`; None: more than `power.MOST`, or never.
     """
 
     claim: Claim
@@ -33,52 +37,94 @@ class PlannedPower:
     needed: int | None
 
 
-def planned_power(claim: Claim, scores: Scores, deviation: float, seeds: int) -> PlannedPower:
-    """The power of one claim with `seeds` >= 1 runs of each cell. Raises ValueError if nothing can be compared."""
+@dataclass(frozen=True)
+class Design:
+    """How the runs of a plan are compared: `paired` by seed or not. `lengths`: model -> length of its responses in
+    tokens, for a claim about it.
+    """
+
+    paired: bool = True
+    lengths: Mapping[str, float] = field(default_factory=dict)
+
+
+def can_plan(claim: Claim) -> bool:
+    """Whether the power of a claim follows from scores."""
+    return claim.compares_scores
+
+
+def planned_power(
+    claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design | None = None
+) -> PlannedPower:
+    """The power of one claim with `seeds` >= 1 runs of each cell; `design` None: paired by seed.
+
+    Raises ValueError if nothing can be compared.
+    """
     compared = [(model, *pair) for model in scores for pair in pairs(claim, tuple(scores[model]))]
     if not compared or not deviation > 0:
         raise ValueError(f"{claim.key}: nothing to compare, or a deviation of {deviation}")
-    found = _power(claim, scores, deviation, seeds)
-    return PlannedPower(claim, len(compared), deviation, seeds, found, _needed(claim, scores, deviation))
+    how = design or Design()
+    together = claim.over_models or claim.kind is Kind.TREND
+    comparisons = len({(ours, theirs) for _, ours, theirs in compared}) if together else len(compared)
+    return PlannedPower(
+        claim=claim,
+        comparisons=comparisons,
+        deviation=deviation,
+        seeds=seeds,
+        power=_power(claim, scores, deviation, seeds, how),
+        needed=fewest(lambda n: _power(claim, scores, deviation, n, how)),
+    )
 
 
-def _needed(claim: Claim, scores: Scores, deviation: float) -> int | None:
-    """The smallest number of seeds with enough power: it grows with the seeds, but for the noise of the simulation."""
-    if _power(claim, scores, deviation, MOST) < POWER:
-        return None
-    low, high = 1, MOST  # not enough, enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _power(claim, scores, deviation, middle) >= POWER else (middle, high)
-    return high
-
-
-def _power(claim: Claim, scores: Scores, deviation: float, seeds: int) -> float:
+def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design) -> float:
     """The share of simulated studies whose comparisons all hold; 0 for one seed, which shows no spread."""
     if seeds < 2:
         return 0.0
     rng = np.random.default_rng(seeds)
     holds = np.ones(STUDIES, dtype=bool)
-    sums: dict[tuple[str, str], list[tuple[NDArray[np.float64], NDArray[np.float64]]]] = {}
-    for of_model in scores.values():
+    parts: dict[tuple[str, str], list[_Part]] = {}
+    for model, of_model in scores.items():
         runs = {
             variant: rng.normal(score, deviation, (STUDIES, seeds)) for variant, score in of_model.items()
         }
         for variant, against in pairs(claim, tuple(of_model)):
             if not {variant, against} <= runs.keys():
                 return 0.0  # as a verdict without runs of one side
-            differences = runs[variant] - runs[against]
-            value, square = differences.mean(1), differences.var(1, ddof=1) / seeds
-            if claim.over_models:
-                sums.setdefault((variant, against), []).append((value, square))
+            part = _part(model, runs[variant], runs[against], design.paired)
+            if claim.over_models or claim.kind is Kind.TREND:
+                parts.setdefault((variant, against), []).append(part)
             else:
-                holds &= _supported(claim, value, square, np.full(STUDIES, seeds - 1.0))
-    for parts in sums.values():
-        count = len(parts)
-        squares = np.array([square for _, square in parts]) / count**2
-        degrees = squares.sum(0) ** 2 / (squares**2 / (seeds - 1)).sum(0)  # Satterthwaite's
-        holds &= _supported(claim, np.mean([value for value, _ in parts], axis=0), squares.sum(0), degrees)
+                holds &= _supported(claim, part.value, part.square, part.degrees)
+    for own in parts.values():
+        weights: Sequence[float] | None = [1 / len(own)] * len(own)
+        if claim.kind is Kind.TREND:
+            weights = slope_weights([design.lengths[part.model] for part in own])
+        if weights is None:
+            return 0.0  # responses of one length
+        squares = np.array([weight**2 * part.square for weight, part in zip(weights, own, strict=True)])
+        below = sum(square**2 / part.degrees for square, part in zip(squares, own, strict=True))
+        value = np.sum([weight * part.value for weight, part in zip(weights, own, strict=True)], axis=0)
+        holds &= _supported(claim, value, squares.sum(0), squares.sum(0) ** 2 / below)  # Satterthwaite's
     return float(holds.mean())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One comparison on one model in every study: the difference, the square of its error, its degrees of freedom."""
+
+    model: str
+    value: FloatArray
+    square: FloatArray
+    degrees: FloatArray
+
+
+def _part(model: str, ours: FloatArray, theirs: FloatArray, paired: bool) -> _Part:
+    studies, seeds = ours.shape
+    value: FloatArray = (ours - theirs).mean(1)
+    if paired:
+        return _Part(model, value, (ours - theirs).var(1, ddof=1) / seeds, np.full(studies, seeds - 1.0))
+    own, other = ours.var(1, ddof=1) / seeds, theirs.var(1, ddof=1) / seeds
+    degrees = (own + other) ** 2 / ((own**2 + other**2) / (seeds - 1))
+    return _Part(model, value, own + other, degrees)
 
 
 def _supported(

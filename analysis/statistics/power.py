@@ -3,7 +3,8 @@
 The power of n runs per variant, for a true difference that lies `distance` beyond the limit to be excluded and a spread
 `deviation` of one pair's difference, is about P(T <= distance sqrt(n) / deviation - t) with t the 97.5 % quantile and
 T Student's t, both with n - 1 degrees of freedom. To refute one of several comparisons the quantile is that of the
-first step of Holm's procedure. Difference and spread are the observed ones. From three seeds the spread is known to a
+first step of Holm's procedure. Difference and spread are the observed ones; over several models `n` is the number of
+runs on each, and the degrees of freedom grow in proportion to n - 1. From three seeds the spread is known to a
 factor of about 0.5 to 6, so the number of seeds is an order of magnitude, not a promise.
 """
 
@@ -37,51 +38,78 @@ class Seeds:
         return f"more than {MOST} seeds" if self.count is None else f"{self.count} seeds"
 
 
+@dataclass(frozen=True)
+class Spread:
+    """The `error` and `degrees` of freedom of an estimate from `runs` >= 2 of each variant and model."""
+
+    error: float
+    degrees: float
+    runs: int
+
+    def at(self, n: int) -> tuple[float, float]:
+        """Error and degrees of freedom with `n` runs."""
+        return self.error * math.sqrt(self.runs / n), self.degrees * (n - 1) / (self.runs - 1)
+
+
 def power(distance: float, deviation: float, n: int, comparisons: int = 1) -> float:
     """Probability that n >= 2 pairs exclude a limit that lies `distance` away, at ALPHA / `comparisons`."""
-    t = float(stdtrit(n - 1, 1 - ALPHA / comparisons))
-    return float(stdtr(n - 1, distance * math.sqrt(n) / deviation - t))
+    return _excluded(distance, Spread(deviation / math.sqrt(n), n - 1, n), n, comparisons)
+
+
+def _excluded(distance: float, spread: Spread, n: int, comparisons: int = 1) -> float:
+    error, degrees = spread.at(n)
+    t = float(stdtrit(degrees, 1 - ALPHA / comparisons))
+    return float(stdtr(degrees, distance / error - t))
 
 
 def equivalence_power(value: float, margin: float, deviation: float, n: int) -> float:
     """Probability that the interval of n >= 2 pairs lies inside (-margin, margin) if the difference is `value`."""
-    return max(0.0, power(margin - value, deviation, n) + power(margin + value, deviation, n) - 1)
+    return _inside(value, margin, Spread(deviation / math.sqrt(n), n - 1, n), n)
 
 
-def seeds_for_superiority(found: Estimate, smallest: float, comparisons: int = 1) -> Seeds:
+def _inside(value: float, margin: float, spread: Spread, n: int) -> float:
+    return max(0.0, _excluded(margin - value, spread, n) + _excluded(margin + value, spread, n) - 1)
+
+
+def seeds_for_superiority(
+    found: Estimate, smallest: float, comparisons: int = 1, runs: int | None = None
+) -> Seeds:
     """To find the observed difference to be above 0, or below `smallest` as one of so many, whichever takes fewer.
 
-    More than those that `found` has, which did not decide it.
+    More than the `runs` of each variant and model behind `found` (None: its own number), which did not decide it.
     """
-    deviation = _deviation(found)
-    if deviation is None:
+    spread = spread_of(found, runs)
+    if spread is None:
         return Seeds(None, found.unknown)
     above, below = found.value, smallest - found.value
     return _fewest(
-        found.n, lambda n: max(power(above, deviation, n), power(below, deviation, n, comparisons))
+        spread.runs,
+        lambda n: max(_excluded(above, spread, n), _excluded(below, spread, n, comparisons)),
     )
 
 
-def seeds_for_equivalence(found: Estimate, margin: float, comparisons: int = 1) -> Seeds:
+def seeds_for_equivalence(
+    found: Estimate, margin: float, comparisons: int = 1, runs: int | None = None
+) -> Seeds:
     """To find the observed difference inside the margin if it is inside, else outside as one of so many.
 
-    More than those that `found` has, which did not decide it.
+    More than the `runs` of each variant and model behind `found` (None: its own number), which did not decide it.
     """
-    deviation = _deviation(found)
-    if deviation is None:
+    spread = spread_of(found, runs)
+    if spread is None:
         return Seeds(None, found.unknown)
     outside = abs(found.value) - margin
     if outside >= 0:
-        return _fewest(found.n, lambda n: power(outside, deviation, n, comparisons))
-    return _fewest(found.n, lambda n: equivalence_power(found.value, margin, deviation, n))
+        return _fewest(spread.runs, lambda n: _excluded(outside, spread, n, comparisons))
+    return _fewest(spread.runs, lambda n: _inside(found.value, margin, spread, n))
 
 
-def _deviation(found: Estimate) -> float | None:
-    """Standard deviation of the difference of one pair of runs; from an unpaired comparison that of a pair at random.
-
-    Its error is then sqrt(s_a^2 / n_a + s_b^2 / n_b); with as many runs on both sides this is exact, else close.
-    """
-    return None if found.error is None else found.error * math.sqrt(found.n)
+def spread_of(found: Estimate, runs: int | None = None) -> Spread | None:
+    """That of an estimate from `runs` of each variant and model (None: its own number); None if it has no error."""
+    if found.error is None or found.degrees is None:
+        return None
+    # One side of an unpaired comparison may be a single run only where the other's spread is all there is.
+    return Spread(found.error, found.degrees, max(2, found.n if runs is None else runs))
 
 
 def _fewest(present: int, reached: Callable[[int], float]) -> Seeds:

@@ -1,4 +1,4 @@
-"""The score of the best step without the luck of having been picked.
+"""The score of the best step without selection bias.
 
 The highest of many noisy evaluations is too high: it was picked for its noise too. Here the step is picked on all
 benchmarks but one, and scored on the one left out; every benchmark is left out once, and the mean counts. The sampling

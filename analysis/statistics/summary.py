@@ -67,14 +67,22 @@ class Statistics:
     single: tuple[SingleRun, ...]
 
 
-def baseline_of(variants: Sequence[str]) -> str:
-    """What the others are compared with: DPPO, as in the paper's ablations, or else the first variant."""
+def baseline_of(variants: Sequence[str], wanted: str = "") -> str:
+    """What the others are compared with: the `wanted` one if it is there, or else DPPO, as in the paper's ablations, or
+    else the first variant.
+    """
+    if wanted in variants:
+        return wanted
     return "dppo" if "dppo" in variants else variants[0]
 
 
-def sweep_statistics(board: Scoreboard, seed: int = SEED, resamples: int = RESAMPLES) -> Statistics:
-    """The statistics of a scored sweep; the same runs and `seed` give the same numbers."""
-    runs, baseline = run_values(board), baseline_of(board.variants)
+def sweep_statistics(
+    board: Scoreboard, seed: int = SEED, resamples: int = RESAMPLES, baseline: str = ""
+) -> Statistics:
+    """The statistics of a scored sweep; the same runs and `seed` give the same numbers. `baseline`: as `wanted` of
+    `baseline_of`.
+    """
+    runs, baseline = run_values(board), baseline_of(board.variants, baseline)
     cells = tuple(_cell(board, runs, *pair, baseline) for pair in board.cells)
     return Statistics(
         baseline=baseline,

@@ -35,12 +35,21 @@ class Score(StrEnum):
     AREA = "area"
 
 
+class Quantity(StrEnum):
+    """What else of a run a claim may be about; see `quantities`."""
+
+    RISE = "rise"
+    EARLY_PREFIX = "early prefix masks"
+
+
 @dataclass(frozen=True)
 class RunValues:
     """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
 
     `step_noise`: scatter of one evaluation (`window.step_noise`), None under 3 late ones. `evaluations` in the window,
-    `late` of them in its last part.
+    `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of the
+    window. `paired`: see `is_paired`. `measured`: the quantity of a claim that is not about a score
+    (`quantities.with_quantity`).
     """
 
     model: str
@@ -54,10 +63,13 @@ class RunValues:
     step_noise: float | None
     evaluations: int
     late: int
+    ended: int = 0
+    paired: bool = True
+    measured: float | None = None
 
-    def of(self, score: Score) -> float | None:
-        """One of the four."""
-        value: float | None = getattr(self, score.value)
+    def of(self, score: Score | Quantity) -> float | None:
+        """One of the four scores, or the quantity that was measured."""
+        value: float | None = self.measured if isinstance(score, Quantity) else getattr(self, score.value)
         return value
 
 
@@ -85,13 +97,19 @@ def run_values(board: Scoreboard) -> FinishedRuns:
 
 def _all_values(board: Scoreboard) -> FinishedRuns:
     return FinishedRuns(
-        _values(board, run, run.choice.score)
-        for run in board.runs
-        if run.state in (SelectionState.SCORED, SelectionState.COLLAPSE) and run.choice.score is not None
+        _values(board, run, run.choice.score) for run in finished_runs(board) if run.choice.score is not None
     )
 
 
-def by_seed(runs: tuple[RunValues, ...], model: str, variant: str, score: Score) -> dict[int | None, float]:
+def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
+    """The runs that have values, in their order."""
+    results = (SelectionState.SCORED, SelectionState.COLLAPSE)
+    return tuple(run for run in board.runs if run.state in results and run.choice.score is not None)
+
+
+def by_seed(
+    runs: tuple[RunValues, ...], model: str, variant: str, score: Score | Quantity
+) -> dict[int | None, float]:
     """Seed -> score of the runs of one cell that have it."""
     own = cell_runs(runs, model, variant)
     return {run.seed: value for run in own if (value := run.of(score)) is not None}
@@ -142,7 +160,48 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
         step_noise=noise(late),
         evaluations=len(window),
         late=len(late),
+        ended=_ended(run),
+        paired=is_paired(board, run),
     )
+
+
+_START = "model.warm_start."  # as the configuration of a run is logged
+
+
+def is_paired(board: Scoreboard, run: RunScore) -> bool:
+    """Whether a run is compared with the runs of its own seed, by design and not by the outcome.
+
+    What the sweep file says (`pairing`) holds. Else a run is paired if it began at a start of its seed's own, as on the
+    embedded core: the start is most of what seeds do to a run. Where all runs begin with the same weights, a seed has
+    only the order of the prompts, and pairing would cost half the degrees of freedom. A run that logged no
+    configuration is paired.
+    """
+    if board.pairing is not None:
+        return board.pairing
+    logged = board.data.params.get(run.mlflow_id or "", {})
+    if not logged:
+        return True
+    has_start = any(key.startswith(_START) for key in logged)
+    return has_start and logged.get(f"{_START}seed", str(run.seed)) in (str(run.seed), "None")
+
+
+def _ended(run: RunScore) -> int:
+    last = run.choice.last_step or 0
+    return last if run.state is SelectionState.COLLAPSE or run.t_stop is None else run.t_stop
+
+
+def rise(board: Scoreboard, run: RunScore) -> float | None:
+    """Mean score in the last part of the window less that in the first of the same length, filled in as `final`; None
+    without an evaluation in one of them. The score before training does not count.
+    """
+    window = _window(board.curves.of(run.mlflow_id or ""), run.t_stop)
+    means = _to_the_end(window[schema.MEAN].dropna(), run)
+    if not len(means):
+        return None
+    steps, scores = means.index.to_numpy(), means.to_numpy(dtype=np.float64)
+    end = _end(means, run.t_stop)
+    early, late = scores[(steps > 0) & (steps <= LATE_SHARE * end)], scores[steps > (1 - LATE_SHARE) * end]
+    return float(late.mean() - early.mean()) if len(early) and len(late) else None
 
 
 def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:

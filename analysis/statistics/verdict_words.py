@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.claims import Claim, Kind
+from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.power import POWER
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome
 
@@ -36,6 +37,28 @@ def exploratory(before: Claim) -> str:
     return f"Exploratory: the claim before it is not supported ({before.text})."
 
 
+def power_words(verdict: Verdict) -> str:
+    """What the runs could have shown, and what it takes to show it; empty without a comparison."""
+    found = verdict.power
+    if found is None:
+        return ""
+    if found.needed.unknown:
+        return f"none: {found.needed.unknown}"
+    return f"{found.power:.2f}; {POWER} takes {found.needed.words()}"
+
+
+def power_question(claim: Claim) -> str:
+    """The true difference at which `power_words` holds."""
+    if claim.margin is not None:
+        return "power if there is no difference"
+    return f"power at {_plain(claim.lead)} {claim.unit}"
+
+
+def against_words(variant: str, against: str) -> str:
+    """The two sides of a comparison; without the second its quantity is compared with 0."""
+    return f"{variant} against {against}" if against else variant
+
+
 def place(model: str) -> str:
     """Where a comparison is made, as the end of a sentence; "" is the mean over the models."""
     return f"on {model}" if model else "in the mean over the models"
@@ -44,28 +67,41 @@ def place(model: str) -> str:
 def _count(verdict: Verdict, count: int) -> str:
     held = sum(each.outcome is verdict.outcome for each in verdict.comparisons)
     if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
-        return f"{held} of {count} comparisons contradict it; the surest:"
+        return f"{held} of {count} comparisons contradict it; the strongest:"
     if verdict.outcome is VerdictOutcome.SUPPORTED:
         return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
-    return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the least sure:"
+    return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the weakest:"
 
 
 def _numbers(claim: Claim, found: Comparison, name: Callable[[str], str]) -> str:
-    pair = f"{name(found.variant)} against {name(found.against)} {place(found.model)}"
+    where = "over the models" if claim.kind is Kind.TREND else place(found.model)
+    pair = f"{against_words(name(found.variant), name(found.against) if found.against else '')} {where}"
     if found.difference is None:
-        return f"{pair}, where one side has no finished run."
+        return f"{pair}, where {found.seeds.unknown}."
     estimate = found.difference.estimate
-    value = f"{pair}, {_points(estimate.value)} points"
+    value = f"{pair}, {_points(estimate.value)} {claim.unit}"
     if estimate.low is None or estimate.high is None:
         return f"{value}, without an interval: {estimate.unknown}."
-    how = f"{estimate.n} pairs of runs" if found.difference.paired else "unpaired runs"
+    how = _how(claim, found.difference)
     limit = (
-        f"an advantage below {_plain(claim.smallest)} counts as none"
+        f"{_small(claim)} {_plain(claim.smallest)} counts as none"
         if claim.margin is None
         else f"margin {_plain(claim.margin)} points"
     )
     ends = f"95 % interval {_points(estimate.low)} to {_points(estimate.high)}"
     return f"{value} ({ends}, {how}; {limit})."
+
+
+def _small(claim: Claim) -> str:
+    return "less than" if claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE) else "an advantage below"
+
+
+def _how(claim: Claim, found: Difference) -> str:
+    if claim.kind is Kind.TREND:
+        return f"slope over {found.estimate.n} models, which differ in more than length"
+    if claim.kind is Kind.POSITIVE:
+        return f"{found.estimate.n} runs"
+    return f"{found.estimate.n} pairs of runs" if found.paired else "unpaired runs"
 
 
 def _points(fraction: float) -> str:

@@ -5,6 +5,9 @@ A claim is made of comparisons, one per pair of variants and model. Each has two
     superiority   for: the difference is 0 or less         against: it is `Claim.smallest` or more
     equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
 
+What is compared is a score of the runs, another quantity of them, how often they collapse, or the slope of a lead over
+the length of the responses: see `claims.Kind`. With each verdict goes the power that its runs had (`reached_power`).
+
 The claim is supported if every comparison is, without adjustment: all must hold, and the chance that all come out by
 luck is no larger than that of the worst (Berger's intersection-union test). It is not supported if any comparison is
 refuted, with Holm's adjustment over them, since any of many may be refuted by luck. Otherwise it is undecided.
@@ -21,11 +24,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, pairs
+from cppo_lab.analysis.statistics.claims import CLAIMS, Claim
+from cppo_lab.analysis.statistics.collapse import ShareDifference
+from cppo_lab.analysis.statistics.compared import Measured, compared
 from cppo_lab.analysis.statistics.multiplicity import holm
-from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
+from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
-from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score, run_values
+from cppo_lab.analysis.statistics.reached_power import ReachedPower, reached_power, seeds_for_shares
+from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, RunValues, Score, run_values
 
 
 class VerdictOutcome(StrEnum):
@@ -38,9 +44,9 @@ class VerdictOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One pair of variants on one model, or in the mean over the models (`model` is then "").
+    """One pair of variants on one model, or over the models (`model` is then ""); `against` is "" for 0.
 
-    `difference` is None where a side has no finished run.
+    `difference` is None where a side has no finished run. `runs`: of each variant and model, the fewest.
 
     `p_for`, `p_against`: see the module's text; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment, to
     single out this comparison from the others of the claim. `seeds`: what would decide it (if it is decided, what did).
@@ -52,6 +58,7 @@ class Comparison:
     variant: str
     against: str
     difference: Difference | None
+    runs: int
     p_for: float | None
     p_against: float | None
     p_adjusted: float | None
@@ -65,18 +72,20 @@ class Verdict:
     """A claim judged by one score. `deciding`: the comparison that the outcome hangs on (None: nothing to compare).
 
     `seeds`: how many per variant would decide it if the observed differences are the true ones. `provisional`: runs of
-    the sweep are missing or unfinished. `others`: the outcome by the other scores. `after`: the claim that had to be
-    supported first and is not, or could not be judged here: the outcome is exploratory.
+    the sweep are missing or unfinished. `others`: the outcome by the other scores, of a claim about scores. `power`:
+    what the runs could have shown, None without a comparison. `after`: the claim that had to be supported first and
+    is not, or could not be judged here: the outcome is exploratory.
     """
 
     claim: Claim
-    score: Score
+    score: Score | Quantity
     outcome: VerdictOutcome
     comparisons: tuple[Comparison, ...]
     deciding: Comparison | None
     seeds: Seeds
     provisional: bool
     others: Mapping[Score, VerdictOutcome]
+    power: ReachedPower | None = None
     after: Claim | None = None
 
 
@@ -88,7 +97,7 @@ def verdicts(
     found: dict[str, Verdict] = {}
     for claim in claims:
         runs = values.get(claim.sweep, ())
-        verdict = judge(claim, boards.get(claim.sweep), runs, claim.score or score)
+        verdict = judge(claim, boards.get(claim.sweep), runs, score)
         found[claim.key] = replace(verdict, after=_closed_by(claim, claims, found))
     return tuple(found.values())
 
@@ -106,9 +115,15 @@ def _closed_by(claim: Claim, claims: Sequence[Claim], found: Mapping[str, Verdic
 
 
 def judge(
-    claim: Claim, board: Scoreboard | None, runs: tuple[RunValues, ...], score: Score = Score.FINAL
+    claim: Claim,
+    board: Scoreboard | None,
+    runs: tuple[RunValues, ...],
+    usual: Score = Score.FINAL,
 ) -> Verdict:
-    """One claim against the scored sweep it is about (None: there is none) and `run_values` of it."""
+    """One claim against the scored sweep it is about (None: there is none) and `run_values` of it; by its own score or
+    quantity, or else by the `usual` score.
+    """
+    score = claim.score or usual
     if board is None:
         no_runs = Seeds(None, f"no run of sweep {claim.sweep!r} is finished")
         return Verdict(claim, score, VerdictOutcome.UNDECIDED, (), None, no_runs, False, {})
@@ -116,7 +131,11 @@ def judge(
         runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
     found = _compare_all(claim, board, runs, score)
     outcome = _outcome(found)
-    others = {other: _outcome(_compare_all(claim, board, runs, other)) for other in Score if other != score}
+    others = {
+        other: _outcome(_compare_all(claim, board, runs, other))
+        for other in Score
+        if other != score and claim.compares_scores
+    }
     return Verdict(
         claim=claim,
         score=score,
@@ -126,50 +145,39 @@ def judge(
         seeds=_seeds(found),
         provisional=bool(board.gaps),
         others=others,
+        power=_power(claim, found),
     )
 
 
+def _power(claim: Claim, found: Sequence[Comparison]) -> ReachedPower | None:
+    estimates = [None if one.difference is None else one.difference.estimate for one in found]
+    return reached_power(claim, estimates, min((one.runs for one in found), default=0))
+
+
 def _compare_all(
-    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score
+    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
 ) -> tuple[Comparison, ...]:
-    compared = [
-        (model, *pair, difference(runs, model, *pair, score))
-        for model in board.models
-        for pair in pairs(claim, [name for name in board.variants if (model, name) in board.cells])
-    ]
-    if claim.over_models:
-        compared = _over_models(compared, runs)
-    p_for = [None if found is None else _p_for(claim, found) for *_, found in compared]
-    p_against = [None if found is None else _p_against(claim, found) for *_, found in compared]
+    measured = compared(claim, board, runs, score)
+    p_for = [None if one.found is None else _p_for(claim, one.found) for one in measured]
+    p_against = [None if one.found is None else _p_against(claim, one.found) for one in measured]
     adjusted_for, adjusted_against = _holm(p_for), _holm(p_against)
     outcomes = [_one_outcome(*each) for each in zip(p_for, adjusted_against, strict=True)]
     return tuple(
         Comparison(
-            model=model,
-            variant=variant,
-            against=against,
-            difference=found,
+            model=one.model,
+            variant=one.variant,
+            against=one.against,
+            difference=one.found,
+            runs=one.runs,
             p_for=p_for[index],
             p_against=p_against[index],
             p_adjusted=adjusted_for[index],
             outcome=outcomes[index],
-            seeds=_seeds_for(claim, found, outcomes[index], len(compared)),
-            leans_for=found is not None and _leans_for(claim, found.estimate.value),
+            seeds=_seeds_for(claim, one, outcomes[index], len(measured)),
+            leans_for=one.found is not None and _leans_for(claim, one.found.estimate.value),
         )
-        for index, (model, variant, against, found) in enumerate(compared)
+        for index, one in enumerate(measured)
     )
-
-
-def _over_models(
-    compared: Sequence[tuple[str, str, str, Difference | None]], runs: tuple[RunValues, ...]
-) -> list[tuple[str, str, str, Difference | None]]:
-    """The mean over the models for each pair of variants; None where a model lacks runs of one of them."""
-    found = []
-    for pair in dict.fromkeys((variant, against) for _, variant, against, _ in compared):
-        parts = [each for *names, each in compared if tuple(names[1:]) == pair]
-        known = [each for each in parts if each is not None]
-        found.append(("", *pair, mean_difference(known, runs) if len(known) == len(parts) else None))
-    return found
 
 
 def _p_for(claim: Claim, found: Difference) -> float | None:
@@ -190,14 +198,17 @@ def _leans_for(claim: Claim, value: float) -> bool:
     return value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin
 
 
-def _seeds_for(claim: Claim, found: Difference | None, outcome: VerdictOutcome, comparisons: int) -> Seeds:
-    if found is None:
-        return Seeds(None, "one side has no finished run")
+def _seeds_for(claim: Claim, one: Measured, outcome: VerdictOutcome, comparisons: int) -> Seeds:
+    if one.found is None:
+        return Seeds(None, one.why)
     if outcome is not VerdictOutcome.UNDECIDED:
-        return Seeds(found.estimate.n)
+        return Seeds(one.runs)
+    estimate = one.found.estimate
+    if isinstance(estimate, ShareDifference):
+        return seeds_for_shares(estimate, claim.smallest, comparisons, one.runs)
     if claim.margin is None:
-        return seeds_for_superiority(found.estimate, claim.smallest, comparisons)
-    return seeds_for_equivalence(found.estimate, claim.margin, comparisons)
+        return seeds_for_superiority(estimate, claim.smallest, comparisons, one.runs)
+    return seeds_for_equivalence(estimate, claim.margin, comparisons, one.runs)
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -14,6 +14,7 @@ from cppo_lab.reports.answers.problem_map import problem_maps
 from cppo_lab.reports.answers.samples import shown_samples
 from cppo_lab.reports.answers.token_traces import token_responses
 from cppo_lab.reports.escapes import escape_json
+from cppo_lab.reports.names import OURS, display_name
 
 TEXT_STEPS, TOKEN_STEPS = 8, 1  # of each shown run: how many validated steps
 MOST_BYTES = 6_000_000  # that this part adds to a page; the sum of its parts' bounds is below it
@@ -69,5 +70,6 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> Answer
         "maps": [one.plain() for one in maps],
         "texts": samples.plain(),
         "tokens": [one.plain() for one in responses],
+        "ours": display_name(OURS),  # its decisions are shown first
     }
     return AnswersView(escape_json(content), bool(maps), bool(samples.samples), bool(responses))

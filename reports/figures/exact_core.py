@@ -1,106 +1,225 @@
-"""The exact core's study as one figure: a row per process; error against movement, the ratio of errors against the
-horizon, where the policy moved, and the bound against the truth.
+"""The exact core's study as drawings: a row for each process; error against movement, ratios of errors against the
+horizon, where the policy moved, and the bounds against the truth.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cppo_lab.analysis.exact_study import BIN, LEAST, Condition, ConditionSummary, Curves, Interval
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
-from cppo_lab.reports.figures.style import figure_style
+from cppo_lab.analysis.exact_study import (
+    BIN,
+    LEAST,
+    Condition,
+    ConditionSummary,
+    Curves,
+    pairs_of,
+    ratio_estimates,
+)
+from cppo_lab.reports.figures.palette import PALETTES, Key
 from cppo_lab.reports.names import display_name
+from cppo_lab.rules import Stroke
 
-# What is equal ("movement", ...) -> model -> horizon -> the ratio.
-Ratios = Mapping[str, Mapping[str, Mapping[int, Interval]]]
-STYLES = (("#222222", "-"), ("#999999", "--"))
+Contrast = tuple[str, str]  # a rule, and the one that its error is divided by
+BOUNDS = (
+    ("Proposition 4", "bound_ratio", Stroke("#222222")),
+    ("product form", "product_ratio", Stroke("#888888", (5.0, 2.0))),
+)
+APART = 1.05  # factor between the places of neighbouring series, that their intervals do not hide each other
 
 
-def draw(
-    curves: Mapping[Condition, Curves], found: Mapping[Condition, ConditionSummary], ratios: Ratios
-) -> Figure:
-    """The figure of all conditions; the left and the third column show the longest horizon."""
-    models = sorted({c.model for c in curves})
-    variants = list(dict.fromkeys(c.variant for c in curves))
-    strokes = PALETTES[PAPER].strokes(variants)
-    colours = {name: strokes[name].colour for name in variants}
+@dataclass(frozen=True)
+class ExactLine:
+    """One series; `low` and `high` are its 95 % intervals, equal to `y` where it has none."""
+
+    name: str
+    stroke: Stroke
+    points: bool
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ExactPanel:
+    """One drawing of one process. `even`: where a line marks what is equal; None for none."""
+
+    model: str
+    metric: str
+    label: str
+    x_label: str
+    y_label: str
+    log_x: bool
+    log_y: bool
+    even: float | None
+    lines: tuple[ExactLine, ...]
+
+
+@dataclass(frozen=True)
+class ExactInfo:
+    """The whole figure; `panels` go row by row, `columns` in each. `rules` and `contrasts` are the two legends."""
+
+    title: str
+    source: str
+    columns: int
+    panels: tuple[ExactPanel, ...]
+    rules: tuple[Key, ...]
+    contrasts: tuple[Key, ...]
+    run_ids: tuple[str, ...]
+
+
+def contrast_name(contrast: Contrast) -> str:
+    """`CPPO / DPPO`."""
+    return f"{display_name(contrast[0])} / {display_name(contrast[1])}"
+
+
+def exact_info(
+    curves: Mapping[Condition, Curves],
+    found: Mapping[Condition, ConditionSummary],
+    contrasts: Sequence[Contrast],
+    title: str,
+    source: str,
+    run_ids: tuple[str, ...],
+    palette: str,
+) -> ExactInfo:
+    """The figure of all conditions; its first and third column show the longest horizon."""
+    variants = tuple(dict.fromkeys(c.variant for c in curves))
+    rules = PALETTES[palette].strokes(variants)
+    names = [contrast_name(one) for one in contrasts]
+    strokes = PALETTES[palette].strokes(names)
     longest = max(c.horizon for c in curves)
-    with figure_style():
-        figure = Figure(figsize=(14, 3.1 * len(models)), layout="constrained")
-        axes = figure.subplots(len(models), 4, squeeze=False)
-        for row, model in zip(axes, models, strict=True):
-            own = {c: one for c, one in curves.items() if c.model == model}
-            _error(row[0], {c: one for c, one in own.items() if c.horizon == longest}, colours)
-            row[0].set_title(f"{model}, T = {longest}", loc="left")
-            _ratio(row[1], {name: own[model] for name, own in ratios.items()})
-            _positions(row[2], {c: found[c] for c in own if c.horizon == longest}, colours)
-            _bounds(row[3], {c: found[c] for c in own})
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(variants))
-    return figure
+    panels = []
+    for model in dict.fromkeys(c.model for c in curves):
+        last = {c: one for c, one in curves.items() if (c.model, c.horizon) == (model, longest)}
+        ratios = tuple(
+            line
+            for i, one in enumerate(contrasts)
+            if (line := _ratio_line(curves, model, one, strokes[contrast_name(one)], APART**i)) is not None
+        )
+        panels += [
+            ExactPanel(
+                model, "error", f"Error against movement, T = {longest}", "movement, mean TV", "mean |Δ|", True, True,
+                None, tuple(_error_line(c.variant, one, rules[c.variant]) for c, one in last.items()),
+            ),
+            ExactPanel(
+                model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0, ratios
+            ),
+            ExactPanel(
+                model, "position", f"Where the policy moved, T = {longest}", "eighth of the response",
+                "movement / its mean", False, False, 1.0,
+                tuple(_position_line(c.variant, found[c], rules[c.variant]) for c in last),
+            ),
+            ExactPanel(
+                model, "bound", "Bound over truth", "horizon T", "median of bound / |Δ|", True, True, None,
+                _bound_lines({c: one for c, one in found.items() if c.model == model}),
+            ),
+        ]  # fmt: skip
+    return ExactInfo(
+        title=title,
+        source=source,
+        columns=4,
+        panels=tuple(panels),
+        rules=tuple(Key(display_name(name), rules[name]) for name in variants),
+        contrasts=tuple(Key(name, strokes[name]) for name in names),
+        run_ids=run_ids,
+    )
 
 
-def _error(ax: Axes, curves: Mapping[Condition, Curves], colours: Mapping[str, str]) -> None:
-    """Mean |Delta| of the steps in each bin of movement; learning rates pooled."""
-    for variant, colour in colours.items():
-        chosen = [one for c, one in curves.items() if c.variant == variant]
-        movement = np.concatenate([one.movement.ravel() for one in chosen])
-        error = np.abs(np.concatenate([one.error.ravel() for one in chosen]))
-        moved = np.isfinite(movement) & (movement > 0)
-        bins = np.floor(np.log(movement[moved]) / BIN)
-        points = [
-            (math.exp((number + 0.5) * BIN), error[moved][bins == number].mean())
-            for number in np.unique(bins)
-            if (bins == number).sum() >= LEAST
-        ]
-        if points:
-            ax.plot(*zip(*points, strict=True), color=colour, label=display_name(variant))
-    ax.set(xscale="log", yscale="log", xlabel="movement, mean TV", ylabel="mean |Δ|")
+def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
+    """Mean |Delta| of the steps in each bin of movement."""
+    moved = np.isfinite(curves.movement) & (curves.movement > 0)
+    bins = np.floor(np.log(curves.movement[moved]) / BIN)
+    error = np.abs(curves.error[moved])
+    kept = [number for number in np.unique(bins) if (bins == number).sum() >= LEAST]
+    x = [math.exp((number + 0.5) * BIN) for number in kept]
+    y = [float(error[bins == number].mean()) for number in kept]
+    return _line(display_name(variant), stroke, x, y)
 
 
-def _ratio(ax: Axes, ratios: Mapping[str, Mapping[int, Interval]]) -> None:
-    """With 95 % intervals; the second series a little to the right of the first."""
-    ax.axhline(1, color="#888888", linewidth=0.8)
-    ticks: set[int] = set()
-    for i, ((name, by_horizon), (colour, style)) in enumerate(zip(ratios.items(), STYLES, strict=True)):
-        horizons = [h for h, one in by_horizon.items() if math.isfinite(one.value)]
-        shown = [by_horizon[h] for h in horizons]
-        ticks |= set(horizons)
-        spread = [[one.value - one.low for one in shown], [one.high - one.value for one in shown]]
-        places, values = [h * 1.08**i for h in horizons], [one.value for one in shown]
-        ax.errorbar(places, values, spread, color=colour, linestyle=style, marker="o", capsize=3, label=name)
-    ax.set(xscale="log", xlabel="horizon T", ylabel="|Δ|, CPPO / DPPO, at equal")
-    ax.set_xticks(sorted(ticks), [str(h) for h in sorted(ticks)])
-    ax.minorticks_off()
-    ax.legend()
+def _ratio_line(
+    curves: Mapping[Condition, Curves], model: str, contrast: Contrast, stroke: Stroke, shift: float
+) -> ExactLine | None:
+    estimates = ratio_estimates(pairs_of(curves, model, *contrast))
+    if not estimates:
+        return None
+    known = list(estimates.values())
+    return ExactLine(
+        contrast_name(contrast),
+        stroke,
+        True,
+        tuple(h * shift for h in estimates),
+        tuple(math.exp(one.value) for one in known),
+        tuple(math.exp(one.value if one.low is None else one.low) for one in known),
+        tuple(math.exp(one.value if one.high is None else one.high) for one in known),
+    )
 
 
-def _positions(ax: Axes, found: Mapping[Condition, ConditionSummary], colours: Mapping[str, str]) -> None:
-    """Movement in each eighth over its mean, averaged over learning rates."""
-    for variant, colour in colours.items():
-        rows = [np.array(one.by_position) for c, one in found.items() if c.variant == variant]
-        if rows:
-            mean = np.mean([row / row.mean() for row in rows], axis=0)
-            ax.plot(range(1, len(mean) + 1), mean, color=colour)
-    ax.set(xlabel="eighth of the response", ylabel="movement / its mean")
+def _position_line(variant: str, found: ConditionSummary, stroke: Stroke) -> ExactLine:
+    row = np.array(found.by_position)
+    return _line(display_name(variant), stroke, range(1, len(row) + 1), (row / row.mean()).tolist())
 
 
-def _bounds(ax: Axes, found: Mapping[Condition, ConditionSummary]) -> None:
-    """Median of bound over truth by horizon, over all variants and learning rates."""
+def _bound_lines(found: Mapping[Condition, ConditionSummary]) -> tuple[ExactLine, ...]:
+    """Medians over the rules, by horizon."""
     horizons = sorted({c.horizon for c in found})
-    for label, name, style in (
-        ("Proposition 4", "bound_ratio", "-"),
-        ("product form", "product_ratio", "--"),
-    ):
-        medians = [
-            float(np.median([getattr(one, name) for c, one in found.items() if c.horizon == h]))
-            for h in horizons
-        ]
-        ax.plot(horizons, medians, style, color="#222222", marker="o", label=label)
-    ax.set(xscale="log", yscale="log", xlabel="horizon T", ylabel="median of bound / |Δ|")
-    ax.set_xticks(horizons, [str(h) for h in horizons])
-    ax.minorticks_off()
-    ax.legend()
+    return tuple(
+        _line(
+            label,
+            stroke,
+            horizons,
+            [
+                float(np.median([getattr(one, part) for c, one in found.items() if c.horizon == h]))
+                for h in horizons
+            ],
+        )
+        for label, part, stroke in BOUNDS
+    )
+
+
+def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> ExactLine:
+    values = tuple(map(float, y))
+    return ExactLine(name, stroke, False, tuple(map(float, x)), values, values, values)
+
+
+def draw_exact(info: ExactInfo, figure: Figure) -> None:
+    """All panels with the two legends."""
+    rows = len(info.panels) // info.columns
+    figure.set_size_inches(15, 3.0 * rows + 1.2)
+    figure.set_layout_engine("constrained")
+    for i, panel in enumerate(info.panels):
+        ax = figure.add_subplot(rows, info.columns, i + 1)
+        draw_exact_panel(panel, ax)
+        ax.set_title(f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label, loc="left")
+    rules, contrasts = (
+        ([key.handle for key in keys], [key.label for key in keys]) for keys in (info.rules, info.contrasts)
+    )
+    figure.legend(*rules, loc="outside upper center", ncols=5)
+    figure.legend(*contrasts, loc="outside lower center", ncols=4)
+
+
+def draw_exact_alone(panel: ExactPanel, figure: Figure) -> None:
+    """One panel as a figure of its own."""
+    draw_exact_panel(panel, figure.subplots())
+
+
+def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
+    """One panel without its title."""
+    if panel.even is not None:
+        ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
+    for line in panel.lines:
+        if line.points:
+            spread = [np.subtract(line.y, line.low), np.subtract(line.high, line.y)]
+            ax.errorbar(line.x, line.y, spread, **line.stroke.line(), marker="o", markersize=3, capsize=2)
+        else:
+            ax.plot(line.x, line.y, **line.stroke.line(), label=line.name)
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if panel.log_x:
+        ax.set_xscale("log")
+    if panel.log_y:
+        ax.set_yscale("log")
+    if panel.metric == "bound" and panel.lines:
+        ax.legend()

@@ -45,8 +45,13 @@ def _render(
 
 
 def lay_out_once(fig: Figure) -> None:
-    """Computes the layout now, so that saving in several formats neither repeats it nor differs in it."""
-    fig.draw_without_rendering()
+    """Computes the layout now, so that saving in several formats neither repeats it nor differs in it.
+
+    `Figure.draw_without_rendering` would also draw everything once.
+    """
+    engine = fig.get_layout_engine()
+    if engine is not None:
+        engine.execute(fig)
     fig.set_layout_engine("none")
 
 

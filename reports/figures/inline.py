@@ -9,13 +9,15 @@ from html import escape
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from cppo_lab.reports.dark_drawings import adaptable
 from cppo_lab.reports.drawings import kept_drawings
-from cppo_lab.reports.figures import curves, diagnostics
+from cppo_lab.reports.figures import axes, curves, diagnostics, survival
 from cppo_lab.reports.figures.files import lay_out_once
 from cppo_lab.reports.figures.saving import make_transparent, save
 from cppo_lab.reports.figures.style import figure_style
 
 CURVE_INCHES = (4.4, 3.0)  # small, so that the text stays legible when a phone scales the drawing
+AXES_INCHES = (5.6, 3.0)
 DIAGNOSTIC_INCHES = (3.8, 2.4)
 
 
@@ -38,6 +40,17 @@ def inline_curves(info: curves.CurvesInfo) -> tuple[InlineFigure, ...]:
     return tuple(figures)
 
 
+def inline_axes(info: axes.AxesInfo) -> tuple[InlineFigure, ...]:
+    """One drawing for each model, of a surface for each group on it; the first has the legend."""
+    figures = []
+    for index, panel in enumerate(info.panels):
+        draw, title = partial(_draw_axes, info, panel), axes.panel_title(panel)
+        size = AXES_INCHES if not info.surface else (AXES_INCHES[0], 3.4)
+        svg = inline_svg(draw, f"axes{index}", size, f"Score by setting, {title}", scale=info.surface)
+        figures.append(InlineFigure(title, svg))
+    return tuple(figures)
+
+
 def inline_diagnostics(
     info: diagnostics.DiagnosticsInfo,
 ) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
@@ -53,23 +66,44 @@ def inline_diagnostics(
     return tuple(blocks)
 
 
+def inline_survival(info: survival.SurvivalInfo) -> tuple[InlineFigure, ...]:
+    """One drawing for each model on which a run collapsed."""
+    figures = []
+    for index, panel in enumerate(info.panels):
+        draw, label = partial(_draw_survival, panel), f"Runs of {panel.model} that have not collapsed"
+        figures.append(
+            InlineFigure(panel.model, inline_svg(draw, f"survival{index}", DIAGNOSTIC_INCHES, label))
+        )
+    return tuple(figures)
+
+
+def _draw_survival(panel: survival.SurvivalPanel, fig: Figure) -> None:
+    survival.draw_panel(panel, fig.subplots(), titled=False)
+
+
 def _draw_curves(panel: curves.Panel, y_label: str, fig: Figure) -> None:
     curves.draw_panel(panel, fig.subplots(), y_label, titled=False)
+
+
+def _draw_axes(info: axes.AxesInfo, panel: axes.AxisPanel, fig: Figure) -> None:
+    axes.draw_panel(info, panel, fig.subplots(), titled=False)
 
 
 def _draw_diagnostic(panel: diagnostics.DiagnosticPanel, fig: Figure) -> None:
     diagnostics.draw_panel(panel, fig.subplots(), "")
 
 
-def inline_svg(draw: Callable[[Figure], None], name: str, size: tuple[float, float], label: str) -> str:
+def inline_svg(
+    draw: Callable[[Figure], None], name: str, size: tuple[float, float], label: str, scale: bool = False
+) -> str:
     """The drawing as an `<svg>` element for a page: text stays text, and every id starts with `name`.
 
     Several figures on one page would otherwise share ids (clip paths, markers) and show each other's.
     `size`: width and height in inches; the page scales the drawing to the width it has. `label`: what it
-    shows, for readers who cannot see it.
+    shows, for readers who cannot see it. `scale`: its colours stand for numbers, and stay as they are in the dark.
     """
     drawn = partial(_inline_svg, draw, name, size, label)
-    return kept_drawings(drawn, ("svg",), drawn)["svg"].decode()
+    return adaptable(kept_drawings(drawn, ("svg",), drawn)["svg"].decode(), scale)
 
 
 def _inline_svg(

@@ -82,7 +82,7 @@ def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[S
         result,
         "slices",
         "Value by parameter",
-        "Each dot is a complete trial; late trials are where the search came to look.",
+        "Each dot is a complete trial; late trials show where the search concentrated.",
         ()
         if nothing
         else tuple(

@@ -1,4 +1,4 @@
-"""What a search found where: values by parameter, and over a pair of parameters."""
+"""The results of a search over its space: values by parameter, and over a pair of parameters."""
 
 import math
 from collections.abc import Mapping

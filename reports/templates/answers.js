@@ -196,8 +196,20 @@
   };
 
   // ---- texts
-  const answerBox = (sample) => {
-    const facts = [`${sample.method}, seed ${sample.seed ?? "none"}, step ${sample.step}, answer ${sample.draw + 1}: `,
+  // Equal answers of a run at a step are one, with their numbers.
+  const WHOSE = ["method", "seed", "step", "text", "right", "answer", "truth", "length", "stop", "reward", "advantage"];
+  const grouped = (samples) => {
+    const found = new Map();
+    for (const sample of samples) {
+      const key = JSON.stringify(WHOSE.map((name) => sample[name] ?? null));
+      found.set(key, [...(found.get(key) ?? []), sample]);
+    }
+    return [...found.values()];
+  };
+  const answerBox = (equal) => {
+    const [sample] = equal, numbers = equal.map((one) => one.draw + 1);
+    const which = numbers.length > 1 ? `${numbers.length} equal answers (${numbers.join(", ")})` : `answer ${numbers[0]}`;
+    const facts = [`${sample.method}, seed ${sample.seed ?? "none"}, step ${sample.step}, ${which}: `,
       make("span", { class: `grade ${sample.right ? "right" : "wrong"}` }, sample.right ? "right" : "wrong"),
       sample.answer === undefined ? "; no answer found" : `; answered ${sample.answer}`,
       sample.truth === undefined ? "" : `, true is ${sample.truth}`, `; ${sample.length} tokens, ended by ${sample.stop}`];
@@ -232,7 +244,7 @@
       const shown = own.filter((one) => (method.value === any || one.method === method.value) &&
         (step.value === any || String(one.step) === step.value));
       shown.sort((a, b) => a.step - b.step || a.draw - b.draw);
-      found.replaceChildren(...(own.length ? [promptBox(own[0].prompt)] : []), ...shown.map(answerBox));
+      found.replaceChildren(...(own.length ? [promptBox(own[0].prompt)] : []), ...grouped(shown).map(answerBox));
       if (!own.length) found.append(make("p", {}, "No answers to this problem are kept (tracking.answers.problems)."));
       else if (!shown.length) found.append(make("p", {}, "No answers are kept here: choose another step or method."));
     };
@@ -263,7 +275,7 @@
       const table = make("table", { class: "small rewards" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
       found.replaceChildren(promptBox(own[0].prompt),
         make("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Rewards of the group" }, table),
-        ...own.map(answerBox));
+        ...grouped(own).map(answerBox));
     };
     section("Training groups", make("div", { class: "pick" }, group.box), found);
     group.fill(named(unique(all.map(key))));
@@ -469,8 +481,12 @@
       build();
     };
     section("Tokens", make("div", { class: "pick" }, which.box, first.box, second.box, colour.box), summary, steps, strip, facts, panes);
-    which.fill(data.tokens.map((one, number) => [number, `${place(one)}, response ${one.draw + 1} (${one.length} tokens)`]));
+    // What there is to see first: a response in which our rule drops tokens, one that it trained if there is one.
+    const drops = (raw, own) => raw.rules.findIndex((rule) => rule.name === data.ours && (!own || rule.own) && bytes(rule.reason).some(Boolean));
+    const begin = [true, false].map((own) => data.tokens.findIndex((raw) => drops(raw, own) >= 0)).find((place) => place >= 0) ?? 0;
+    which.fill(data.tokens.map((one, number) => [number, `${place(one)}, response ${one.draw + 1} (${one.length} tokens)`]), begin);
     colour.fill(COLOURS, "d");
+    first.fill(data.tokens[begin].rules.map((rule, i) => [i, rule.name]), Math.max(0, drops(data.tokens[begin], false)));
     open();
     new ResizeObserver(drawStrip).observe(strip);
     new MutationObserver(drawStrip).observe(document.documentElement, { attributeFilter: ["data-scheme"] });

@@ -43,19 +43,72 @@
   setScheme(SCHEMES.includes(remembered()) ? remembered() : "auto");
   document.querySelector("header").prepend(schemeButton);
 
-  // ---- a link to a run opens the list it is folded into
+  // ---- a link opens what its target is folded into, and a folded section itself
   const reveal = () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
     let folded = false;
-    for (let box = target.closest("details"); box; box = box.parentElement.closest("details")) {
+    const own = target.querySelector(":scope > details");
+    for (let box = own ?? target.closest("details"); box; box = box.parentElement.closest("details")) {
       folded ||= !box.open;
       box.open = true;
     }
     if (folded) target.scrollIntoView();
   };
   addEventListener("hashchange", reveal);
+  // The same link again, after its section was folded, changes no address.
+  addEventListener("click", (event) => { if (event.target.closest?.("a")?.hash === location.hash) reveal(); });
   reveal();
+
+  // ---- paper has everything unfolded
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const box of opened) box.open = true;
+  });
+  addEventListener("afterprint", () => { for (const box of opened) box.open = false; });
+
+  // ---- `cppo ui --report` opens the page with the address of MLflow's own: the ids of runs then lead there
+  const mlflow = (() => {
+    try {
+      const found = new URL(new URLSearchParams(location.search).get("mlflow"));
+      // Nobody else's page can be slipped in by a link: of this machine, or the store that the page has links to anyway.
+      const near = ["localhost", "127.0.0.1", "[::1]"].includes(found.hostname);
+      return near && found.protocol === "http:" ? found.origin + found.pathname.replace(/\/*$/, "/") : null;
+    } catch { return null; }
+  })();
+  if (mlflow) {
+    for (const code of document.querySelectorAll("code[data-run]")) {
+      const link = make("a", { href: `${mlflow}#/runs/${encodeURIComponent(code.dataset.run)}`, rel: "noreferrer" });
+      code.replaceWith(link);
+      link.append(code);
+    }
+  }
+
+  // ---- the list of contents shows where the reader is
+  const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
+  const seen = new Set();
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) seen[entry.isIntersecting ? "add" : "delete"](entry.target.id);
+    const here = [...links.keys()].find((id) => seen.has(id));
+    for (const [id, link] of links) id === here ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  }, { rootMargin: "-8% 0px -60% 0px" });
+  for (const id of links.keys()) watcher.observe(document.getElementById(id));
+
+  // ---- a table or drawing that is wider than its place says so
+  const measure = (box) => {
+    const wider = box.scrollWidth - box.clientWidth > 2;
+    box.classList.toggle("more", wider && box.scrollLeft < box.scrollWidth - box.clientWidth - 2);
+    box.classList.toggle("moved", wider && box.scrollLeft > 2);
+    const line = box.nextElementSibling?.classList.contains("wider") ? box.nextElementSibling : null;
+    if (wider && !line) box.after(make("p", { class: "wider", "aria-hidden": "true" }, "\u2194 wider than the screen: scroll sideways"));
+    if (!wider && line) line.remove();
+  };
+  const sizes = new ResizeObserver((entries) => { for (const entry of entries) measure(entry.target); });
+  for (const box of document.querySelectorAll(".scroll")) {
+    sizes.observe(box);
+    box.addEventListener("scroll", () => measure(box), { passive: true });
+  }
 
   // ---- curves
   const ticks = (low, high, count) => {
@@ -107,7 +160,8 @@
     render() {
       this.width = this.plot.clientWidth;
       if (!this.width) return;
-      this.height = Math.round(Math.min(380, Math.max(230, this.width * 0.62)));
+      const most = this.explorer.data.panels.length > 2 ? 290 : 380;
+      this.height = Math.round(Math.min(most, Math.max(230, this.width * 0.62)));
       const { explorer } = this;
       this.series = explorer.shown(this.number).map((series) => ({ ...series, s: smoothed(series.y, explorer.reach) }));
       this.svg.replaceChildren();

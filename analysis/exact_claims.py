@@ -1,0 +1,208 @@
+"""Hypotheses about the surrogate's error, judged as claims about scores are (`statistics/verdicts.py`).
+
+What is compared is an advantage: minus the log of the ratio of errors at equal movement (`exact_study`), or minus what
+that log changes by when the horizon is ten times as long. Sizes of claims are percent of the error: an advantage of 10
+percent is a ratio of 0.9. Two one-sided tests for each comparison, at level 0.025:
+
+    superiority   for: the advantage is 0 or less           against: it is `smallest` or more
+    equivalence   for: it is outside the margin (TOST)      against: it is inside the margin
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cppo_lab.analysis.exact_study import (
+    Condition,
+    Curves,
+    mean_estimate,
+    pairs_of,
+    slope_estimate,
+)
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.multiplicity import holm
+from cppo_lab.analysis.statistics.power import ALPHA
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
+
+
+@dataclass(frozen=True)
+class ErrorClaim:
+    """One hypothesis: each of `better` has a smaller error at equal movement than each of `than`, or with `within` one
+    that differs by less than that.
+
+    `slope`: not the ratio (mean over the horizons) but its change with the horizon. `models`: that it is about, () for
+    all; `over_models`: their mean in one test. `smallest`, `within`: fractions of the error. `seeds`: of the runs that
+    judge it. `after`: key of the one that must be supported first.
+    """
+
+    key: str
+    text: str
+    sweep: str
+    better: tuple[str, ...]
+    than: tuple[str, ...]
+    slope: bool
+    models: tuple[str, ...]
+    over_models: bool
+    smallest: float
+    within: float | None
+    after: str | None
+    seeds: tuple[int, ...]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """All that are compared."""
+        return self.better + self.than
+
+
+@dataclass(frozen=True)
+class ErrorComparison:
+    """Two variants on one model, or in the mean over several (`model` is then ""). `advantage`: see the module's text;
+    None where they cannot be compared. `by_return`: the same at an equal return before the update, too.
+    """
+
+    model: str
+    variant: str
+    against: str
+    advantage: Estimate | None
+    by_return: Estimate | None
+    p_for: float | None
+    p_against: float | None
+    outcome: VerdictOutcome
+
+
+@dataclass(frozen=True)
+class ErrorVerdict:
+    """A hypothesis judged. `closed_by`: the one that had to be supported first and is not: the outcome is exploratory.
+    `provisional`: runs that test it are missing.
+    """
+
+    claim: ErrorClaim
+    outcome: VerdictOutcome
+    comparisons: tuple[ErrorComparison, ...]
+    provisional: bool
+    closed_by: ErrorClaim | None = None
+
+    @property
+    def deciding(self) -> ErrorComparison | None:
+        """Not supported: the surest refutation; else the least sure comparison, or one without a number."""
+        if self.outcome is VerdictOutcome.NOT_SUPPORTED:
+            refuted = [one for one in self.comparisons if one.outcome is self.outcome]
+            return min(refuted, key=lambda one: 1.0 if one.p_against is None else one.p_against)
+        return max(self.comparisons, key=lambda one: 2.0 if one.p_for is None else one.p_for, default=None)
+
+
+def judge_errors(
+    claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves], missing: Mapping[str, bool]
+) -> tuple[ErrorVerdict, ...]:
+    """The hypotheses in their order; `curves` may hold runs of other seeds, which do not count. `missing`: by key,
+    whether runs that test it are no results yet.
+    """
+    found: dict[str, ErrorVerdict] = {}
+    for claim in claims:
+        own = {c: of_seeds(one, claim.seeds) for c, one in curves.items() if c.variant in claim.variants}
+        comparisons = _compared(claim, {c: one for c, one in own.items() if one.seeds})
+        verdict = ErrorVerdict(claim, _outcome(comparisons), comparisons, missing.get(claim.key, False))
+        found[claim.key] = verdict
+    return tuple(replace(one, closed_by=_closed_by(one.claim, found)) for one in found.values())
+
+
+def _closed_by(claim: ErrorClaim, found: Mapping[str, ErrorVerdict]) -> ErrorClaim | None:
+    """The first claim of those that come before it which is not supported."""
+    if claim.after is None:
+        return None
+    before = found[claim.after]
+    first = _closed_by(before.claim, found)
+    return first or (None if before.outcome is VerdictOutcome.SUPPORTED else before.claim)
+
+
+def of_seeds(curves: Curves, seeds: Sequence[int]) -> Curves:
+    """The runs of some seeds."""
+    rows = [i for i, seed in enumerate(curves.seeds) if seed in seeds]
+    parts = {name: value[rows] for name, value in vars(curves).items() if name != "seeds"}
+    return Curves(tuple(curves.seeds[i] for i in rows), **parts)
+
+
+def _compared(claim: ErrorClaim, curves: Mapping[Condition, Curves]) -> tuple[ErrorComparison, ...]:
+    models = claim.models or tuple(dict.fromkeys(c.model for c in curves))
+    groups = [("", models)] if claim.over_models else [(model, (model,)) for model in models]
+    compared = [
+        _comparison(claim, curves, model, own, one, other)
+        for one in claim.better
+        for other in claim.than
+        for model, own in groups
+    ]
+    adjusted = holm([1.0 if one.p_against is None else one.p_against for one in compared])
+    return tuple(
+        replace(one, outcome=_one_outcome(one, p)) for one, p in zip(compared, adjusted, strict=True)
+    )
+
+
+def _comparison(
+    claim: ErrorClaim,
+    curves: Mapping[Condition, Curves],
+    model: str,
+    models: Sequence[str],
+    one: str,
+    other: str,
+) -> ErrorComparison:
+    """Not yet decided: that takes all of the claim's."""
+    found = _advantage(claim, curves, models, one, other, by_return=False)
+    again = _advantage(claim, curves, models, one, other, by_return=True)
+    p_for, p_against = _p_for(claim, found), _p_against(claim, found)
+    return ErrorComparison(model, one, other, found, again, p_for, p_against, VerdictOutcome.UNDECIDED)
+
+
+def _advantage(
+    claim: ErrorClaim,
+    curves: Mapping[Condition, Curves],
+    models: Sequence[str],
+    one: str,
+    other: str,
+    by_return: bool,
+) -> Estimate | None:
+    pairs = [pairs_of(curves, model, one, other, by_return) for model in models]
+    if not all(pairs):
+        return None
+    found = slope_estimate(pairs) if claim.slope else mean_estimate(pairs)
+    return None if found is None else replace(found, value=-found.value)
+
+
+def log_size(fraction: float) -> float:
+    """An advantage of a fraction of the error on the scale of the comparisons: 0.1 -> -log 0.9."""
+    return -math.log1p(-fraction)
+
+
+def _p_for(claim: ErrorClaim, found: Estimate | None) -> float | None:
+    if found is None:
+        return None
+    if claim.within is None:
+        return found.p_above(0.0)
+    margin = log_size(claim.within)
+    above, below = found.p_above(-margin), found.p_below(margin)
+    return None if above is None or below is None else max(above, below)
+
+
+def _p_against(claim: ErrorClaim, found: Estimate | None) -> float | None:
+    if found is None:
+        return None
+    if claim.within is None:
+        return found.p_below(log_size(claim.smallest))
+    margin = log_size(claim.within)
+    above, below = found.p_above(margin), found.p_below(-margin)
+    return None if above is None or below is None else min(above, below)
+
+
+def _one_outcome(found: ErrorComparison, p_against: float) -> VerdictOutcome:
+    """`p_against`: adjusted for the number of comparisons."""
+    if found.p_for is not None and found.p_for <= ALPHA:
+        return VerdictOutcome.SUPPORTED
+    refuted = found.p_against is not None and p_against <= ALPHA
+    return VerdictOutcome.NOT_SUPPORTED if refuted else VerdictOutcome.UNDECIDED
+
+
+def _outcome(found: Sequence[ErrorComparison]) -> VerdictOutcome:
+    """All must hold; one that is refuted refutes the claim."""
+    outcomes = {one.outcome for one in found}
+    if VerdictOutcome.NOT_SUPPORTED in outcomes:
+        return VerdictOutcome.NOT_SUPPORTED
+    return VerdictOutcome.SUPPORTED if outcomes == {VerdictOutcome.SUPPORTED} else VerdictOutcome.UNDECIDED

@@ -1,0 +1,38 @@
+"""Which of several attempts at one configuration counts, and in what state it is."""
+
+from collections.abc import Iterable
+
+from cppo_lab import schema
+from cppo_lab.store.reader import StoredRun
+
+_FROM_MLFLOW = {
+    "FINISHED": schema.DONE,
+    "RUNNING": schema.RUNNING,
+    "SCHEDULED": schema.RUNNING,
+    "KILLED": schema.PARTIAL,
+}
+
+
+def status_of(run: StoredRun) -> str:
+    """Our status tag; where a run has none, what MLflow itself says."""
+    tag = run.tags.get(schema.TAG_STATUS)
+    return tag if tag in schema.STATUSES else _FROM_MLFLOW.get(run.status, schema.FAILED)
+
+
+def run_id_of(run: StoredRun) -> str:
+    """The id of its configuration; MLflow's id where it has none."""
+    return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
+
+
+def newest_of_each(found: Iterable[StoredRun]) -> list[StoredRun]:
+    """One run for each id, by id: the newest that is a result, or the newest of all when none is."""
+    best: dict[str, StoredRun] = {}
+
+    def rank(run: StoredRun) -> tuple[bool, int, str]:
+        return (status_of(run) in schema.FINISHED, run.start_ms or 0, run.mlflow_id)
+
+    for run in found:
+        key = run_id_of(run)
+        if key not in best or rank(run) > rank(best[key]):
+            best[key] = run
+    return [best[key] for key in sorted(best)]

@@ -1,0 +1,44 @@
+"""The tidy frames of a sweep: what a reader of a store returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from cppo_lab.answers.outcomes import Outcomes
+
+RUN_COLUMNS = (
+    "mlflow_id",
+    "run_id",
+    "variant",
+    "rule",
+    "model",
+    "core",
+    "seed",
+    "t_stop",
+    "status",
+    "reason",
+    "name",
+    "start",
+    "end",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SweepData:
+    """The runs of one sweep and everything they logged (or the metrics asked for).
+
+    `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
+    `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
+    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
+    where a run logged none. `versions`: MLflow run -> what changes with its result (`run_versions.result_version`).
+    `outcomes`: MLflow run -> each problem's outcome at each validation, of the runs that kept them.
+    """
+
+    experiment: str
+    sweep: str
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+    params: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)

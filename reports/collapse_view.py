@@ -1,0 +1,150 @@
+"""How often runs collapsed: a table, the steps at which they did, and the figure."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.aggregates import Share
+from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.summary import baseline_of
+from cppo_lab.analysis.statistics.survival import LogRank
+from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.reports.figures import survival
+from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.palette import PAPER
+from cppo_lab.reports.figures.picture import Picture
+from cppo_lab.reports.headlines import points
+from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.verdict_view import ABSENT
+
+
+@dataclass(frozen=True)
+class CollapseView:
+    """`summary`: one sentence; `steps` and `figure` are None where no run collapsed, and the page folds the rest."""
+
+    summary: str
+    table: TextTable
+    steps: TextTable | None
+    figure: survival.SurvivalInfo | None
+
+    @property
+    def tables(self) -> tuple[TextTable, ...]:
+        """Those that there are."""
+        return (self.table,) if self.steps is None else (self.table, self.steps)
+
+    @property
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """(label, colour) of the figure's lines, for a page."""
+        return () if self.figure is None else tuple((k.label, k.stroke.colour) for k in self.figure.keys)
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """The figure with its files, if there is one."""
+        info = self.figure
+        if info is None:
+            return ()
+        draw = partial(survival.draw, info)
+        name = "figure_survival"
+        return (Picture(name, "", info.title, "", draw, info.source, info.run_ids, figure_csv(info)),)
+
+
+def collapse_view(board: Scoreboard, title: str, palette: str = PAPER) -> CollapseView | None:
+    """The collapses of a scored sweep; None where no run is finished."""
+    baseline = baseline_of(board.variants)
+    cells = cell_collapses(board, run_values(board), baseline)
+    if not cells:
+        return None
+    single = [cell for cell in cells if cell.model]
+    runs, collapsed = sum(cell.runs for cell in single), sum(cell.collapsed for cell in single)
+    return CollapseView(
+        summary=f"{collapsed} of {runs} finished runs collapsed."
+        if collapsed
+        else f"No run collapsed, of {runs} finished ones; what that says of rare collapses is in the table.",
+        table=_table(board, cells, title, baseline),
+        steps=_steps(board, cells, title) if collapsed else None,
+        figure=survival.survival_info(board, single, f"Runs that have not collapsed ({title})", palette),
+    )
+
+
+def _label(board: Scoreboard, cell: CellCollapse) -> str:
+    where = f"{cell.model or 'all models'}: " if len(board.models) > 1 else ""
+    return where + display_name(cell.variant)
+
+
+def _row(board: Scoreboard, cell: CellCollapse, cells: tuple[str, ...]) -> TextRow:
+    pair = (cell.model, cell.variant) if cell.model else None
+    return TextRow(_label(board, cell), cell.variant == OURS, cells, pair)
+
+
+def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, baseline: str) -> TextTable:
+    rows = tuple(
+        _row(
+            board,
+            cell,
+            (
+                str(cell.runs),
+                str(cell.collapsed),
+                _share(cell.share),
+                _estimate(cell.lasting),
+                ABSENT if cell.mean is None or not cell.model else _share(cell.mean),
+                _test(cell.test),
+            ),
+        )
+        for cell in cells
+    )
+    base = display_name(baseline)
+    headings = (
+        "runs",
+        "collapsed",
+        "probability",
+        "final mean of the others",
+        "final mean of all",
+        f"against {base}",
+    )
+    notes = (
+        f"Source: {origin(core_of(board))}.",
+        "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
+        "runs that did not, ± half the 95 % interval (Student's t). final mean of all: with a 95 % interval that "
+        "allows for collapses, also for those that these runs are too few to show; its score is 0 while none is seen.",
+        f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
+        "give the runs to the two methods; over all models it is stratified by model. None where no run collapsed.",
+    )
+    return TextTable(f"Collapses ({title})", core_of(board), "method", headings, rows, notes)
+
+
+def _steps(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str) -> TextTable:
+    rows = tuple(
+        _row(board, cell, (str(point.step), str(point.at_risk), str(point.collapses), _share(point.share)))
+        for cell in cells
+        for point in cell.curve
+    )
+    notes = (
+        f"Source: {origin(core_of(board))}.",
+        "The share of runs that last beyond the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
+        "on the scale log(-log)). A collapse is dated by the run's last validation; finished runs are censored at the "
+        "end of the window.",
+    )
+    headings = ("step", "runs before it", "collapses", "share that lasts")
+    return TextTable(f"Steps of the collapses ({title})", core_of(board), "method", headings, rows, notes)
+
+
+def _share(share: Share) -> str:
+    value = points(share.value)
+    if share.low is None or share.high is None:
+        return value
+    return f"{value} ({points(share.low)} to {points(share.high)})"
+
+
+def _estimate(found: Estimate | None) -> str:
+    if found is None:
+        return ABSENT
+    return points(found.value) + ("" if found.half is None else f" ± {points(found.half)}")
+
+
+def _test(test: LogRank | None) -> str:
+    if test is None:
+        return "none"
+    return ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + ("" if test.exact else " (normal)")

@@ -1,0 +1,391 @@
+"""The section on the surrogate's error: what the hypotheses about it come to, with their figures and tables."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cppo_lab.analysis.exact_claims import ErrorClaim, ErrorComparison, ErrorVerdict, judge_errors, of_seeds
+from cppo_lab.analysis.exact_study import (
+    Condition,
+    ConditionSummary,
+    Curves,
+    mean_estimate,
+    pairs_of,
+    ratio_estimates,
+    read_curves,
+    slope_estimate,
+    summarise,
+)
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.selection import GAPS
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
+from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.exact_core import (
+    Contrast,
+    ExactInfo,
+    contrast_name,
+    draw_exact,
+    draw_exact_alone,
+    exact_info,
+)
+from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
+from cppo_lab.reports.figures.picture import Picture
+from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.registration import Hypotheses, registration_words, tests_claim
+from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.text_tables import TextRow, TextTable
+
+REFERENCE = "dppo"  # what other rules are held against where no hypothesis says it
+NONE = "\N{EN DASH}"
+_METHOD = (
+    "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step. Two rules "
+    "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
+    "their mean errors is the geometric mean over the bins that both have. The interval leaves out one seed at a time "
+    "(jackknife, Student's t). A ratio below 1 favours the first rule. The factor per tenfold horizon is what the "
+    "ratio changes by when responses are ten times as long."
+)
+
+
+@dataclass(frozen=True)
+class ErrorLine:
+    """One hypothesis on the page, as text; `rows`: its comparisons, one text for each of HEADINGS."""
+
+    text: str
+    registered: str
+    outcome: str
+    sentence: str
+    rows: tuple[tuple[str, ...], ...]
+
+
+HEADINGS = (
+    *(
+        "rule",
+        "against",
+        "process",
+        "seeds",
+        "ratio",
+        "95 % interval",
+        "at equal return, too",
+        "p for",
+        "p against",
+    ),
+    "outcome",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactView:
+    """The section. `tables`: part of the file name -> table; `figures`: (model, its drawings); `judged`: the verdicts
+    as the record has them.
+    """
+
+    summary: str
+    lines: tuple[ErrorLine, ...]
+    headings: tuple[str, ...]
+    method: str
+    notes: tuple[str, ...]
+    tables: Mapping[str, TextTable]
+    info: ExactInfo
+    judged: tuple[Mapping[str, Any], ...]
+
+    @property
+    def files(self) -> Mapping[str, TextTable]:
+        """The tables of the page, and its verdicts as one."""
+        rows = tuple(
+            TextRow(line.text, False, (line.outcome, *row, line.registered))
+            for line in self.lines
+            for row in line.rows
+        )
+        if not rows:
+            return self.tables
+        core, title = self.tables["ratios"].core, f"Hypotheses about the error ({self.info.title})"
+        headings = ("outcome", *self.headings[:-1], "comparison", "registered")
+        table = TextTable(
+            title, core, "hypothesis", headings, rows, (f"Source: {origin(core)}.", self.method)
+        )
+        return {**self.tables, "hypotheses": table}
+
+    @property
+    def legends(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """(label, colour) of the rules, and of the contrasts."""
+        return tuple(
+            tuple((key.label, key.stroke.colour) for key in keys)
+            for keys in (self.info.rules, self.info.contrasts)
+        )
+
+    @property
+    def picture(self) -> Picture:
+        """The figure as a file."""
+        return Picture(
+            name="figure_exact",
+            label="",
+            title=self.info.title,
+            caption="",
+            drawing=partial(draw_exact, self.info),
+            source=self.info.source,
+            run_ids=self.info.run_ids,
+            data=figure_csv(self.info),
+        )
+
+
+def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) -> ExactView | None:
+    """The section; None if no run has logged the surrogate's error."""
+    everything = read_curves(board)
+    if not everything:
+        return None
+    seeds = {seed for claim in stated.errors for seed in claim.seeds}
+    tests = {c: own for c, one in everything.items() if (own := of_seeds(one, tuple(seeds))).seeds}
+    curves = tests or everything
+    contrasts = _contrasts(stated.errors, curves)
+    found = {c: summarise(one) for c, one in curves.items()}
+    missing = {claim.key: _is_missing(board, claim) for claim in stated.errors}
+    verdicts = judge_errors(stated.errors, everything, missing)
+    core = core_of(board)
+    return ExactView(
+        summary=_summary(verdicts),
+        lines=tuple(_line(one, registration_words(stated, one.claim, board)) for one in verdicts),
+        headings=HEADINGS,
+        method=_METHOD,
+        notes=_notes(curves, found, bool(tests) or not seeds),
+        tables={
+            "ratios": _ratio_table(curves, contrasts, core, title),
+            "conditions": _condition_table(found, core, title),
+        },
+        info=exact_info(
+            curves,
+            found,
+            contrasts,
+            f"Error of the surrogate ({title})",
+            origin(core),
+            tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+            palette,
+        ),
+        judged=tuple(map(_judged, verdicts)),
+    )
+
+
+def inline_exact(info: ExactInfo) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
+    """(model, its drawings)."""
+    rows: dict[str, list[InlineFigure]] = {}
+    for i, panel in enumerate(info.panels):
+        label = f"{panel.label}, {panel.model}"
+        svg = inline_svg(partial(draw_exact_alone, panel), f"exact{i}", DIAGNOSTIC_INCHES, label)
+        rows.setdefault(panel.model, []).append(InlineFigure(panel.label, svg))
+    return tuple((model, tuple(figures)) for model, figures in rows.items())
+
+
+def _contrasts(claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves]) -> tuple[Contrast, ...]:
+    """What the hypotheses compare; without any, every rule with DPPO."""
+    variants = tuple(dict.fromkeys(c.variant for c in curves))
+    asked = [(one, other) for claim in claims for one in claim.better for other in claim.than]
+    asked = asked or [(one, REFERENCE) for one in variants if one != REFERENCE]
+    return tuple(pair for pair in dict.fromkeys(asked) if all(name in variants for name in pair))
+
+
+def _is_missing(board: Scoreboard, claim: ErrorClaim) -> bool:
+    """Whether runs that test the claim are no results, or not among those of this report."""
+    own = [run for run in board.runs if tests_claim(claim, run)]
+    return {run.seed for run in own} < set(claim.seeds) or any(run.state in GAPS for run in own)
+
+
+def _summary(found: Sequence[ErrorVerdict]) -> str:
+    if not found:
+        return "The sweep file states no hypothesis about the error."
+    counts = [(outcome, sum(one.outcome is outcome for one in found)) for outcome in VerdictOutcome]
+    said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
+    return f"{len(found)} hypothes{'es' if len(found) > 1 else 'is'} about the error: {said}."
+
+
+def _line(verdict: ErrorVerdict, registered: str) -> ErrorLine:
+    rows = tuple(_row(verdict.claim, one) for one in verdict.comparisons)
+    return ErrorLine(verdict.claim.text, registered, verdict.outcome.value, _sentence(verdict), rows)
+
+
+def _sentence(verdict: ErrorVerdict) -> str:
+    """What came out, in words."""
+    found, claim = verdict.deciding, verdict.claim
+    if found is None or found.advantage is None:
+        text = "No runs that test it can be compared yet."
+    else:
+        text = f"{_numbers(claim, found)} {_meaning(verdict, found.advantage)}"
+    if verdict.closed_by is not None:
+        text += f" Exploratory: the hypothesis before it is not supported ({verdict.closed_by.text})."
+    if verdict.provisional:
+        text += " Runs that test it are missing or unfinished, so this may change."
+    return text
+
+
+def _numbers(claim: ErrorClaim, found: ErrorComparison) -> str:
+    place = f"on {found.model}" if found.model else "in the mean over the processes"
+    pair = f"{display_name(found.variant)} against {display_name(found.against)} {place}"
+    what = "factor per tenfold horizon" if claim.slope else "ratio of errors at equal movement"
+    ratio = f"{pair}: {what} {_ratio(found.advantage)}, 95 % interval {_interval(found.advantage)}"
+    seeds = "" if found.advantage is None else f", {found.advantage.n} seeds"
+    return f"{ratio}{seeds}; at an equal return before the update, too: {_ratio(found.by_return)}."
+
+
+def _meaning(verdict: ErrorVerdict, advantage: Estimate) -> str:
+    claim = verdict.claim
+    size = f"{100 * (claim.smallest if claim.within is None else claim.within):g} %"
+    if verdict.outcome is VerdictOutcome.UNDECIDED:
+        return "Both the claim and its contrary are still possible."
+    if claim.within is not None:
+        alike = verdict.outcome is VerdictOutcome.SUPPORTED
+        return f"The two are {'alike' if alike else 'not alike'} within {size}."
+    if verdict.outcome is VerdictOutcome.SUPPORTED:
+        return "The advantage is above none."
+    if advantage.high is not None and advantage.high < 0:
+        return "The opposite holds: the second rule is the better one."
+    return f"An advantage of {size} or more is excluded: what is claimed does not happen at that size."
+
+
+def _row(claim: ErrorClaim, one: ErrorComparison) -> tuple[str, ...]:
+    return (
+        display_name(one.variant),
+        display_name(one.against),
+        one.model or "mean over processes",
+        NONE if one.advantage is None else str(one.advantage.n),
+        _ratio(one.advantage) + (" per tenfold T" if claim.slope else ""),
+        _interval(one.advantage),
+        f"{_ratio(one.by_return)} ({_interval(one.by_return)})",
+        _p(one.p_for),
+        _p(one.p_against),
+        one.outcome.value,
+    )
+
+
+def _ratio(advantage: Estimate | None) -> str:
+    return NONE if advantage is None else f"{math.exp(-advantage.value):.3f}"
+
+
+def _interval(advantage: Estimate | None) -> str:
+    if advantage is None or advantage.low is None or advantage.high is None:
+        return "none"
+    return f"{math.exp(-advantage.high):.3f} to {math.exp(-advantage.low):.3f}"
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _judged(verdict: ErrorVerdict) -> dict[str, Any]:
+    """As in `report.json`: estimates are ratios of errors, or factors per tenfold horizon."""
+    found = verdict.deciding
+    advantage = None if found is None else found.advantage
+    return {
+        "claim": verdict.claim.key,
+        "text": verdict.claim.text,
+        "sweep": verdict.claim.sweep,
+        "score": "error_slope" if verdict.claim.slope else "error",
+        "outcome": verdict.outcome.value,
+        "provisional": verdict.provisional,
+        "reason": _sentence(verdict),
+        "estimate": None if advantage is None else math.exp(-advantage.value),
+        "low": None if advantage is None or advantage.high is None else math.exp(-advantage.high),
+        "high": None if advantage is None or advantage.low is None else math.exp(-advantage.low),
+        "pairs": None if advantage is None else advantage.n,
+        "p_adjusted": None if found is None else found.p_for,
+        "others": {},
+    }
+
+
+def _notes(
+    curves: Mapping[Condition, Curves], found: Mapping[Condition, ConditionSummary], of_tests: bool
+) -> tuple[str, ...]:
+    seeds = sorted({seed for one in curves.values() for seed in one.seeds})
+    what = "of the test seeds" if of_tests else "of all seeds that are here (none is a test seed)"
+    before = [one.before / one.movement for one in found.values() if one.movement > 0]
+    notes = [
+        f"Figures and tables are {what}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
+        f"Of the movement, mismatch and staleness of the sampler make {100 * min(before):.0f} to "
+        f"{100 * max(before):.0f} % (exact/movement_before).",
+    ]
+    apart = [
+        one.movement / there.movement
+        for c, one in found.items()
+        if (there := found.get(Condition(c.model, REFERENCE, c.horizon))) is not None and there.movement > 0
+    ]
+    if apart:
+        notes.append(
+            f"Mean movement of the rules over that of DPPO: {min(apart):.2f} to {max(apart):.2f} (table of conditions)."
+        )
+    return tuple(notes)
+
+
+def _ratio_table(
+    curves: Mapping[Condition, Curves], contrasts: Sequence[Contrast], core: str, title: str
+) -> TextTable:
+    """Ratios by horizon, their mean and their slope; a row for each contrast and process."""
+    horizons = sorted({c.horizon for c in curves})
+    rows = []
+    for contrast in contrasts:
+        for model in dict.fromkeys(c.model for c in curves):
+            for by_return in (False, True):
+                pairs = pairs_of(curves, model, *contrast, by_return)
+                if not pairs:
+                    continue
+                known = ratio_estimates(pairs)
+                cells = (
+                    model,
+                    "movement and return" if by_return else "movement",
+                    *(_shown(known.get(h)) for h in horizons),
+                    _shown(mean_estimate([pairs])),
+                    _shown(slope_estimate([pairs])),
+                )
+                rows.append(TextRow(contrast_name(contrast), contrast[0] == OURS, cells))
+    headings = ("process", "at equal", *(f"T = {h}" for h in horizons), "mean over T", "factor per tenfold T")
+    notes = (
+        f"Source: {origin(core)}.",
+        "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
+    )
+    return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
+
+
+def _shown(log_ratio: Estimate | None) -> str:
+    """`0.84 [0.78, 0.91]`."""
+    if log_ratio is None:
+        return NONE
+    value = f"{math.exp(log_ratio.value):.2f}"
+    if log_ratio.low is None or log_ratio.high is None:
+        return value
+    return f"{value} [{math.exp(log_ratio.low):.2f}, {math.exp(log_ratio.high):.2f}]"
+
+
+def _condition_table(found: Mapping[Condition, ConditionSummary], core: str, title: str) -> TextTable:
+    rows = []
+    for c, one in sorted(found.items(), key=lambda item: (item[0].model, item[0].horizon)):
+        there = found.get(Condition(c.model, REFERENCE, c.horizon))
+        cells = (
+            c.model,
+            str(c.horizon),
+            str(one.runs),
+            f"{one.error:.3g}",
+            f"{one.movement:.3g}",
+            NONE if there is None else f"{one.movement / there.movement:.2f}",
+            f"{100 * one.before / one.movement:.0f} %",
+            f"{one.area:.3f}",
+            f"{100 * one.falls:.0f} %",
+            f"{one.bound_ratio:.2g}",
+            f"{one.product_ratio:.2g}",
+        )
+        rows.append(TextRow(display_name(c.variant), c.variant == OURS, cells))
+    headings = (
+        *(
+            "process",
+            "T",
+            "runs",
+            "mean |Δ|",
+            "movement",
+            "over DPPO's",
+            "of it before the update",
+            "mean return",
+        ),
+        *("steps on which it falls", "bound / |Δ|", "product bound / |Δ|"),
+    )
+    notes = (f"Source: {origin(core)}.", "Means over steps and runs; of the bounds medians.")
+    return TextTable(f"Conditions ({title})", core, "rule", headings, tuple(rows), notes)

@@ -1,0 +1,291 @@
+"""A sweep over one or two axes: the score of each variant against their values, with its 95 % interval."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes as Plot
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from cppo_lab.analysis.grid import Axes, AxisPlace
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
+from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
+from cppo_lab.reports.figures.frame import surround
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.names import display_name, origin, value_text
+from cppo_lab.reports.tables import core_of
+
+LINEAR, LOG, PLACES = "linear", "log", "places"
+LOG_FROM = 8  # the largest value by the smallest: on a linear axis the small ones would lie on each other
+MAP = "viridis"  # light is high: it can be read in grey, and by readers who see fewer colours
+_DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # no greys: a page keeps them as they are in the dark
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: its configuration key, its values in order, and its scale. On PLACES value i is at i."""
+
+    key: str
+    values: tuple[Value, ...]
+    scale: str
+
+    def at(self, value: Value) -> float:
+        """Where a value is."""
+        return float(self.values.index(value)) if self.scale == PLACES else float(value or 0)
+
+    @property
+    def ticks(self) -> tuple[tuple[float, ...], tuple[str, ...]]:
+        """Where the values are, and what they are called."""
+        return tuple(map(self.at, self.values)), tuple(map(value_text, self.values))
+
+
+@dataclass(frozen=True)
+class AxisLine:
+    """The scores of one group along the axis, in percent; `low` and `high` are None where the spread is not known.
+    Without an axis value the group is one score for all of it: `x` is empty.
+    """
+
+    group: str
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pair of values on a surface: the mean over `runs` runs in percent, and its 95 % interval."""
+
+    first: float
+    second: float
+    mean: float
+    low: float | None
+    high: float | None
+    runs: int
+
+
+@dataclass(frozen=True)
+class AxisPanel:
+    """One model: `lines` along one axis; or on two, the cells of one group, and as `lines` what has no value."""
+
+    model: str
+    group: str
+    lines: tuple[AxisLine, ...]
+    cells: tuple[Cell, ...] = ()
+
+
+@dataclass(frozen=True)
+class AxesInfo:
+    """Everything the figure shows."""
+
+    title: str
+    source: str
+    y_label: str
+    axes: tuple[Axis, ...]
+    panels: tuple[AxisPanel, ...]
+    keys: tuple[Key, ...]
+    run_ids: tuple[str, ...]
+
+    @property
+    def surface(self) -> bool:
+        """Whether it has two axes."""
+        return len(self.axes) == 2
+
+
+def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -> AxesInfo | None:
+    """The figure of a sweep with one or two axes of two or more values; None for any other."""
+    known = [place for place in axes.places if place.variant in board.variants]
+    found = [_axis(key, [place.values[index] for place in known]) for index, key in enumerate(axes.keys)]
+    used = [index for index, axis in enumerate(found) if len(axis.values) > 1]
+    if len(used) not in (1, 2):
+        return None
+    shown = tuple(found[index] for index in used)
+    places = [AxisPlace(one.variant, one.group, tuple(one.values[index] for index in used)) for one in known]
+    groups = tuple(dict.fromkeys(place.group for place in places))
+    strokes = PALETTES[palette].strokes(groups)
+    panels = [panel for model in board.models for panel in _panels(board, model, shown, places, groups)]
+    panels = [panel for panel in panels if panel.cells or any(line.x for line in panel.lines)]
+    if not panels:
+        return None
+    lines = {line.group for panel in panels for line in panel.lines}
+    return AxesInfo(
+        title=title,
+        source=origin(core_of(board)),
+        y_label=f"final mean of Avg@{board.curves.samples} (%)",
+        axes=shown,
+        panels=tuple(panels),
+        keys=()
+        if len(used) == 2
+        else tuple(Key(display_name(one), strokes[one]) for one in groups if one in lines),
+        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+    )
+
+
+def _axis(key: str, values: Iterable[Value]) -> Axis:
+    """Numbers in order, infinity last; anything else as declared."""
+    own = tuple(dict.fromkeys(value for value in values if value is not None))
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in own):
+        return Axis(key, own, PLACES)
+    numbers = sorted(float(value) for value in own if isinstance(value, int | float))
+    if numbers and math.isinf(numbers[-1]):
+        return Axis(key, tuple(numbers), PLACES)
+    wide = len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_FROM
+    return Axis(key, tuple(numbers), LOG if wide else LINEAR)
+
+
+def _panels(
+    board: Scoreboard, model: str, axes: Sequence[Axis], places: Sequence[AxisPlace], groups: Sequence[str]
+) -> list[AxisPanel]:
+    scores = {place.variant: _score(board, model, place.variant) for place in places}
+    if len(axes) == 1:
+        lines = [
+            _line(group, axes[0], [one for one in places if one.group == group], scores) for group in groups
+        ]
+        return [AxisPanel(model, "", tuple(line for line in lines if line.mean))]
+    found, loose = [], []
+    for group in groups:
+        own = [
+            (one, score)
+            for one in places
+            if one.group == group and (score := scores[one.variant]) is not None
+        ]
+        cells = tuple(
+            Cell(
+                axes[0].at(one.values[0]),
+                axes[1].at(one.values[1]),
+                100 * score.value,
+                _percent(score.low),
+                _percent(score.high),
+                score.n,
+            )
+            for one, score in own
+            if None not in one.values
+        )
+        if cells:
+            found.append(AxisPanel(model, group, (), cells))
+        elif own:
+            loose.append(_line(group, axes[0], [one for one, _ in own], scores, flat=True))
+    return [AxisPanel(one.model, one.group, tuple(loose), one.cells) for one in found]
+
+
+def _line(
+    group: str,
+    axis: Axis,
+    places: Sequence[AxisPlace],
+    scores: dict[str, Estimate | None],
+    flat: bool = False,
+) -> AxisLine:
+    """The group along the axis; `flat`, or without a value on the axis: its one score."""
+    points = []
+    for one in places:
+        score = scores[one.variant]
+        if score is not None:
+            value = one.values[0]
+            points.append((None if flat or value is None else axis.at(value), score))
+    placed = sorted(((x, score) for x, score in points if x is not None), key=lambda point: point[0])
+    used = [score for _, score in placed] or [score for _, score in points[:1]]
+    return AxisLine(
+        group=group,
+        x=tuple(x for x, _ in placed),
+        mean=tuple(100 * score.value for score in used),
+        low=tuple(_percent(score.low) for score in used),
+        high=tuple(_percent(score.high) for score in used),
+        runs=tuple(score.n for score in used),
+    )
+
+
+def _score(board: Scoreboard, model: str, variant: str) -> Estimate | None:
+    return mean_estimate(list(by_seed(run_values(board), model, variant, Score.FINAL).values()))
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot, titled: bool = True) -> None:
+    """One model; of a surface one group on it."""
+    if titled:
+        ax.set_title(panel_title(panel), loc="left", parse_math=False)
+    if info.surface:
+        _draw_surface(info, panel, ax)
+    else:
+        _draw_lines(info, panel, ax)
+
+
+def panel_title(panel: AxisPanel) -> str:
+    """The model, and the group that is on its surface."""
+    return f"{panel.model}: {display_name(panel.group)}" if panel.group else panel.model
+
+
+def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
+    strokes = {key.label: key.stroke for key in info.keys}
+    axis = info.axes[0]
+    for order, line in enumerate(panel.lines):
+        stroke = strokes[display_name(line.group)]
+        if not line.x:  # it has no value here: the same all along
+            ax.axhline(line.mean[0], linewidth=1.2, zorder=2, **stroke.line())
+            if line.low[0] is not None and line.high[0] is not None:
+                ax.axhspan(line.low[0], line.high[0], color=stroke.colour, alpha=0.1, linewidth=0)
+            continue
+        ax.plot(line.x, line.mean, linewidth=1.4, zorder=3 + order, marker="o", markersize=5, **stroke.line())
+        for x, low, high in zip(line.x, line.low, line.high, strict=True):
+            if low is not None and high is not None:
+                ax.vlines(x, low, high, color=stroke.colour, linewidth=1.4, zorder=3 + order)
+    _scale(ax, axis)
+    ax.set_xlabel(axis.key)
+    ax.set_ylabel(info.y_label)
+
+
+def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
+    """A cell for each pair of values, equally large whatever the values: with its number, light is high."""
+    from matplotlib import colormaps
+
+    first, second = info.axes
+    columns, rows = (axis.ticks[0] for axis in info.axes)
+    means = [cell.mean for each in info.panels if each.model == panel.model for cell in each.cells]
+    low, high = min(means), max(means)
+    for cell in panel.cells:
+        x, y = columns.index(cell.first), rows.index(cell.second)
+        share = (cell.mean - low) / (high - low) if high > low else 0.5
+        ax.bar(x, 1, width=1, bottom=y - 0.5, color=colormaps[MAP](share), linewidth=0, zorder=2)
+        around = "" if cell.low is None else f"\n{cell.low:.1f} to {cell.high:.1f}"
+        colour = _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
+        ax.text(
+            x, y, f"{cell.mean:.1f}{around}", ha="center", va="center", fontsize=8, color=colour, zorder=3
+        )
+    ax.grid(visible=False)
+    ax.set_xticks(range(len(columns)), first.ticks[1])
+    ax.set_yticks(range(len(rows)), second.ticks[1])
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_ylim(-0.5, len(rows) - 0.5)
+    beside = "; ".join(f"{display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines if line.mean)
+    ax.set_xlabel(first.key + (f"\nwithout the axes: {beside}" if beside else ""), parse_math=False)
+    ax.set_ylabel(second.key)
+
+
+def _scale(ax: Plot, axis: Axis) -> None:
+    places, names = axis.ticks
+    if axis.scale == LOG:
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xticks(places, names)
+
+
+def draw(info: AxesInfo, fig: Figure, headed: bool = True) -> None:
+    """All panels, two in a row, with title and source (if `headed`) and a legend."""
+    columns = min(2, len(info.panels))
+    rows = -(-len(info.panels) // columns)
+    said = "with the 95 % interval of the mean over seeds"
+    texts = (info.title, info.source, said) if headed else ()
+    surround(fig, (7.2 if columns == 1 else 10.8, (4.2 if columns == 1 else 3.6) * rows), texts, info.keys)
+    axes = fig.subplots(rows, columns, squeeze=False)
+    for index, ax in enumerate(axes.flat):
+        if index < len(info.panels):
+            draw_panel(info, info.panels[index], ax)
+        else:
+            ax.remove()

@@ -1,0 +1,111 @@
+"""The share of runs that have not collapsed, over training steps: one panel per model on which a run has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.collapse import CellCollapse
+from cppo_lab.reports.figures.frame import step_axis, surround
+from cppo_lab.reports.figures.lines import drawn_variants, room_note
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
+from cppo_lab.reports.names import display_name, origin
+from cppo_lab.reports.tables import core_of
+from cppo_lab.rules import Stroke
+
+_APART = 0.6  # percent between lines that would hide each other
+
+
+@dataclass(frozen=True)
+class SurvivalLine:
+    """One variant: the percentage of its runs that last beyond each step at which one collapses, from step 0 to the
+    last one known. `at_risk`: runs still known there.
+    """
+
+    variant: str
+    stroke: Stroke
+    runs: int
+    steps: tuple[int, ...]
+    lasting: tuple[float, ...]
+    at_risk: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SurvivalPanel:
+    """One model."""
+
+    model: str
+    lines: tuple[SurvivalLine, ...]
+
+
+@dataclass(frozen=True)
+class SurvivalInfo:
+    """Everything the figure shows."""
+
+    title: str
+    source: str
+    panels: tuple[SurvivalPanel, ...]
+    keys: tuple[Key, ...]
+    run_ids: tuple[str, ...]
+
+
+def survival_info(
+    board: Scoreboard, cells: Sequence[CellCollapse], title: str, palette: str = PAPER
+) -> SurvivalInfo | None:
+    """The figure of a scored sweep; None if no run collapsed."""
+    models = [model for model in board.models if any(one.collapsed and one.model == model for one in cells)]
+    if not models:
+        return None
+    variants = drawn_variants(board)
+    strokes = PALETTES[palette].strokes(variants)
+    of_cell = {(one.model, one.variant): one for one in cells}
+    panels = []
+    for model in models:
+        found = [of_cell[model, name] for name in variants if (model, name) in of_cell]
+        panels.append(SurvivalPanel(model, tuple(_line(one, strokes[one.variant]) for one in found)))
+    drawn = {line.variant for panel in panels for line in panel.lines}
+    return SurvivalInfo(
+        title=title,
+        source=origin(core_of(board)) + room_note(board),
+        panels=tuple(panels),
+        keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
+        run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
+    )
+
+
+def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
+    shares = [1.0, *(point.share.value for point in cell.curve)]
+    left = [cell.runs, *(point.at_risk - point.collapses for point in cell.curve)]
+    steps = [0, *(point.step for point in cell.curve)]
+    if steps[-1] < cell.last_step:
+        steps, shares, left = [*steps, cell.last_step], [*shares, shares[-1]], [*left, left[-1]]
+    lasting = tuple(100 * share for share in shares)
+    return SurvivalLine(cell.variant, stroke, cell.runs, tuple(steps), lasting, tuple(left))
+
+
+def draw_panel(panel: SurvivalPanel, ax: Axes, titled: bool = True) -> None:
+    """One model. Equal lines are moved apart by a little."""
+    for order, line in enumerate(panel.lines):
+        heights = [height - _APART * order for height in line.lasting]
+        ax.step(line.steps, heights, where="post", linewidth=1.4, zorder=3 + order, **line.stroke.marked())
+    ax.set_ylim(-6, 104)
+    ax.set_ylabel("runs not collapsed (%)")
+    if titled:
+        ax.set_title(panel.model, loc="left", parse_math=False)
+    step_axis(ax)
+
+
+def draw(info: SurvivalInfo, fig: Figure, headed: bool = True) -> None:
+    """All panels, two in a row, with title and source (if `headed`) and a shared legend."""
+    columns = min(2, len(info.panels))
+    rows = -(-len(info.panels) // columns)
+    texts = (info.title, info.source) if headed else ()
+    surround(fig, (7.2 if columns == 1 else 10.8, 3.0 * rows), texts, info.keys)
+    axes = fig.subplots(rows, columns, squeeze=False)
+    for index, ax in enumerate(axes.flat):
+        if index < len(info.panels):
+            draw_panel(info.panels[index], ax)
+        else:
+            ax.remove()
