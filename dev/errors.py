@@ -1,5 +1,5 @@
-"""The errors that a user of the programs in this folder is meant to see."""
+"""The errors shown to users of the programs in this folder."""
 
 
 class DevError(Exception):
-    """Something the user can mend; the text is one line that says what and how."""
+    """An error that the user can fix; the text is one line that says what is wrong and how to fix it."""

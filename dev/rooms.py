@@ -16,7 +16,7 @@ BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 # May be imported everywhere, and import no room (tests/test_direction.py): arrows to them would hide the others.
 EVERYWHERE = frozenset(
     {
-        *("core_records", "errors", "file_cache", "hub", "plugins"),
+        *("core_records", "errors", "file_cache", "hub", "installed", "plugins"),
         *("redaction", "rules", "npz", "safe_open", "schema", "signals"),
     }
 )

@@ -1,4 +1,4 @@
-"""Looks whether another verl than the installed one still has what the verl core touches: `make verl-newest`.
+"""Checks whether another version of verl still has what the verl core uses: `make verl-newest`.
 
 `python -m dev.verl_newest [SOURCE]` installs SOURCE (anything that pip takes, such as
 git+https://github.com/volcengine/verl or a folder; default: the newest release of the index) into a folder of its own,

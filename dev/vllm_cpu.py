@@ -92,7 +92,7 @@ def install(folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Does what is asked and returns the exit status."""
+    """Runs the chosen action and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m dev.vllm_cpu", description="A real vLLM on the CPU.")
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("lock", help=f"make {LOCK.name}")

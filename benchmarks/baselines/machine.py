@@ -1,4 +1,4 @@
-"""What the machine can do, and how much of it a training step needs: matrix products only."""
+"""The machine's peak and the share that a training step uses: matrix products only."""
 
 import time
 

@@ -22,10 +22,20 @@ from cppo_lab.sweep.compose import compose
 
 STEPS, TINY_STEPS = 10, 2
 # The warm start is trained once, on the CPU, and shared; these know enough for some groups to have a signal.
-SHORT = ["rule=cppo", "model.warm_start.steps=200", "training.t_stop=10"]
+SHORT = [
+    "rule=cppo",
+    "model.warm_start.steps=200",
+    "model.warm_start.target_accuracy=null",
+    "training.t_stop=10",
+]
 TINY = [
     *("rule=cppo", "model.architecture.width=32", "model.architecture.mlp_width=64"),
-    *("model.architecture.layers=1", "model.warm_start.steps=60", "model.warm_start.batch=32"),
+    *(
+        "model.architecture.layers=1",
+        "model.warm_start.steps=60",
+        "model.warm_start.target_accuracy=null",
+        "model.warm_start.batch=32",
+    ),
     *("data.operations=2", "data.validation_problems=4", "rollout.max_response_length=9"),
     *("batch.prompts=16", "batch.responses=8", "batch.minibatch_prompts=8", "training.t_stop=10"),
 ]

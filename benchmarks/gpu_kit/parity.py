@@ -32,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "cppo_no_prefix_budget": ("cppo_no_prefix_budget", {"delta": 0.03, "w_min": 0.8}),
     "cppo_no_prefix_budget_shuffled": ("cppo_no_prefix_budget_shuffled", {"delta": 0.03, "w_min": 0.8}),
+    "cppo_no_prefix_budget_reversed": ("cppo_no_prefix_budget_reversed", {"delta": 0.03, "w_min": 0.8}),
     "cppo_soft": ("cppo_soft", CPPO | {"delta_b_mode": "fixed"}),
     "dppo": ("dppo", {"delta": 0.03}),
     "trm_max": ("trm_max", {"delta_max": 0.18}),

@@ -1,4 +1,4 @@
-"""Running the parts: each in a process of its own with a limit of time, the result on disk after each of them."""
+"""Running the parts: each in a separate process with a limit of time, the result on disk after each of them."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ def run(device: str, out: Path, minutes: float, parts: Sequence[Part] = PARTS) -
 
 
 def one(part: Part, device: str, out: Path, left: float) -> Ran:
-    """Run one part with `left` seconds for all that is still to come. Never raises for what it does."""
+    """Run one part with `left` seconds for all that is remaining. Never raises for what it does."""
     if left < part.least:
         return Ran(SKIPPED, f"{max(left, 0):.0f} s were left, and it needs {part.least:.0f}", 0.0)
     own = part.limit * (1.0 if device == "cuda" else CPU_SLACK)

@@ -1,4 +1,4 @@
-"""The form of a benchmark's last line: what it measured, and what it should have come to.
+"""The format of a benchmark's last line: measured figures and targets.
 
     {"name": "plan", "quick": false, "skipped": "",
      "figures": {"seconds_10000": {"value": 4.1, "unit": "s", "at_most": 10.0, "met": true}, ...}}

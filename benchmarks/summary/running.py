@@ -1,4 +1,4 @@
-"""Running one benchmark: a process of its own, with a limit of time, and its output in a file."""
+"""Running one benchmark in a separate process, with a time limit and its output in a file."""
 
 import contextlib
 import os

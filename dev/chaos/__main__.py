@@ -22,7 +22,7 @@ LONG_STUDY, SHORT_STUDY = Study(runs=40, steps=40), Study(runs=8, steps=24)
 
 
 class Events:
-    """Prints one line for each event: since when it goes on, the share of the steps on file, the kind, what."""
+    """Prints one line per event: time since the start, share of logged steps, kind, target."""
 
     def __init__(self) -> None:
         self._began, self._lock = time.monotonic(), threading.Lock()
@@ -37,7 +37,7 @@ class Events:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it and returns the exit status: 0 if the disturbed study has come to what the calm one is."""
+    """Runs it and returns the exit status: 0 if the disturbed study equals the calm one."""
     options = _parser().parse_args(arguments)
     try:
         default = SHORT_STUDY if options.short else LONG_STUDY
@@ -120,7 +120,7 @@ def _print_outcome(
         print(f"  {storm.injected[kind]:3d}  {kind:<9}  {text}")
     print(f"  {storm.injected.total():3d}  in all; {len(storm.waiting)} found nobody to hit")
     anew = sum(found.statuses.values()) - found.statuses.get("FINISHED", 0)
-    print(f"runs: {study.runs}, by {storm.launches} launches; {anew} records were begun anew")
+    print(f"runs: {study.runs}, by {storm.launches} launches; {anew} records started over")
     print(f"points checked: {outcome.points}")
     print(f"files of the report compared: {files}")
     for line in wrong:

@@ -1,4 +1,4 @@
-"""The same study in one process on an untouched store: what the disturbed one has to come to."""
+"""The baseline: the same study in one process on an undisturbed store."""
 
 import os
 import signal
@@ -44,9 +44,9 @@ class ControlRun:
         self._server.stop()
 
     def result(self) -> tuple[Store, dict[str, bytes]]:
-        """Waits for its end; what the store has of it, and the files of its report.
+        """Waits for its end; its records in the store, and the files of its report.
 
-        Raises DevError if it does not come to one, or if `cppo report` makes no report.
+        Raises DevError if it does not end, or if `cppo report` fails.
         """
         try:
             status = self._training.wait(SECONDS)
@@ -60,7 +60,7 @@ class ControlRun:
 
 
 def read_study(study: Study, folder: Path, uri: str, log: Path) -> tuple[Store, dict[str, bytes]]:
-    """What a store has of a study, and the files of its report, which is made in `folder`.
+    """The records of a study in a store, and the files of its report, which is built in `folder`.
 
     Raises DevError if `cppo report` does not make it.
     """

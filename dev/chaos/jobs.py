@@ -1,4 +1,4 @@
-"""Who trains at the moment, and who sends what for them."""
+"""The processes that train now, and those that upload for them."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`cppo launch`, again and again, as a person would; and the faults whose victim it is."""
+"""`cppo launch`, repeated as a user would, and the faults that hit it."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ LONGEST = 8.0  # seconds of a launcher's life after which it is killed, at most
 
 
 class Launcher:
-    """A `cppo launch` or `cppo retry` that goes on by itself. `fault`: of which it dies, if it does not end before."""
+    """A `cppo launch` or `cppo retry` in the background. `fault`: of which it dies, if it does not end before."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Launcher:
             )  # fmt: skip
 
     def ended(self) -> int | None:
-        """Its exit status; None while it goes on."""
+        """Its exit status; None while it runs."""
         return self._process.poll()
 
     def found_nothing_to_do(self) -> bool:

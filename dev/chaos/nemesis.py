@@ -1,4 +1,4 @@
-"""How each kind of fault is brought about, and how what it took away comes back.
+"""How each kind of fault is caused, and how it is undone.
 
 A strike says what it hit; nothing if there is nobody to be hit at the moment, and then nothing was done.
 """
@@ -25,7 +25,7 @@ COMING_UP_SECONDS = 600.0  # that something may take to come back, while what it
 
 
 class Strikes:
-    """Brings faults about in a place. What is away at the moment, by kind, is in `away`."""
+    """Causes faults on a testbed. `away` has the parts that are down now, by kind."""
 
     def __init__(self, place: Testbed, say: Callable[[str, str], None]) -> None:
         self.place, self._say = place, say
@@ -47,7 +47,7 @@ class Strikes:
         }
 
     def strike(self, fault: Fault) -> str:
-        """Bring it about; who was hit, empty if nobody was there to be hit."""
+        """Cause it; the target hit, empty if there was none."""
         return "" if fault.kind in self.away else self._by_kind[fault.kind](fault)
 
     def check(self) -> None:

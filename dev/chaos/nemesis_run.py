@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from cppo_lab.cli.exit_codes import Exit
 from dev.chaos import job_entry
 from dev.chaos.launching import Launcher
 from dev.chaos.nemesis import Strikes
@@ -22,7 +23,7 @@ REFUSALS = 10  # launches in a row, while nothing is away: there is no use in mo
 IDLE_LAUNCHES = 40  # in a row after which no more steps are on file than before them
 CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
 COMMAND_SECONDS = 1800.0
-REFUSED = 2  # exit status of a command that says what is wrong and does nothing
+REFUSED = (Exit.USAGE, Exit.STORE_AWAY, Exit.PACKAGE)  # a launch that has done nothing
 JOB_ENTRY = Path(job_entry.__file__).relative_to(ROOT)
 BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
 # Each is an option of its command, which hides jobs or changes what is printed.
@@ -168,7 +169,7 @@ class NemesisRun:
             self._happened(going.fault, hit)
             self._launch("launch")  # as its user would
         elif (status := going.ended()) is not None:
-            self._refused = self._refused + 1 if status == REFUSED and not self._strikes.away else 0
+            self._refused = self._refused + 1 if status in REFUSED and not self._strikes.away else 0
             if self._refused == REFUSALS:
                 raise DevError(f"{REFUSALS} launches in a row were refused: see {self._log}")
             self._idle = self._idle + 1 if self.progress <= self._reached and not self._strikes.away else 0

@@ -1,4 +1,4 @@
-"""What is to happen, and when: drawn from a seed before anything starts."""
+"""The schedule of faults: drawn from a seed before anything starts."""
 
 import random
 from collections.abc import Mapping

@@ -20,6 +20,7 @@ SMALL = (
     "model.architecture.mlp_width=64",
     "model.architecture.layers=1",
     "model.warm_start.steps=300",
+    "model.warm_start.target_accuracy=null",
     "model.warm_start.batch=32",
     "data.operations=2",
     "data.validation_problems=4",

@@ -1,4 +1,4 @@
-"""Where a chaos run happens: a Slurm, a PostgreSQL, MLflow servers and a small disk, all of its own."""
+"""The testbed of a chaos run: its own Slurm, PostgreSQL, MLflow servers and a small disk."""
 
 import fcntl
 import os
@@ -51,7 +51,7 @@ def exclusive() -> Iterator[None]:
 
 
 class Disk:
-    """A file system of its own for a folder, which can be filled and emptied again. Its group may write to it."""
+    """A separate file system for a folder, which can be filled and emptied. Its group may write to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._ballast = folder, folder / "ballast"

@@ -29,7 +29,7 @@ class Fault:
 
 
 class FaultyProxy:
-    """Stands before the server at `port`. Used as a context manager; `uri` is what clients use."""
+    """A proxy in front of the server at `port`. Used as a context manager; clients use `uri`."""
 
     def __init__(self, port: int) -> None:
         self.upstream = port

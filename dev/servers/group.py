@@ -1,4 +1,4 @@
-"""A program that goes when we go: with all its children in a process group of its own."""
+"""A program that ends when this process ends, with all its children, in its own process group."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ class Group:
         return self._process.poll() is None
 
     def pause(self) -> None:
-        """Nothing of it runs any more, but its connections stay open."""
+        """Stops all its processes; its connections stay open."""
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -46,7 +46,7 @@ class Group:
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends all of it at once, without a chance to tidy up."""
+        """Kills all its processes at once."""
         self._send(signal.SIGKILL)
         self._process.wait()
         assert self._process.stdin is not None

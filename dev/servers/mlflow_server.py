@@ -32,7 +32,7 @@ class MlflowServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "MlflowServer":
-        """Starts it, or brings it back, and waits until it answers.
+        """Starts or restarts it, and waits until it answers.
 
         Raises:
             DevError: It does not.

@@ -41,7 +41,7 @@ class Account:
         return pwd.getpwnam(self.name).pw_uid
 
     def environment(self) -> dict[str, str]:
-        """What it takes to start the project's commands with `python`, and a home of its own."""
+        """The environment to run the project's commands with `python`, with its own home."""
         return {
             "HOME": pwd.getpwnam(self.name).pw_dir,
             "USER": self.name,

@@ -212,7 +212,7 @@ class Cluster:
             self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=failed on purpose")
 
     def resume_node(self, node: str) -> None:
-        """Brings a failed node back and waits until it takes jobs. One that is only drained is taken back too."""
+        """Restarts a failed node and waits until it accepts jobs. One that is only drained is taken back too."""
         self._check_node(node)
         if f"slurmd-{node}" in self.running():
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")

@@ -1,7 +1,7 @@
-"""The one kind of error that a user of the development cluster is meant to see."""
+"""The error shown to users of the development cluster."""
 
 from dev.errors import DevError
 
 
 class ClusterError(DevError):
-    """Something the user can mend; the text is one line that says what and how."""
+    """An error that the user can fix; the text is one line that says what is wrong and how to fix it."""

@@ -1,0 +1,186 @@
+"""Type I error and power of the whole procedure in simulated studies: tables of docs/statistics.md.
+
+pairing       comparisons by Welch and seed by seed, for results of one seed that correlate; with equal methods (how
+              often an advantage is claimed) and with a lead of 1.5 standard deviations.
+collapses     N(73, 5) with one collapse in eight, to 20: coverage of the mean by Student's t, by the interval that
+              allows for collapses, and of the mean of the runs that last; how often an advantage is claimed.
+chain         the claims of `main` in their order, for four models and equal methods: how often any is confirmed.
+shares        how often a claim of more collapses is supported: for equal shares, and for 0.2 and 0.5 more.
+
+    python benchmarks/procedure.py [--quick]
+
+The last line is JSON, see `summary/form.py`.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from summary.form import result
+from summary.table import show
+
+from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_difference
+from cppo_lab.analysis.statistics.estimate import Estimate, combine, mean_estimate
+from cppo_lab.analysis.statistics.paired import difference_of
+from cppo_lab.analysis.statistics.power import ALPHA
+
+SEEDS = (3, 5, 8)
+LEVEL, DEVIATION, BROKEN, OFTEN = 0.73, 0.05, 0.20, 1 / 8
+Rows = Iterator[tuple[str, dict[str, float]]]
+Pair = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+
+
+def compared(ours: np.ndarray, theirs: np.ndarray, by_pairs: bool) -> Estimate:
+    """The difference of two cells as the verdicts take it."""
+    sides: list[Mapping[int | None, float]] = [dict(enumerate(side.tolist())) for side in (ours, theirs)]
+    found = difference_of(sides[0], sides[1], by_pairs)
+    assert found is not None, "both sides have runs"
+    return found[0]
+
+
+def claimed(found: Estimate | None) -> bool:
+    """Whether it is above 0 at the level of the verdicts."""
+    p = None if found is None else found.p_above(0.0)
+    return p is not None and p <= ALPHA
+
+
+def share(studies: int, n: int, by_pairs: bool, draw: Pair) -> float:
+    """How often an advantage is claimed."""
+    rng = np.random.default_rng(n)
+    return float(np.mean([claimed(compared(*draw(rng, n), by_pairs)) for _ in range(studies)]))
+
+
+def correlated(rho: float, lead: float) -> Pair:
+    """Two methods whose runs of one seed share `rho` of their variance; ours leads by so many standard deviations."""
+
+    def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        seed = np.sqrt(rho) * rng.standard_normal(n)
+        ours, theirs = (seed + np.sqrt(1 - rho) * rng.standard_normal(n) for _ in range(2))
+        return ours + lead, theirs
+
+    return draw
+
+
+def pairing(studies: int) -> Rows:
+    """Error and power of both ways, in shares of studies."""
+    for rho in (0.0, 0.3, 0.6, 0.9):
+        for n in SEEDS:
+            columns = {}
+            for lead, what in ((0.0, "error"), (1.5, "power")):
+                for by_pairs, how in ((False, "Welch"), (True, "paired")):
+                    columns[f"{what}, {how}"] = share(studies, n, by_pairs, correlated(rho, lead))
+            yield f"correlation {rho:g}, {n} seeds", columns
+
+
+def scores(rng: np.random.Generator, n: int, often: float = OFTEN) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of n runs, and which of them collapsed."""
+    broken = rng.random(n) < often
+    return np.where(broken, BROKEN, rng.normal(LEVEL, DEVIATION, n)), broken
+
+
+def holds(low: float | None, high: float | None, truth: float) -> bool:
+    """Whether an interval has the truth; one that does not exist excludes nothing."""
+    return low is None or high is None or low <= truth <= high
+
+
+def collapses(studies: int) -> Rows:
+    """Coverage with rare collapses, and the errors of comparisons."""
+    mean = LEVEL - OFTEN * (LEVEL - BROKEN)
+
+    def same(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        return scores(rng, n)[0], scores(rng, n)[0]
+
+    def steady(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        return scores(rng, n)[0], rng.normal(mean, DEVIATION, n)
+
+    for n in SEEDS:
+        rng, inside = np.random.default_rng(n), np.zeros(3)
+        for _ in range(studies):
+            values, broken = scores(rng, n)
+            kept = values[~broken].tolist()
+            plain, lasting = mean_estimate(values.tolist()), mean_estimate(kept)
+            allowed = mean_with_collapses(kept, values[broken].tolist())
+            assert plain is not None and allowed is not None
+            inside += (
+                holds(plain.low, plain.high, mean),
+                holds(allowed.low, allowed.high, mean),
+                lasting is None or holds(lasting.low, lasting.high, LEVEL),
+            )
+        t, ours, last = inside / studies
+        yield (
+            f"{n} seeds",
+            {
+                "mean, Student's t": t,
+                "mean, with collapses (ours)": ours,
+                "mean of those that last": last,
+                "claimed, same method twice": share(studies, n, False, same),
+                "claimed, over a steady method of equal mean": share(studies, n, False, steady),
+            },
+        )
+
+
+def chain(studies: int) -> Rows:
+    """Equal methods on four models: the claims in their order, each tested if the one before it is supported.
+
+    `any` is confirmed with the order, against all tested at once. The three are the lead in the mean, its widening
+    (an independent quantity here), and the lead on every model.
+    """
+    for n in SEEDS:
+        rng, counts = np.random.default_rng(n), np.zeros(3)
+        for _ in range(studies):
+            cells = rng.standard_normal((2, 2, 4, n))  # quantity, method, model, seed
+            parts = [
+                [compared(*cells[quantity, :, model], by_pairs=False) for model in range(4)]
+                for quantity in range(2)
+            ]
+            first, widens = (claimed(combine(own, [0.25] * 4)) for own in parts)
+            each = all(claimed(one) for one in parts[0])
+            counts += (first, first or (first and widens) or (first and each), first or widens or each)
+        names = ("first claim", "any, in order (ours)", "any, all at once")
+        yield f"{n} seeds", dict(zip(names, counts / studies, strict=True))
+
+
+def shares(studies: int) -> Rows:
+    """More collapses on four models, at the level of the verdicts."""
+    for n in SEEDS:
+        columns = {}
+        for ours, theirs in ((0.125, 0.125), (0.5, 0.5), (0.325, 0.125), (0.625, 0.125)):
+            rng = np.random.default_rng(n)
+            drawn = rng.binomial(n, np.array([ours, theirs])[:, None], (studies, 2, 4))
+            found = [share_difference([(int(k), n) for k in a], [(int(k), n) for k in b]) for a, b in drawn]
+            columns[f"{ours:g} against {theirs:g}"] = float(np.mean([one.low > 0 for one in found]))
+        yield f"{n} seeds on 4 models", columns
+
+
+def main() -> None:
+    """Prints the tables, then the JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="500 studies instead of 4,000")
+    quick = parser.parse_args().quick
+    studies = 500 if quick else 4000
+    by_pairs = show("advantage claimed, %", pairing(studies), 100, 1)
+    rare = show("one collapse in eight, %", collapses(studies), 100, 1)
+    order = show("equal methods, %", chain(studies), 100, 1)
+    more = show("more collapses claimed, %", shares(studies), 100, 1)
+    figures = {
+        "error_most": max(row[f"error, {how}"] for row in by_pairs.values() for how in ("Welch", "paired")),
+        "coverage_with_collapses_least": min(row["mean, with collapses (ours)"] for row in rare.values()),
+        "coverage_t_least": min(row["mean, Student's t"] for row in rare.values()),
+        "error_same_most": max(row["claimed, same method twice"] for row in rare.values()),
+        "chain_error_most": max(row["any, in order (ours)"] for row in order.values()),
+        "share_error_most": max(
+            max(row["0.125 against 0.125"], row["0.5 against 0.5"]) for row in more.values()
+        ),
+    }
+    slack = 1.5 if quick else 0.0  # percent: what 500 studies add to the error of a share
+    limit = 3.5 + slack
+    most = dict.fromkeys(("error_most", "error_same_most", "chain_error_most"), limit)
+    most["share_error_most"] = 5.0 + slack  # few outcomes: no interval meets its level at every share
+    least = {"coverage_with_collapses_least": 94 - slack}
+    print(result("procedure", figures, {"*": "%"}, at_most=most, at_least=least, quick=quick).line())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""The thresholds of `sweeps/exact.yaml` at which every rule moves the policy as far as DPPO, on seeds of no study.
+
+    python -m dev.exact_selection [--seeds 8] [--file FILE.csv]      # docs/exact_selection.csv; CPU minutes
+
+Looks at `exact/movement` alone, never at the error. A rule's threshold rule.delta is sought so that the logarithm of
+its mean movement over DPPO's is 0 in the mean over processes and horizons, but for 5 %. The first try is DPPO's
+threshold over the mean position weight. The file has every try; `chosen` takes the nearest or interpolates; a test
+holds the sweep's thresholds against it.
+"""
+
+import argparse
+import csv
+import math
+import multiprocessing
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cppo_lab.cores.exact.trainer import train_together
+from cppo_lab.errors import UserError
+from cppo_lab.spec import ExactRun
+from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.plan import make_plan
+
+FILE = Path(__file__).parents[1] / "docs" / "exact_selection.csv"
+SEEDS = range(100, 108)
+REFERENCE, FREE = "dppo", "no_trust_region"  # what the others are matched to; what has no threshold to choose
+NEAR = 0.05  # a mean log ratio of movements within this counts as equal
+FAR = 0.1  # nor one beyond this as near enough: where the budget limits a rule, its threshold changes little
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One rule with one threshold on one process: means over seeds and steps."""
+
+    variant: str
+    delta: float
+    seeds: int
+    model: str
+    horizon: int
+    movement: float
+    movement_before: float  # by the sampler's mismatch alone
+    divergence: float  # mean D of the tokens that enter the updates
+    masked: float  # share of the tokens with a learning signal
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many of the selection seeds")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--file", type=Path, default=FILE)
+    given = parser.parse_args()
+    seeds = SEEDS[: given.seeds]
+    torch.set_num_threads(1)
+    others = [name for name in _sweep().variants if name not in (REFERENCE, FREE)]
+    with multiprocessing.get_context("spawn").Pool(given.processes) as pool:
+        reference, free = pool.starmap(measured, [(REFERENCE, None, seeds), (FREE, None, seeds)], chunksize=1)
+        found = pool.starmap(searched, [(name, reference, seeds) for name in others], chunksize=1)
+    rows = [*reference, *free, *(row for rows in found for row in rows)]
+    with given.file.open("w", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([field.name for field in fields(Tried)])
+        writer.writerows([f"{v:.6g}" if isinstance(v, float) else v for v in astuple(row)] for row in rows)
+    for name, delta in chosen(rows).items():
+        print(f"{name}: rule.delta: {delta:g}")
+
+
+def searched(variant: str, reference: Sequence[Tried], seeds: Sequence[int]) -> list[Tried]:
+    """All thresholds tried for one rule: DPPO's over the mean weight first, then by the secant through the last two."""
+    torch.set_num_threads(1)
+    rows: list[Tried] = []
+    known: list[tuple[float, float]] = []  # log threshold, log ratio of movements
+    at = math.log(reference[0].delta * (1 + _w_min(variant)) / 2)
+    for _ in range(TRIES):
+        new = measured(variant, float(f"{math.exp(at):.4g}"), seeds)
+        rows += new
+        known.append((math.log(new[0].delta), log_ratio(new, reference)))
+        print(
+            f"{variant}: rule.delta {new[0].delta:g}, log ratio of movements {known[-1][1]:+.4f}", flush=True
+        )
+        if abs(known[-1][1]) < NEAR:
+            break
+        slope = 0.5  # of a first guess: what DPPO's own movement has in its threshold
+        if len(known) > 1 and known[-1][0] != known[-2][0]:
+            slope = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
+        at = known[-1][0] - max(-1.0, min(1.0, known[-1][1] / max(slope, 0.1)))
+    return rows
+
+
+def _sweep() -> Sweep:
+    found = load_sweep("exact")
+    assert isinstance(found, Sweep)
+    return found
+
+
+def _w_min(variant: str) -> float:
+    """The last position weight of a variant of the sweep: 1 where it has none."""
+    found = _sweep().variants[variant].get("rule.w_min", 1.0)
+    assert isinstance(found, float)
+    return found
+
+
+def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> list[Tried]:
+    """One rule on all processes and horizons of the sweep; `delta` None: the sweep's own."""
+    torch.set_num_threads(1)
+    asked = ["core=exact", f"variant={variant}", f"seed={','.join(map(str, seeds))}"]
+    specs: dict[tuple[str, int], list[ExactRun]] = defaultdict(list)
+    for planned in make_plan(_sweep(), asked).runs:
+        spec = planned.spec
+        assert isinstance(spec, ExactRun)
+        if delta is not None:
+            spec = spec.model_copy(update={"rule": spec.rule.model_copy(update={"delta": delta})})
+        specs[spec.model.name, spec.rollout.max_response_length].append(spec)
+    return [_measured(variant, model, horizon, own) for (model, horizon), own in specs.items()]
+
+
+def _measured(variant: str, model: str, horizon: int, specs: list[ExactRun]) -> Tried:
+    rows = [row for _, history in train_together(specs) for step, row in history if step]
+
+    def mean(metric: str) -> float:
+        return float(np.mean([row[metric] for row in rows if metric in row] or [math.nan]))
+
+    delta = specs[0].rule.delta
+    assert delta is not None
+    return Tried(
+        variant,
+        delta,
+        len(specs),
+        model,
+        horizon,
+        mean("exact/movement"),
+        mean("exact/movement_before"),
+        mean("rule/divergence_mean"),
+        mean("rule/masked_fraction"),
+    )
+
+
+def log_ratio(rows: Sequence[Tried], reference: Sequence[Tried]) -> float:
+    """Mean over processes and horizons of the log of a rule's movement over the reference's there."""
+    there = {(row.model, row.horizon): row.movement for row in reference}
+    return float(np.mean([math.log(row.movement / there[row.model, row.horizon]) for row in rows]))
+
+
+def chosen(rows: Sequence[Tried]) -> dict[str, float]:
+    """Each rule's threshold, with 3 digits: the nearest tried, or between the nearest on both sides of DPPO's.
+
+    Raises UserError if a rule was not brought to DPPO's movement.
+    """
+    reference = [row for row in rows if row.variant == REFERENCE]
+    tries: dict[str, dict[float, list[Tried]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row.variant not in (REFERENCE, FREE):
+            tries[row.variant][row.delta].append(row)
+    found = {}
+    for variant, by_delta in tries.items():
+        points = sorted(
+            ((log_ratio(own, reference), math.log(delta)) for delta, own in by_delta.items()),
+            key=lambda point: abs(point[0]),
+        )
+        (near, at), *more = points
+        beyond = next(((value, where) for value, where in more if value * near < 0), None)
+        if abs(near) > NEAR and beyond is not None:
+            at -= near * (beyond[1] - at) / (beyond[0] - near)
+        elif abs(near) > FAR:
+            raise UserError(f"{variant}: the nearest threshold tried moves {math.exp(near):.2f} times as far")
+        found[variant] = float(f"{math.exp(at):.3g}")
+    return found
+
+
+def read(file: Path = FILE) -> list[Tried]:
+    """What was tried."""
+    with file.open(newline="") as text:
+        return [
+            Tried(
+                row["variant"],
+                float(row["delta"]),
+                int(row["seeds"]),
+                row["model"],
+                int(row["horizon"]),
+                *(float(row[name]) for name in ("movement", "movement_before", "divergence", "masked")),
+            )
+            for row in csv.DictReader(text)
+        ]
+
+
+if __name__ == "__main__":
+    main()

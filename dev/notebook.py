@@ -1,0 +1,58 @@
+"""Runs the notebook in docs/ and writes down what its cells print: `python3 -m dev.notebook`; a test compares.
+
+Only the standard library is needed, since its cells are plain Python: what a cell prints, and the value of its last
+expression, as a notebook shows them.
+"""
+
+import ast
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+
+def outputs(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """What each code cell gives when all are run in order, in the notebook format."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [_run("".join(cell["source"]), number, names) for number, cell in enumerate(cells, 1)]
+
+
+def _run(source: str, number: int, names: dict[str, Any]) -> list[dict[str, Any]]:
+    tree = ast.parse(source)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    printed, value = io.StringIO(), None
+    with contextlib.redirect_stdout(printed):
+        exec(ast.unparse(tree), names)  # noqa: S102  a file of this tree
+        if isinstance(last, ast.Expr):
+            value = eval(ast.unparse(last), names)  # noqa: S307  as above
+    found: list[dict[str, Any]] = []
+    if printed.getvalue():
+        found.append({"name": "stdout", "output_type": "stream", "text": _lines(printed.getvalue())})
+    if value is not None:
+        shown = {"text/plain": _lines(repr(value))}
+        found.append(
+            {"data": shown, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
+        )
+    return found
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+def main() -> None:
+    """Write the outputs into the notebook."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for number, (cell, found) in enumerate(zip(code, outputs(notebook), strict=True), 1):
+        cell |= {"execution_count": number, "outputs": found}
+    NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

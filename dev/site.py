@@ -1,0 +1,203 @@
+"""The documentation as a site: `python -m dev.site [--out DIR]`, or `make docs`. Needs no network.
+
+The pages are the same Markdown files as in the tree, copied to build/site/source in the tree's layout, so that their
+links hold; the navigation is the README's table of documents. The API reference is made from docstrings, the list of
+metrics from schema.py. Every warning is an error: a link, anchor or picture that leads nowhere, a docstring that cannot
+be read.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from cppo_lab.schema import METRICS
+from dev.errors import DevError
+
+ROOT = Path(__file__).parents[1]
+BUILD = ROOT / "build" / "site"
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and docs/*.md
+NEEDS = ("sphinx", "myst_parser", "furo")
+_LINK = re.compile(r'\]\(([^()\s#]+)(?:#[^()\s]*)?\)|src="([^"]+)"')
+_FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
+# Heading -> the names that others use, as Sphinx's autodoc takes them.
+API = {
+    "Results": (
+        "autofunction:: cppo_lab.load",
+        "autoclass:: cppo_lab.notebook.results.Results\n   :members:",
+    ),
+    "Rules, padded": (
+        "automodule:: cppo_lab.maths.rules\n   :members: get_rule",
+        "autoclass:: cppo_lab.maths.output.RuleOutput",
+    ),
+    "Rules, packed": (
+        "automodule:: cppo_lab.maths.packed\n   :members: rule, aggregate, pack, unpack, expand",
+    ),
+    "Records of rules, cores and launchers": (
+        "autoclass:: cppo_lab.rules.record.Rule",
+        "autoclass:: cppo_lab.rules.record.Row",
+        "autoclass:: cppo_lab.rules.record.Stroke",
+        "autoclass:: cppo_lab.core_records.CoreRecord",
+        "autoclass:: cppo_lab.launch.launchers.LauncherRecord",
+    ),
+    "Conformance tests": ("automodule:: cppo_lab.testing",),
+    "Errors": ("autoexception:: cppo_lab.errors.UserError",),
+}
+CONFIGURATION = """\
+project = "CPPO Lab"
+author = copyright = "CPPO Lab contributors"
+root_doc = "README"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "dev.docstrings"]
+myst_heading_anchors = 6  # as GitHub names them
+myst_enable_extensions = ["html_image"]
+highlight_language = "none"
+napoleon_custom_sections = [("Columns", "params_style")]
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+html_theme = "furo"
+html_title = "CPPO Lab"
+html_show_sphinx = False
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A part of the navigation: its heading and its documents, as paths below the tree's root."""
+
+    heading: str
+    documents: tuple[str, ...]
+
+
+def navigation(root: Path = ROOT) -> list[Group]:
+    """The README's table of documents, row by row; what it does not name comes last.
+
+    Raises:
+        DevError: the README has no such table.
+    """
+    text = (root / "README.md").read_text(encoding="utf-8")
+    _, found, table = text.partition("\n## Documents\n")
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("|")]
+    groups = []
+    for cells in rows[2:]:  # behind the head and its rule
+        names = (name for name in re.findall(r"\]\(([^()#:\s]+\.md)\)", cells[2]))
+        groups.append(Group(cells[1].strip().capitalize(), tuple(dict.fromkeys(names))))
+    if not found or not groups:
+        raise DevError("README.md has no table under `## Documents`, of which the site's navigation is made")
+    named = {name for group in groups for name in group.documents}
+    others = sorted(
+        name for name in (path.relative_to(root).as_posix() for path in documents(root)) if name not in named
+    )
+    further = Group("Further", tuple(name for name in others if name != "README.md"))
+    return [*groups, further] if further.documents else groups
+
+
+def documents(root: Path = ROOT) -> list[Path]:
+    """Every Markdown document of the site."""
+    return [*(root / name for name in DOCUMENTS), *sorted((root / "docs").glob("*.md"))]
+
+
+def linked_files(document: Path) -> Iterator[Path]:
+    """The files beside the documents that one links to or shows; those that are not there are left out."""
+    text = _FENCED.sub("", document.read_text(encoding="utf-8"))
+    for match in _LINK.finditer(text):
+        target = match[1] or match[2]
+        path = document.parent / target
+        if "://" not in target and not target.endswith(".md") and path.is_file():
+            yield path.resolve()
+
+
+def stage(root: Path, source: Path) -> None:
+    """Lay out the sources of the site in the folder `source`, which is made new."""
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir(parents=True)
+    for document in documents(root):
+        for path in (document, *linked_files(document)):
+            place = source / path.relative_to(root)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    with (source / "README.md").open("a", encoding="utf-8") as readme:
+        readme.write(
+            "\n".join(
+                ["", *map(_toctree, navigation(root)), _toctree(Group("Reference", ("api", "metrics")))]
+            )
+        )
+    (source / "api.rst").write_text(api(), encoding="utf-8")
+    (source / "metrics.md").write_text(metrics(), encoding="utf-8")
+    (source / "conf.py").write_text(CONFIGURATION, encoding="utf-8")
+
+
+def _toctree(group: Group) -> str:
+    names = "\n".join(name.removesuffix(".md") for name in group.documents)
+    return f"```{{toctree}}\n:hidden:\n:caption: {group.heading}\n\n{names}\n```\n"
+
+
+def api() -> str:
+    """The page of public names."""
+    parts = [_heading("API", "=")]
+    for heading, directives in API.items():
+        parts += [_heading(heading, "-"), *(f".. {directive}" for directive in directives)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(text: str, line: str) -> str:
+    return f"{text}\n{line * len(text)}"
+
+
+def metrics() -> str:
+    """The page of metrics with their units."""
+    lines = ["# Metrics", "", "The names under which runs log (`cppo_lab/schema.py`).", ""]
+    lines += ["| name | unit | meaning |", "| --- | --- | --- |"]
+    for one in METRICS:
+        meaning = one.meaning.replace("|", r"\|")
+        lines.append(f"| `{one.name}` | {one.unit} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def build(out: Path, source: Path = BUILD / "source") -> int:
+    """Build the site in the folder `out`; Sphinx's exit status, which is not 0 for a warning.
+
+    Raises:
+        DevError: Sphinx or one of its extensions is not installed.
+    """
+    if missing := [name for name in NEEDS if find_spec(name) is None]:
+        raise DevError(
+            f"not installed: {', '.join(missing)}: pip install -c constraints-docs.txt 'cppo-lab[docs]'"
+        )
+    stage(ROOT, source)
+    command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--fresh-env"]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    }
+    return subprocess.run(
+        [*command, "-b", "html", str(source), str(out)], check=False, env=environment
+    ).returncode
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build the site; 0 if nothing is wrong with it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.site", description="Builds the documentation as a site."
+    )
+    parser.add_argument(
+        "--out", type=Path, default=BUILD / "html", metavar="DIR", help="default: build/site/html"
+    )
+    out = parser.parse_args(arguments).out.resolve()
+    try:
+        status = build(out)
+    except DevError as error:
+        print(f"dev.site: {error}", file=sys.stderr)
+        return 2
+    if status == 0:
+        print(out / "README.html")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
