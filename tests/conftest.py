@@ -35,6 +35,7 @@ TINY = [
     "model.architecture.mlp_width=64",
     "model.architecture.layers=1",
     "model.warm_start.steps=20",
+    "model.warm_start.target_accuracy=null",
     "model.warm_start.batch=16",
     "data.operations=2",
     "data.validation_problems=4",

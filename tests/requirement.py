@@ -55,7 +55,7 @@ def _no_browser() -> str:
     if not CHROMIUM.is_file():
         return f"{CHROMIUM} is not there (apt-get install chromium)"
     missing = [name for name in ("playwright", "flask") if importlib.util.find_spec(name) is None]
-    return f"not installed: {', '.join(missing)} (pip install playwright 'cppo-lab[ui]')" if missing else ""
+    return f"not installed: {', '.join(missing)} (pip install playwright -e '.[ui]')" if missing else ""
 
 
 def _no_postgres() -> str:
@@ -81,7 +81,7 @@ def _no_vllm() -> str:
 def _no_index() -> str:
     """Asks as `make lock-gpu` does, for one package alone: an index must also say when a file came to it."""
     command = ["uv", "pip", "compile", "--no-config", "--no-cache", "--no-deps", "--system-certs", "--quiet"]
-    command += ["--no-python-downloads", "--exclude-newer", lock_gpu.until(lock_gpu.LOCK.read_text()), "-"]
+    command += ["--no-python-downloads", "--exclude-newer", lock_gpu.until(lock_gpu.FSDP.read_text()), "-"]
     try:
         done = subprocess.run(
             command, input="einops\n", capture_output=True, text=True, timeout=INDEX_SECONDS

@@ -129,11 +129,11 @@ def test_constants_are_those_of_the_runs_model(run: Path, capsys: pytest.Capture
     [
         (["samples", "RUN", "--step", "5"], "has texts of the steps 0, 10"),
         (["samples", "RUN", "--problem", "x"], "step 10 has answers to aime24-1, aime25-7, t-1"),
-        (["samples", "zzzz"], "is not the beginning of a run's id"),
+        (["samples", "zzzz"], "is not a prefix of a run's id"),
         (["replay", "RUN", "--step", "0"], "has tokens of the steps 10"),
         (["replay", "RUN", "--rule", "m2po"], "whole minibatch"),
         (["replay", "RUN", "--rule", "nobodys"], "unknown rule 'nobodys'"),
-        (["replay", "RUN", "--rule", "dppo", "delta"], "KEY=VALUE is wanted"),
+        (["replay", "RUN", "--rule", "dppo", "delta"], "must be KEY=VALUE"),
         (["replay", "RUN", "--rule", "dppo", "delta=-1"], "cannot be replayed"),
         (["replay", "RUN", "--rule", "dppo", "delta=big"], "cannot be replayed"),
         (["replay", "RUN", "--rule", "dppo", "nonsense=1"], "nonsense"),

@@ -17,6 +17,7 @@ from mlflow.store import db_migrations as migrations
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
 from cppo_lab.cli import main
+from cppo_lab.cli.answer import HEADING
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.listing import ListingRow
@@ -56,7 +57,7 @@ def test_json_is_one_object_on_standard_output(
     assert main(["plan", *SWEEP, "--json"]) == 0
     output = capsys.readouterr()
     values = json.loads(output.out)
-    assert list(values) == ["sweep", "core", "runs", "totals"]
+    assert [key for key in values if key not in HEADING] == ["sweep", "core", "runs", "totals"]
     assert (values["sweep"], values["core"], len(values["runs"])) == ("quickstart", "mini", 6)
     assert all(list(run) == [field.name for field in fields(ListingRow)] for run in values["runs"])
     states = {run["run_id"]: run["state"] for run in values["runs"]}
@@ -184,7 +185,7 @@ def test_power_says_what_the_planned_runs_can_decide(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["main", "--deviation=1"], "--deviation=1: is for --power"),
+        (["main", "--deviation=1"], "--deviation=1: only valid with --power"),
         (["main", "--power", "--deviation=0"], "must be above 0 points"),
         (["main", "--power", "--deviation=1,x"], "--deviation=x: must be a number of points"),
         (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),

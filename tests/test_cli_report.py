@@ -86,6 +86,28 @@ def test_what_is_up_to_date_is_said_at_once(trained: Path) -> None:
     assert "is up to date\nheavy: []" in done.stdout
 
 
+def test_it_is_watched_until_every_run_is_a_result(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        more = ["launcher=inline", "variant=cppo", "seed=1"]
+        launch(make_plan(load_sweep("quickstart"), more), tracking_uri())
+
+    monkeypatch.setattr(reporting, "_pause", pause)
+    asked = ["report", *ONE, "seed=0,1", "--no-log", "--watch"]
+    assert main(asked) != 0
+    assert "--watch needs --partial" in capsys.readouterr().err
+    assert main([*asked, "--partial", "--every", "0"]) != 0
+    assert "--every 0: seconds" in capsys.readouterr().err
+    assert main([*asked, "--partial", "--every", "7"]) == 0
+    said = capsys.readouterr().err
+    assert paused == [7.0]
+    assert said.index("1 of 2 runs are results") < said.index("2 of 2 runs are results")
+
+
 def test_it_need_not_be_kept(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", *ONE, "seed=0", "--no-log"]) == 0
     assert schema.TAG_REPORT not in parent().data.tags
@@ -106,7 +128,8 @@ def test_a_store_that_does_not_take_it_costs_a_line(
     said = capsys.readouterr()
     assert "report: reports/build/quickstart/index.html" in said.out
     assert (
-        said.err.splitlines()[-1] == "cppo: the report is not kept in MLflow: tracking store x failed: gone"
+        said.err.splitlines()[-1]
+        == "cppo: the report was not uploaded to MLflow: tracking store x failed: gone"
     )
     assert '"asked": ""' in (trained / "reports" / "build" / "quickstart" / MARKER).read_text()
     assert main(["report", *ONE, "seed=0"]) == 0  # made up for

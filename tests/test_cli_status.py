@@ -149,7 +149,8 @@ def test_what_folders_locks_and_lists_say(
         "seed",
         "state",
         "step",
-        "score",
+        "last",
+        "best",
         "ETA",
         "GPU-hours",
         "job",
@@ -207,7 +208,7 @@ def test_what_slurm_says(runs: Path, slurm_says: Path, capsys: pytest.CaptureFix
         ("queued", found[run_id(0)]["reason"]),
         ("queued", "is being submitted"),
     ]
-    assert "what waits in Slurm's queue is not known" in capsys.readouterr().err
+    assert "the state of Slurm's queue is unknown" in capsys.readouterr().err
     assert "Slurmctld(primary) at x is DOWN" in found[run_id(0)]["reason"]
     assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
 
@@ -278,7 +279,7 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
     workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status"]) == 0
-    assert "no runs are known" in capsys.readouterr().out
+    assert "there are no runs in" in capsys.readouterr().out
     assert list(workspace.iterdir()) == []
     folder = workspace / "elsewhere" / tiny_spec.run_id
     folder.mkdir(parents=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
+from cppo_lab.cli.ui import report_link
 from cppo_lab.errors import UserError
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import ensure_experiment, open_client
@@ -56,7 +57,7 @@ def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> Non
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "distribution", absent)
-    with pytest.raises(UserError, match=r"pip install 'cppo-lab\[ui\]'"):
+    with pytest.raises(UserError, match=r"pip install .*(\[ui\]|mlflow)"):
         page_server.require_mlflow_server()
 
 
@@ -80,3 +81,11 @@ def test_a_launch_says_how_to_look(workspace: Path, monkeypatch: pytest.MonkeyPa
     assert where_to_look(uri, "cppo-mini") == "cppo ui"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
     assert where_to_look(uri, "cppo-mini") == f"MLFLOW_TRACKING_URI={uri} cppo ui"
+
+
+def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no report is there"):
+        report_link(tmp_path, "http://localhost:5000")
+    (tmp_path / "index.html").write_text("<p>")
+    _, link = report_link(tmp_path, "http://localhost:5000")
+    assert link == f"{(tmp_path / 'index.html').as_uri()}?mlflow=http%3A%2F%2Flocalhost%3A5000"

@@ -76,7 +76,7 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     script = workspace / "tell"
     script.write_text('#!/bin/sh\necho "$1|$CPPO_SWEEP|$CPPO_DONE|$CPPO_FAILED|$CPPO_LEFT"\nexit 3\n')
     script.chmod(0o755)
-    assert main(["watch", "--notify", f"{script} 'a b; $(id)'"]) == 1
+    assert main(["watch", "--notify", f"{script} 'a b; $(id)'"]) == 4
     said = capfd.readouterr()
     assert "a b; $(id)||2|1|1" in said.out
     assert "the command of --notify ended with status 3" in said.err
@@ -111,9 +111,9 @@ def test_logs_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[s
     assert main(["logs", run_id(0xABCE)]) == 0
     assert capsys.readouterr().out == "Traceback: here\n"
     assert main(["logs", "00000000"]) == 2
-    assert "is the beginning of 2 ids" in capsys.readouterr().err
+    assert "is a prefix of 2 ids" in capsys.readouterr().err
     assert main(["logs", "ffff"]) == 2
-    assert "no run whose id begins so" in capsys.readouterr().err
+    assert "no run with this prefix" in capsys.readouterr().err
 
 
 def test_following_ends_with_the_run_and_misses_nothing(
@@ -165,5 +165,5 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert main(["sync", "--watch"]) == 130
     said = capsys.readouterr()
-    assert said.err.count(f"cppo: {away}; trying on") == 1
-    assert said.out.splitlines() == [f"30 points of 2 runs sent to {tracking_uri()}"]
+    assert said.err.count(f"cppo: {away}; trying again") == 1
+    assert said.out.splitlines() == [f"30 points of 2 runs uploaded to {tracking_uri()}"]

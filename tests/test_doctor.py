@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import socket
 from collections import namedtuple
@@ -361,7 +362,7 @@ def test_what_a_launch_through_slurm_needs(
     assert checks["Slurm's controller"].found == "Slurmctld is UP"
     assert (checks["partition"].status, checks["partition"].found) == (
         "ok",
-        "the cluster's default; there are debug, old",
+        "the cluster's default; available: debug, old",
     )
     assert "GPUs" not in checks
     assert found([*run, "resources.partition=old"], workspace)["partition"].status == "warning"
@@ -425,16 +426,20 @@ def test_host_memory_for_what_is_offloaded(
     assert found(moe, workspace)["host memory"].status == "ok"
 
 
-def test_the_gpu_lock_has_what_the_doctor_asks_for() -> None:
-    """Each at a version within the doctor's range, and each file with its hash. Nothing is fetched."""
+@pytest.mark.parametrize("layout", ["one_node", "one_node_megatron"])
+def test_the_gpu_locks_have_what_the_doctor_asks_for(layout: str) -> None:
+    """Each at a version within the doctor's range. Nothing is fetched."""
+    from dev import lock_gpu
     from dev.lock import pins
 
-    root = Path(__file__).parents[1]
-    locked = pins((root / "requirements-gpu-fsdp.lock").read_text()) | pins(
-        (root / "requirements-gpu-flash-attn.lock").read_text()
-    )
-    assert all(pin.hashes for pin in locked.values())
-    composed = compose([*PAPER, "layout=one_node"])
-    for wanted in verl.requirements(composed.run, composed.layout):
-        if wanted.needed_by:
-            assert SpecifierSet(wanted.versions).contains(locked[wanted.name.lower()].version), wanted.name
+    megatron = layout.endswith("megatron")
+    paths = (lock_gpu.MEGATRON if megatron else lock_gpu.FSDP, lock_gpu.FLASH)
+    locked = {name: pin.version for path in paths for name, pin in pins(path.read_text()).items()}
+    if megatron:  # the wheels by URL
+        names = re.findall(r"/([a-z_]+)-([0-9.]+)-[^/]*\.whl$", lock_gpu.WHEELS.read_text(), re.M)
+        locked |= {name.replace("_", "-"): version for name, version in names}
+    composed = compose([*PAPER, f"layout={layout}"])
+    asked = [one for one in verl.requirements(composed.run, composed.layout) if one.needed_by]
+    assert {"megatron-bridge", "transformer-engine"} <= {one.name for one in asked} or not megatron
+    for wanted in asked:
+        assert SpecifierSet(wanted.versions).contains(locked[wanted.name.lower()]), wanted.name

@@ -39,7 +39,7 @@ class Job:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """One seed in processes of their own, the first killed behind its fourth step; then both seeds, and the report."""
+    """One seed in separate processes, the first killed behind its fourth step; then both seeds, and the report."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("job")
         patch.chdir(folder)
@@ -100,6 +100,7 @@ def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
     assert "core=mini: a miniature model on a synthetic task, not comparable" in page
     assert 'class="missing"' not in page and "Incomplete" not in page
     assert page.count("<svg") > 1
+    assert 'href="../quickstart_exact/index.html"' in page
     assert {path.suffix for path in job.page.parent.glob("figure_curves.*")} == {
         ".png",
         ".svg",

@@ -22,7 +22,7 @@ from cppo_lab.store import client
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.listing import ClientReader
 from cppo_lab.store.records import attempts_at
-from cppo_lab.tracking import recorder, shipper
+from cppo_lab.tracking import environment, recorder, shipper
 from cppo_lab.tracking.recorder import Recorder
 from tests.waiting import until
 
@@ -116,7 +116,7 @@ def test_a_signal_while_the_record_begins_is_recorded(
         os.kill(os.getpid(), signal.SIGTERM)
         return {}
 
-    monkeypatch.setattr(recorder, "environment_tags", told)
+    monkeypatch.setattr(environment, "environment_tags", told)
     with pytest.raises(Interrupted):
         Attempt(tiny_spec, workspace / "runs", tracking_uri()).run()
     status = read_status(workspace / "runs" / tiny_spec.run_id)
@@ -224,7 +224,7 @@ def test_a_signal_in_the_last_words_only_hurries_them(
     Attempt(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
     until_no_shipper_is_left()
     assert tries == [True]  # the run waits for no second one
-    assert "`cppo sync` sends it" in capsys.readouterr().err
+    assert "`cppo sync` uploads it" in capsys.readouterr().err
     assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == schema.DONE
     with pytest.raises(Interrupted):  # the next run of this process
         os.kill(os.getpid(), signal.SIGTERM)

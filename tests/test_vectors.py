@@ -215,7 +215,7 @@ DAMAGES = [
     ("flipped", "cannot be read"),
     ("crc", "cannot be read (Bad CRC-32"),
     ("pickled", "cannot be read (Object arrays cannot be loaded when allow_pickle=False"),
-    ("member", "holds 'manifest', which is no array"),
+    ("member", "holds 'manifest', which is not an array"),
     ("[1]", "is not usable (a JSON object was expected)"),
     ("{}", "is not usable ('cases' is missing)"),
     ('{"cases": {"a": {}}}', "is not usable (case 'a' has no 'hp')"),

@@ -8,7 +8,7 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.analysis.points import points_frame
-from cppo_lab.analysis.reader import RUN_COLUMNS, SweepData
+from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.store.history import from_columns
 
 

@@ -74,7 +74,7 @@ def test_a_file_that_is_too_large_is_not_fetched(
     store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "LARGEST", 10)
-    with pytest.raises(UserError, match="more than the 10 it may have"):
+    with pytest.raises(UserError, match="more than the 10 allowed"):
         read_answers(store[0], store[1][:1], 1, 1)
 
 

@@ -108,8 +108,8 @@ def test_a_run_without_diagnostics_is_left_out(store: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("{", "is no JSON"),
-        ("[]", "is no JSON object"),
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
         ({"tokens": [1]}, r"has 1 values of 'tokens' beside lists of 3"),
         ({"tokens": [1, 2, -1]}, r"has tokens\[2\]=-1, which is no count"),
         ({"gap_mean": "much"}, "lacks the list 'gap_mean'"),
@@ -143,7 +143,7 @@ def test_a_window_is_checked_as_well(store: tuple[str, str], change: Any, messag
 
 def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "LARGEST", 10)
-    with pytest.raises(UserError, match=r"more than the 10 that such a file may have: delete that artifact"):
+    with pytest.raises(UserError, match=r"more than the 10 allowed: delete that artifact"):
         read_positions(store[0], [run_with(store, "positions.json", POSITIONS)])
 
 

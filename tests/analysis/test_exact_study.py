@@ -1,43 +1,98 @@
-"""Errors at equal movement: known ratios are found, whatever the two rules' movements."""
+"""Errors at equal movement: known ratios are found, whatever the two rules' movements; plain loops are the oracle."""
 
 import dataclasses
 import math
+from collections import defaultdict
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from cppo_lab.analysis.exact_claims import ErrorClaim, judge_errors, log_size, of_seeds
 from cppo_lab.analysis.exact_study import (
+    BIN,
+    LEAST,
+    RETURN_BIN,
     Condition,
     Curves,
-    area_difference,
-    matched_ratio,
-    ratios_by_horizon,
+    mean_estimate,
+    paired,
+    pairs_of,
+    slope_estimate,
     summarise,
 )
 
 SEEDS, STEPS = 30, 40
+HORIZONS = (16, 64, 256)
 
 
-def curves(seed: int, law: float, middle: float) -> Curves:
-    """|Delta| = law * movement^2 with noise of both signs; movement log-normal around `middle`."""
+def curves(seed: int, law: float, middle: float, seeds: int = SEEDS) -> Curves:
+    """|Delta| = law * movement^2 with noise of both signs; movement log-normal around `middle`; seeds differ, too."""
     generator = np.random.default_rng(seed)
-    movement = middle * np.exp(0.5 * generator.standard_normal((SEEDS, STEPS)))
-    sign = generator.choice([-1, 1], (SEEDS, STEPS))
-    error = sign * law * movement**2 * np.exp(0.3 * generator.standard_normal((SEEDS, STEPS)))
-    returns = np.cumsum(np.full((SEEDS, STEPS), 0.01), axis=1) + 0.1 * law
+    movement = middle * np.exp(0.5 * generator.standard_normal((seeds, STEPS)))
+    sign = generator.choice([-1, 1], (seeds, STEPS))
+    own = np.exp(0.1 * generator.standard_normal((seeds, 1)))
+    error = sign * law * movement**2 * own * np.exp(0.3 * generator.standard_normal((seeds, STEPS)))
+    returns = np.cumsum(np.full((seeds, STEPS), 0.01), axis=1)
     spread = movement[:, :, None] * np.arange(1, 9) / 4.5
-    return Curves(tuple(range(SEEDS)), error, movement, returns, 50 * abs(error), 5 * abs(error), spread)
+    bounds = 50 * abs(error), 5 * abs(error)
+    return Curves(tuple(range(seeds)), error, movement, movement / 10, returns, returns, *bounds, spread)
 
 
-def everyone(*parts: Curves) -> list[np.ndarray]:
-    return [np.arange(SEEDS) for _ in parts]
+def log_ratio(one: Curves, other: Curves, seeds: list[int], by_return: bool = False) -> float:
+    """The estimator as docs/exact.md describes it, step by step."""
+    found: list[dict[tuple[int, int], list[float]]] = []
+    for side in (one, other):
+        bins = defaultdict(list)
+        for seed in seeds:
+            row = side.seeds.index(seed)
+            for movement, error, level in zip(
+                side.movement[row], side.error[row], side.rollout_returns[row], strict=True
+            ):
+                if math.isfinite(movement) and movement > 0:
+                    key = math.floor(math.log(movement) / BIN)
+                    bins[key, math.floor(level / RETURN_BIN) if by_return else 0].append(abs(error))
+        found.append(bins)
+    total, weight = 0.0, 0
+    for key, errors in found[0].items():
+        fewest = min(len(errors), len(found[1].get(key, [])))
+        if fewest >= LEAST:
+            ratio = (sum(errors) / len(errors)) / (sum(found[1][key]) / len(found[1][key]))
+            total += fewest * math.log(ratio)
+            weight += fewest
+    return total / weight
+
+
+@pytest.mark.parametrize("by_return", [False, True])
+def test_ratio_and_error_are_those_of_plain_loops(by_return: bool) -> None:
+    """The ratio, and the jackknife over seeds: each left out once."""
+    one, other = curves(0, 0.8, 0.012, 12), curves(1, 1.0, 0.01, 12)
+    found = mean_estimate([{16: paired(one, other, by_return)}])
+    assert found is not None and found.error is not None and found.n == 12 and found.degrees == 11
+    seeds = list(range(12))
+    assert found.value == pytest.approx(log_ratio(one, other, seeds, by_return), abs=1e-12)
+    without = [log_ratio(one, other, [s for s in seeds if s != left], by_return) for left in seeds]
+    middle = sum(without) / 12
+    assert found.error == pytest.approx(math.sqrt(11 / 12 * sum((w - middle) ** 2 for w in without)))
+    assert found.high == pytest.approx(found.value + stats.t.ppf(0.975, 11) * found.error)
+
+
+def test_only_common_seeds_are_compared() -> None:
+    one, other = of_seeds(curves(0, 0.5, 0.01), range(20)), of_seeds(curves(1, 1.0, 0.01), range(10, 30))
+    pair = paired(one, other)
+    assert pair.seeds == tuple(range(10, 20))
+    found = mean_estimate([{16: pair}])
+    assert found is not None and found.n == 10
+    assert found.value == pytest.approx(log_ratio(one, other, list(range(10, 20))), abs=1e-12)
 
 
 @pytest.mark.parametrize(("law", "middle"), [(1.0, 0.01), (0.5, 0.01), (0.5, 0.02), (2.0, 0.006)])
 def test_movement_is_taken_out(law: float, middle: float) -> None:
     """The ratio of the laws comes out, though one rule moves more or less than the other."""
     one, other = curves(0, law, middle), curves(1, 1.0, 0.01)
-    assert matched_ratio([one], [other], everyone(one)) == pytest.approx(law, rel=0.06)
+    found = mean_estimate([{16: paired(one, other)}])
+    assert found is not None and found.low is not None and found.high is not None
+    assert found.low < math.log(law) < found.high and found.high - found.low < 0.4
     plain = np.abs(one.error).mean() / np.abs(other.error).mean()
     if middle != 0.01:
         assert abs(math.log(plain / law)) > 0.4
@@ -49,52 +104,126 @@ def test_a_rule_that_learns_slowly_is_compared_at_its_own_returns() -> None:
     def learner(seed: int, speed: float) -> Curves:
         base = curves(seed, 1.0, 0.01)
         returns = np.broadcast_to(1 - np.exp(-speed * np.arange(STEPS)), base.error.shape)
-        return dataclasses.replace(base, returns=returns, error=base.error * (1 - returns))
+        return dataclasses.replace(base, rollout_returns=returns, error=base.error * (1 - returns))
 
     slow, fast = learner(0, 0.05), learner(1, 0.1)
-    assert matched_ratio([slow], [fast], everyone(slow)) > 1.4
-    assert matched_ratio([slow], [fast], everyone(slow), by_return=True) == pytest.approx(1, abs=0.12)
+    plain, matched = (mean_estimate([{16: paired(slow, fast, again)}]) for again in (False, True))
+    assert plain is not None and matched is not None
+    assert math.exp(plain.value) > 1.4
+    assert math.exp(matched.value) == pytest.approx(1, abs=0.12)
 
 
 def test_rules_that_never_move_as_far_cannot_be_compared() -> None:
-    one, other = curves(0, 1.0, 1e-6), curves(1, 1.0, 1.0)
-    assert math.isnan(matched_ratio([one], [other], everyone(one)))
+    assert mean_estimate([{16: paired(curves(0, 1.0, 1e-6), curves(1, 1.0, 1.0))}]) is None
 
 
 def test_steps_behind_a_collapse_do_not_count() -> None:
     whole, other = curves(0, 0.5, 0.01), curves(1, 1.0, 0.01)
-    broken = Curves(
-        whole.seeds,
-        *(
-            np.where(np.arange(STEPS) < 30, one, np.nan)
-            for one in (whole.error, whole.movement, whole.returns, whole.bound, whole.product_bound)
-        ),
-        whole.by_position,
-    )
-    assert matched_ratio([broken], [other], everyone(whole)) == pytest.approx(0.5, rel=0.08)
+    ended = {
+        name: np.where(np.arange(STEPS) < 30, value, np.nan)
+        for name, value in vars(whole).items()
+        if name not in ("seeds", "by_position")
+    }
+    broken = dataclasses.replace(whole, **ended)
+    short = dataclasses.replace(whole, **{name: value[:, :30] for name, value in ended.items()})
+    seeds = list(range(SEEDS))
+    found = mean_estimate([{16: paired(broken, other)}])
+    assert found is not None and found.value == pytest.approx(log_ratio(short, other, seeds), abs=1e-12)
     assert math.isfinite(summarise(broken).area)
 
 
-def test_the_slope_in_the_horizon() -> None:
-    """Ratios T^-0.2 have the slope -0.2, inside their interval; equal laws have none."""
-    laws = {16: 1.0, 64: 4**-0.2, 256: 16**-0.2}
-    found = {}
-    for i, (horizon, law) in enumerate(laws.items()):
-        for j, (variant, own) in enumerate((("cppo", law), ("dppo", 1.0))):
-            found[Condition("m", variant, horizon, 0.1)] = curves(10 * i + j, own, 0.01)
-    ratios, slope = ratios_by_horizon(found, "m", "cppo", "dppo")
-    for horizon, law in laws.items():
-        assert ratios[horizon].low - 0.03 < law < ratios[horizon].high + 0.03
-        assert ratios[horizon].high - ratios[horizon].low < 0.2
-    assert slope.low < -0.2 < slope.high < -0.1
+def study(laws: dict[str, dict[int, float]]) -> dict[Condition, Curves]:
+    """Variants with an error law for each horizon on one process."""
+    return {
+        Condition("early", name, horizon): curves(1000 * i + horizon, law, 0.01)
+        for i, (name, by_horizon) in enumerate(laws.items())
+        for horizon, law in by_horizon.items()
+    }
 
 
-def test_means_of_a_condition() -> None:
-    one, other = curves(0, 1.0, 0.01), curves(0, 3.0, 0.01)
-    found = summarise(one)
-    assert found.error == pytest.approx(float(np.abs(one.error).mean()))
-    assert (found.bound_ratio, found.product_ratio) == (pytest.approx(50), pytest.approx(5))
-    assert found.falls == 0
-    assert found.by_position[7] / found.by_position[0] == pytest.approx(8)
-    gap = area_difference(other, one)
-    assert gap.value == pytest.approx(0.2) and gap.high - gap.low < 1e-9
+def test_the_slope_is_what_ten_times_the_horizon_changes() -> None:
+    """Ratios T^-0.2 change by -0.2 log 10; equal laws by nothing."""
+    falling = {h: (h / 16) ** -0.2 for h in HORIZONS}
+    found = study(
+        {"cppo": falling, "dppo": dict.fromkeys(HORIZONS, 1.0), "same": dict.fromkeys(HORIZONS, 1.0)}
+    )
+    for one, slope in (("cppo", -0.2 * math.log(10)), ("same", 0.0)):
+        estimate = slope_estimate([pairs_of(found, "early", one, "dppo")])
+        assert estimate is not None and estimate.error is not None and estimate.error < 0.06
+        assert estimate.value == pytest.approx(slope, abs=0.12)
+    assert slope_estimate([{16: pairs_of(found, "early", "cppo", "dppo")[16]}]) is None
+
+
+def claim(**values: object) -> ErrorClaim:
+    plain = ErrorClaim(
+        "a", "A", "s", ("cppo",), ("dppo",), False, ("early",), False, 0.1, None, None, tuple(range(SEEDS))
+    )
+    return dataclasses.replace(plain, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("law", "within", "outcome"),
+    [
+        (0.7, None, "supported"),
+        (1.02, None, "not supported"),
+        (1.5, None, "not supported"),
+        (1.0, 0.15, "supported"),
+        (0.6, 0.1, "not supported"),
+        (1.6, 0.1, "not supported"),
+    ],
+)
+def test_outcomes(law: float, within: float | None, outcome: str) -> None:
+    laws = {"cppo": dict.fromkeys(HORIZONS, law), "dppo": dict.fromkeys(HORIZONS, 1.0)}
+    (found,) = judge_errors([claim(within=within)], study(laws), {})
+    assert found.outcome.value == outcome
+    assert found.deciding is not None and found.deciding.advantage is not None
+    assert found.deciding.advantage.value == pytest.approx(-math.log(law), abs=0.12)
+
+
+def test_runs_of_other_seeds_do_not_count() -> None:
+    """The selection seeds say the opposite of the test seeds."""
+    laws = {"cppo": dict.fromkeys(HORIZONS, 0.7), "dppo": dict.fromkeys(HORIZONS, 1.0)}
+    found = study(laws)
+    for condition, one in found.items():
+        if condition.variant == "cppo":
+            one.error[15:] *= 4
+    (first,) = judge_errors([claim(seeds=tuple(range(15)))], found, {})
+    (second,) = judge_errors([claim(seeds=tuple(range(15, 30)))], found, {})
+    (none,) = judge_errors([claim(seeds=(77,))], found, {"a": True})
+    assert (first.outcome.value, second.outcome.value) == ("supported", "not supported")
+    assert none.outcome.value == "undecided" and none.provisional
+    assert all(one.advantage is None for one in none.comparisons)
+
+
+def test_a_claim_behind_an_unsupported_one_is_exploratory() -> None:
+    laws = {name: dict.fromkeys(HORIZONS, law) for name, law in (("cppo", 1.3), ("dppo", 1.0), ("best", 0.5))}
+    claims = [
+        claim(key="third", better=("best",), after="second"),
+        claim(key="second", better=("best",), after="first"),
+        claim(key="first"),
+    ]
+    found = judge_errors(claims, study(laws), {})
+    assert [one.outcome.value for one in found] == ["supported", "supported", "not supported"]
+    assert [one.closed_by and one.closed_by.key for one in found] == ["first", "first", None]
+
+
+def test_percent_of_an_error_as_an_advantage() -> None:
+    assert math.exp(-log_size(0.1)) == pytest.approx(0.9)
+
+
+def test_two_arms_of_one_rule_differ_in_five_percent() -> None:
+    """Both arms from one law: the 95 % interval leaves out 1 in 1 to 9 % of 200 draws."""
+    generator = np.random.default_rng(3)
+    base = curves(7, 1.0, 0.01, 600)
+    outside = []
+    for _ in range(200):
+        rows = generator.permutation(600)[:48]
+        arms = [
+            Curves(tuple(range(24)), *(value[part] for name, value in vars(base).items() if name != "seeds"))
+            for part in (rows[:24], rows[24:])
+        ]
+        found = mean_estimate([{16: paired(*arms)}])
+        assert found is not None and found.low is not None and found.high is not None
+        outside.append((found.low > 0, found.high < 0))
+    above, below = np.mean(outside, axis=0)
+    assert 0.01 < above + below < 0.095

@@ -11,7 +11,8 @@ from mlflow import MlflowClient
 
 from cppo_lab import schema
 from cppo_lab.analysis import histories, history_cache
-from cppo_lab.analysis.reader import SweepData, read_sweep
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.store.client import open_client

@@ -12,7 +12,8 @@ from mlflow.entities import Metric
 
 from cppo_lab import schema
 from cppo_lab.analysis.points import METRIC_COLUMNS
-from cppo_lab.analysis.reader import RUN_COLUMNS, read_sweep
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.sweep_data import RUN_COLUMNS
 from cppo_lab.errors import UserError
 
 EXPERIMENT = "cppo-mini"

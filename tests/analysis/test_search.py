@@ -161,14 +161,14 @@ def edit(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (edit("format", 2), "has format 2, not 1: it is of another version"),
+        (edit("format", 2), "has format 2, not 1: it was written by another version"),
         (edit("question", None), "lacks 'question'"),
         (edit("core", "own"), "core='own', which is no core"),
         (edit("objectives", ["speed"]), r"objectives\[0\]='speed', which is no objective \(final_score"),
         (edit("objectives", []), "no list of different values as 'objectives'"),
         (edit("seeds", [0, 0]), "no list of different values as 'seeds'"),
         (edit("parameters", {}), "has no parameter"),
-        (edit("parameters/rule.w_min", [1]), "'rule.w_min', is no JSON object"),
+        (edit("parameters/rule.w_min", [1]), "'rule.w_min', is not a JSON object"),
         (edit("parameters/<b>", {"choices": [1]}), "'<b>', which is no configuration key"),
         (edit("parameters/rule.delta_b/low", 0), "from 0 to 0.05 on a logarithmic scale"),
         (edit("parameters/rule.w_min/low", 2), "from 2 to 1"),
@@ -207,7 +207,7 @@ def test_what_is_not_as_it_should_be_is_named(change: Callable[[dict[str, Any]],
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"format": ' + "9" * 5000 + "}"])
 def test_what_is_no_json_is_named(uri: str, text: str) -> None:
     log_search(uri, text)
-    with pytest.raises(UserError, match=r"search.json of MLflow run \w+ is no JSON.*cppo tune"):
+    with pytest.raises(UserError, match=r"search.json of MLflow run \w+ is not (a )?JSON.*cppo tune"):
         read_search(uri, "cppo-mini", STUDY)
 
 
@@ -233,7 +233,7 @@ def test_the_file_of_another_study_and_a_large_one(uri: str, monkeypatch: pytest
     with pytest.raises(UserError, match="is of study 'other'"):
         read_search(uri, "cppo-mini", STUDY)
     monkeypatch.setattr(artifacts, "LARGEST_SEARCH", 10)
-    with pytest.raises(UserError, match="more than the 10 that such a file may have"):
+    with pytest.raises(UserError, match="more than the 10 allowed"):
         read_search(uri, "cppo-mini", STUDY)
 
 

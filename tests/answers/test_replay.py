@@ -145,7 +145,7 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
 @pytest.mark.parametrize(
     ("rule", "constants", "said"),
     [
-        ("m2po", {"m2": 0.04}, "decides about a whole minibatch"),
+        ("m2po", {"m2": 0.04}, "decides over a whole minibatch"),
         ("nobody's", {}, "unknown rule"),
         ("verl_gspo", {}, "unknown rule"),
         ("dppo", {}, "lacks the constants delta"),

@@ -98,7 +98,7 @@ def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match="the file has no texts"):
             read(broken, "the file")
     monkeypatch.setattr(files, "LARGEST_UNPACKED", 100)
-    with pytest.raises(UserError, match="larger than it may be"):
+    with pytest.raises(UserError, match="larger than allowed"):
         read(data, "the file")
     monkeypatch.setattr(files, "LARGEST", 10)
     with pytest.raises(UserError, match="more than the 10"):

@@ -52,6 +52,7 @@ def opened(browser: "Browser", address: str) -> "Iterator[Page]":
     page.set_default_timeout(WAIT_MS)
     watched = Watched(page)
     page.goto(address)
+    page.locator("#answers summary").click()
     yield page
     assert page.title() == "A pair"  # hostile texts set another
     page.close()
@@ -135,6 +136,33 @@ def test_a_training_group_with_rewards_and_advantages(opened: "Page") -> None:
     ]
 
 
+def test_equal_answers_are_one_with_their_count(opened: "Page") -> None:
+    opened.get_by_label("Problem", exact=True).last.select_option(label=IDS[0])
+    opened.get_by_label("Method", exact=True).select_option(label="DPPO")
+    opened.get_by_label("Step", exact=True).select_option(label="100")
+    shown = opened.locator("#answers [aria-live] > .answer > p").all_inner_texts()
+    assert [text.partition(": ")[0] for text in shown] == [
+        "DPPO, seed 0, step 100, 2 equal answers (1, 3)",
+        "DPPO, seed 0, step 100, answer 2",
+    ]
+
+
+def test_the_viewer_begins_where_cppo_drops_tokens(opened: "Page") -> None:
+    assert opened.get_by_label("Rule", exact=True).locator("option:checked").inner_text() == "CPPO"
+    chosen = opened.get_by_role("combobox", name="Response", exact=True)
+    assert chosen.locator("option:checked").inner_text().startswith("CPPO, ")
+    dropped = int((replay(made_tokens("cppo")).reason[:TOKENS] > 0).sum())
+    assert dropped and pane(opened).locator("span.dropped").count() == dropped
+
+
+def show_dppo(page: "Page") -> None:
+    """The first response of the run that DPPO trained, under DPPO."""
+    chosen = page.get_by_role("combobox", name="Response", exact=True)
+    labels = chosen.locator("option").all_text_contents()
+    chosen.select_option(label=next(label for label in labels if label.startswith("DPPO, ")))
+    page.get_by_label("Rule", exact=True).select_option(label="DPPO")
+
+
 def facts(page: "Page") -> str:
     return page.locator(".token-facts").inner_text()
 
@@ -149,6 +177,7 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
     dropped = [place for place in range(TOKENS) if own.reason[place]]
     different = [place for place in range(TOKENS) if bool(own.reason[place]) != bool(other.reason[place])]
     assert dropped and different
+    show_dppo(opened)
     assert pane(opened).locator("span").count() == TOKENS
     assert pane(opened).locator("span.dropped").count() == len(dropped)
     opened.get_by_role("button", name="Next dropped").click()
@@ -175,6 +204,7 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
 def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
     kept = made_tokens("dppo")
     ratio = kept.logp - kept.rollout_logp
+    show_dppo(opened)
     opened.get_by_label("Colour by").select_option(label="log-ratio, log π − log μ")
     spans = pane(opened).locator("span")
     highest, lowest = int(ratio[:200].argmax()), int(ratio[:200].argmin())
@@ -238,6 +268,8 @@ def test_without_scripts_it_says_so(browser: "Browser", address: str) -> None:
     page = context.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(address)
+    page.locator("#answers summary").click()  # the browser's own: it needs no script
+    page.locator("#statistics summary").click()
     assert page.locator("#answers .unscripted").is_visible()
     assert page.locator(".answers").is_hidden()
     assert page.locator("#statistics").get_by_text("Differences by problem").is_visible()

@@ -15,7 +15,7 @@ from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.answers_table import TABLE
 from cppo_lab.tracking.parents import ensure_parent
-from cppo_lab.tracking.views import sweep_key
+from cppo_lab.tracking.views import means_key, sweep_key
 from tests.browser.conftest import WAIT_MS
 from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until
@@ -82,6 +82,24 @@ def test_the_link_opens_a_view_with_charts(
         "Trainer and rollout engine",
         "Masking",
     ]
+
+
+def test_a_view_has_the_mean_of_each_variant(
+    browser_page: "Page", links: list[str], shot: Callable[[str], Path]
+) -> None:
+    browser_page.goto(links[0].replace("cppo-runs", means_key("quickstart")))
+    card = chart(browser_page, MEAN)
+    of_rule: dict[str, list[RunSpec]] = {}
+    for (rule, _), spec in specs().items():
+        of_rule.setdefault(rule, []).append(spec)
+    means = [
+        [round(sum(score(spec, step) for spec in own) / len(own), 6) for step in STEPS]
+        for own in of_rule.values()
+    ]
+    assert len(means) == 3
+    until("the means are drawn", lambda: all(mean in drawn(card) for mean in means))
+    shot("1-view-means")
+    assert expected(specs()["cppo", 0]) not in drawn(card)
 
 
 def test_columns_filter_and_comparison_of_two_methods(

@@ -161,6 +161,67 @@ def luminance(colour: str) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_contents_stay_in_view_and_open_what_they_lead_to(opened: "Page", width: int) -> None:
+    opened.set_viewport_size({"width": width, "height": 900})
+    runs = opened.locator(".contents").get_by_role("link", name="Runs", exact=True)
+    table = opened.locator("#runs table")
+    assert table.is_hidden()
+    runs.click()
+    assert table.is_visible()
+    opened.mouse.wheel(0, 10_000)
+    opened.wait_for_function("() => scrollY > 0")
+    box = opened.locator(".contents").bounding_box()
+    assert box is not None and -1 <= box["y"] <= 900
+    assert opened.locator(".contents a").first.evaluate("link => link.getBoundingClientRect().top") >= 0
+    opened.locator("#runs summary").click()
+    runs.click()  # the address is the same as before
+    assert table.is_visible()
+
+
+def test_drawings_and_curves_are_dark_in_the_dark(opened: "Page") -> None:
+    opened.emulate_media(color_scheme="dark")
+    card = opened.locator("#curves .card").first
+    assert card.evaluate("node => getComputedStyle(node).backgroundColor") == "rgb(24, 29, 35)"
+    fills = card.locator("text").evaluate_all("all => all.map(node => getComputedStyle(node).fill)")
+    assert fills and min(map(luminance, fills)) > 0.25
+
+
+def test_a_table_that_is_too_wide_says_so(opened: "Page") -> None:
+    opened.set_viewport_size({"width": 390, "height": 844})
+    opened.locator("#runs summary").click()
+    box = opened.locator("#runs .scroll")
+    opened.wait_for_function("() => document.querySelector('#runs .scroll').classList.contains('more')")
+    assert opened.locator("#runs .wider").is_visible()
+    box.evaluate("node => { node.scrollLeft = node.scrollWidth; }")
+    opened.wait_for_function("() => !document.querySelector('#runs .scroll').classList.contains('more')")
+
+
+@pytest.mark.parametrize(
+    ("mlflow", "count"),
+    [("http://127.0.0.1:5001/base", 4), ("http://example.org", 0), ("javascript:alert(1)", 0)],
+)
+def test_runs_lead_to_the_mlflow_that_the_address_names(
+    browser: "Browser", address: str, mlflow: str, count: int
+) -> None:
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{address}?mlflow={mlflow}")
+    links = page.locator("#runs a[href*='#/runs/']")
+    assert links.count() == count
+    for link in links.all():
+        assert link.get_attribute("href") == f"{mlflow}/#/runs/{link.text_content()}"
+    page.close()
+
+
+def test_paper_has_everything_unfolded_and_in_colour(opened: "Page") -> None:
+    opened.emulate_media(media="print")
+    assert opened.locator("#runs table").evaluate("node => node.getBoundingClientRect().height") > 50
+    accent = "getComputedStyle(document.documentElement).getPropertyValue('--accent')"
+    assert opened.evaluate(accent).strip() == "#0052d9"
+    assert opened.locator(".contents").is_hidden()
+
+
 def test_paper_has_the_drawings_and_no_controls(opened: "Page") -> None:
     assert opened.locator(".static").first.is_hidden()
     opened.emulate_media(media="print")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cppo_lab.cli.exit_codes import Exit
 from dev.chaos.nemesis_run import IDLE_LAUNCHES, REFUSALS, REFUSED, NemesisRun
 from dev.errors import DevError
 
@@ -28,18 +29,20 @@ def end_launch(storm: NemesisRun, status: int) -> None:
     storm._see_launcher()
 
 
-def test_launches_that_are_refused_one_after_the_other() -> None:
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda status: status.name)
+def test_launches_that_are_refused_one_after_the_other(refused: Exit) -> None:
     storm = storm_of(away=())
-    for status in [REFUSED] * (REFUSALS - 1) + [1] + [REFUSED] * (REFUSALS - 1):
+    for status in [refused] * (REFUSALS - 1) + [1] + [refused] * (REFUSALS - 1):
         end_launch(storm, status)
     with pytest.raises(DevError, match=r"10 launches in a row were refused: see commands\.log"):
-        end_launch(storm, REFUSED)
+        end_launch(storm, refused)
 
 
-def test_nothing_follows_from_refusals_while_a_server_is_away() -> None:
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda status: status.name)
+def test_nothing_follows_from_refusals_while_a_server_is_away(refused: Exit) -> None:
     storm = storm_of(away=("mlflow",))
     for _ in range(2 * REFUSALS):
-        end_launch(storm, REFUSED)
+        end_launch(storm, refused)
 
 
 def test_launches_after_which_no_step_is_on_file() -> None:

@@ -66,7 +66,7 @@ def package(folder: Path) -> Path:
 
 
 def python(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:
-    """Python in a process of its own, with their package on its path if `path` names it."""
+    """Python in a separate process, with their package on its path if `path` names it."""
     known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -201,7 +201,7 @@ def test_machines_and_gpus_are_the_layouts_where_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("tests.cores.test_core_records:RECORD", "is a str, no cppo_lab.core_records.CoreRecord"),
+        ("tests.cores.test_core_records:RECORD", "is a str, not a cppo_lab.core_records.CoreRecord"),
         ("cppo_lab.cores.mini.record:MINI", "is the record of 'mini'"),
         ("nowhere:ACME", "cannot be imported"),
     ],

@@ -29,6 +29,7 @@ from tests.oracles.fork_process import Rules
 
 TIMES = "perf/"
 SHUFFLED = {"name": "cppo_no_prefix_budget_shuffled", "delta": 0.05, "w_min": 0.5}
+REVERSED = {**SHUFFLED, "name": "cppo_no_prefix_budget_reversed"}
 DISTURBED: dict[str, Any] = {
     "model": {"mismatch": 0.1},
     "rollout": {"staleness": 2, "precision": "bfloat16"},
@@ -166,7 +167,9 @@ def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> 
 
 def test_the_rules_differ() -> None:
     """What binds makes another run: else the test above would compare nothing."""
-    rules = (NO_TRUST_REGION, DPPO, CPPO, SHUFFLED, {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28})
+    ordered = {**SHUFFLED, "name": "cppo_no_prefix_budget"}
+    clipped = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28}
+    rules = (NO_TRUST_REGION, DPPO, CPPO, ordered, SHUFFLED, REVERSED, clipped)
     found = {history(exact_run(rule=rule, **DISTURBED))[-1][1]["exact/return"] for rule in rules}
     assert len(found) == len(rules)
 

@@ -17,9 +17,17 @@ from cppo_lab.cores.mini.model import Transformer, rope_tables, rotate
 from cppo_lab.cores.mini.sampler import Rollout, draw, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.cores.mini.warm_start import train_warm_start, warm_start_file
+from cppo_lab.cores.mini.warm_start import (
+    TEST_EVERY,
+    NotLearned,
+    _until_learned,
+    train_warm_start,
+    warm_start_file,
+)
+from cppo_lab.errors import UserError
 from cppo_lab.spec import Architecture, RunSpec, TaskData
 from cppo_lab.spec.rule import VERL
+from cppo_lab.spec.synthetic import ANNEAL_STEPS
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
 from tests.conftest import TINY
@@ -372,6 +380,66 @@ class TestTrainer:
         made = tiny_spec.model.model_copy(update={"warm_start": longer}).for_seed(0)
         uniform_guess = math.log(TOKENIZER.vocabulary)
         assert train_warm_start(made, tiny_spec.data, model) < 0.45 * uniform_guess
+
+    def test_it_ends_once_it_has_learned(self, tiny_spec: RunSpec) -> None:
+        """Measured by a loop of its own on other problems: the most likely token of each step."""
+        torch.manual_seed(0)
+        model = Transformer(tiny_spec.model.architecture, TOKENIZER.vocabulary, 32)
+        longer = {
+            "steps": 3000,
+            "batch": 32,
+            "learning_rate": 0.01,
+            "step_noise": 0.1,
+            "target_accuracy": 0.8,
+        }
+        warm_start = tiny_spec.model.warm_start.model_copy(update=longer)
+        made = tiny_spec.model.model_copy(update={"warm_start": warm_start}).for_seed(0)
+        steps: list[int] = []
+        train_warm_start(made, tiny_spec.data, model, lambda _, step=0, of=0: steps.append(step))
+        assert steps == list(range(len(steps))) and ANNEAL_STEPS < len(steps) < 3000
+        assert (len(steps) - ANNEAL_STEPS) % TEST_EVERY == 0
+        task, generator = make_task(tiny_spec.data), torch.Generator().manual_seed(7)
+        problems = task.sample(50, generator)
+        right = []
+        for prompt, response in zip(
+            problems.prompts.tolist(), task.noisy_traces(problems, 0.0, generator).tolist(), strict=True
+        ):
+            for at, token in enumerate(response):
+                read = torch.tensor([[*prompt, *response[:at]]])
+                right.append(
+                    int(model(read, torch.ones_like(read, dtype=torch.bool))[0, -1].argmax()) == token
+                )
+        assert sum(right) / len(right) > 0.78
+
+    def test_rates_of_a_warm_start_with_a_target(self, tiny_spec: RunSpec) -> None:
+        settings = {"steps": 1000, "learning_rate": 0.5, "target_accuracy": 0.9}
+        warm_start = tiny_spec.model.warm_start.model_copy(update=settings)
+        made = tiny_spec.model.model_copy(update={"warm_start": warm_start}).for_seed(3)
+
+        def rates(*accuracies: float) -> list[float]:
+            optimizer, measured = torch.optim.SGD([torch.zeros(1)]), iter(accuracies)
+            return [
+                optimizer.param_groups[0]["lr"]
+                for _ in _until_learned(made, optimizer, lambda: next(measured))
+            ]
+
+        found = rates(0.1, 0.1, 0.1, 0.1, 0.9)  # measured at steps 0, 50, ..., 200
+        assert len(found) == 200 + ANNEAL_STEPS
+        assert found[:100] == pytest.approx([0.5 * (step + 1) / 100 for step in range(100)])
+        assert found[100:201] == pytest.approx([0.5] * 101)
+        assert found[200:] == pytest.approx([0.5 * (1 - step / ANNEAL_STEPS) for step in range(ANNEAL_STEPS)])
+        assert len(rates(*[0.0] * 14, 0.95)) == 1000  # the last moment at which the fall still fits
+        with pytest.raises(
+            NotLearned, match=r"seed 3, had 12\.3% .* after 700 steps.*target_accuracy=0\.9: raise"
+        ):
+            rates(*[0.123] * 15)
+
+    @pytest.mark.parametrize("steps", [1, ANNEAL_STEPS])
+    def test_a_target_that_cannot_be_reached_is_refused(self, steps: int) -> None:
+        with pytest.raises(
+            UserError, match=f"steps={steps} is the limit of a warm start.*target_accuracy to null"
+        ):
+            compose([f"model.warm_start.steps={steps}"])
 
     @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])
     def test_a_short_warm_start_has_a_schedule(self, tiny_spec: RunSpec, steps: int) -> None:

@@ -186,7 +186,7 @@ class TestCheckpoint:
         path = tmp_path / CHECKPOINT
         path.write_bytes(content)
         assert load_checkpoint(path, "a", MAKER) is None
-        assert f"{path} is not used" in capsys.readouterr().err
+        assert f"{path} is ignored" in capsys.readouterr().err
 
     def test_code_in_a_checkpoint_does_not_run(self, tmp_path: Path) -> None:
         class Evil:

@@ -215,7 +215,7 @@ def test_rows_encoded_otherwise_and_missing_and_foreign_files_are_told_apart(tmp
     (out / "notes.txt").write_text("x")
     with pytest.raises(UserError) as error:
         check_folder(out)
-    assert "aime24.parquet is changed (the same rows, encoded otherwise" in str(error.value)
+    assert "aime24.parquet is changed (the same rows in another encoding" in str(error.value)
     assert "aime25.parquet is missing" in str(error.value)
     assert "not part of the prepared data: notes.txt" in str(error.value)
     with pytest.raises(UserError, match=r"holds no manifest.json"):

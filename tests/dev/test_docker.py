@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dev.lock import pins
-from dev.lock_gpu import FLASH, LOCK
+from dev.lock_gpu import FLASH, FSDP, MEGATRON, REQUIREMENTS, WHEELHOUSE, WHEELS
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docker" / "install.sh"
@@ -52,8 +52,9 @@ def test_both_images_are_made_by_the_same_steps_on_the_same_base() -> None:
     [base] = [rest for word, rest in instructions() if word == "FROM"]
     assert sections()[""] == ["Bootstrap: docker", f"From: {base}"]
     # flash-attn is compiled by the CUDA toolkit of the base, against torch's.
-    version = pins(LOCK.read_text())["cuda-toolkit"].version
-    assert base == f"nvidia/cuda:{version}-devel-ubuntu24.04"
+    for lock in REQUIREMENTS:
+        version = pins(lock.read_text())["cuda-toolkit"].version
+        assert base == f"nvidia/cuda:{version}-devel-ubuntu24.04"
 
 
 def test_what_is_copied_is_there_and_the_image_ends_as_another_user() -> None:
@@ -62,8 +63,9 @@ def test_what_is_copied_is_there_and_the_image_ends_as_another_user() -> None:
     for *sources, _ in copied:
         assert all((ROOT / source).exists() for source in sources)
     # The steps find their files in the image.
-    needed = re.findall(r"-r (\S+)", SCRIPT.read_text())
-    assert needed and set(needed) <= {source for *sources, _ in copied for source in sources}
+    written = re.findall(r'-r "?([^\s"]+)', SCRIPT.read_text())
+    needed = {one.replace("$backend", backend) for one in written for backend in ("fsdp", "megatron")}
+    assert len(needed) == 4 and needed <= {source for *sources, _ in copied for source in sources}
     words = [word for word, _ in instructions()]
     assert dict(instructions())["USER"] not in ("root", "0")
     assert "RUN" not in words[words.index("USER") :] and "COPY" not in words[words.index("USER") :]
@@ -83,9 +85,18 @@ def test_what_is_left_out_of_the_image_is_no_part_of_the_project() -> None:
 
 
 def test_every_package_of_the_locks_has_its_hashes() -> None:
-    for path in (LOCK, FLASH):
+    for path in (FSDP, MEGATRON, FLASH):
         found = pins(path.read_text())
         assert found and all(pin.hashes for pin in found.values())
+
+
+def test_the_wheels_without_hashes_are_those_that_the_lock_leaves_out() -> None:
+    lines = [line for line in WHEELS.read_text().splitlines() if not line.startswith("#")]
+    source = "https://github.com/verl-project/verl-wheelhouse/releases/download/"
+    found = {name: url for name, _, url in (line.partition(" @ ") for line in lines)}
+    assert sorted(found) == sorted(WHEELHOUSE)
+    assert all(url.startswith(source) and url.endswith(".whl") for url in found.values())
+    assert not set(WHEELHOUSE) & set(pins(MEGATRON.read_text()))
 
 
 @pytest.fixture
@@ -114,26 +125,33 @@ def run(step: str, environment: dict[str, str]) -> int:
     ).returncode
 
 
-def test_the_script_does_what_the_documents_say(stand_ins: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_the_script_does_what_the_documents_say(
+    backend: str, stand_ins: dict[str, str], tmp_path: Path
+) -> None:
+    stand_ins |= {"BACKEND": backend}
     assert [run(step, stand_ins) for step in STEPS] == [0, 0, 0]
     called = (tmp_path / "called").read_text().splitlines()
     text = (ROOT / "docs" / "verl.md").read_text()
-    [block] = re.findall(r"```bash\n(python3\.12 -m venv.*?)```", text, re.S)
+    blocks = re.findall(r"```bash\n(python3\.12 -m venv.*?)```", text, re.S)
+    [block] = [one for one in blocks if f"requirements-gpu-{backend}.lock" in one]
     commands = [part.strip() for line in block.splitlines() for part in line.partition(" #")[0].split("&&")]
     names = ("python3.12", ".venv/bin/pip", "uv", "FLASH_ATTENTION_FORCE_BUILD=TRUE")
     written = [one for one in commands if one.startswith(names)]
-    assert len(written) == 6
+    assert len(written) == 6 + (backend == "megatron")
     ours = [one for one in called if one.startswith(("python3.12", "pip", "uv"))]
     assert [one.replace(stand_ins["VENV"], ".venv") for one in ours] == [
         one.replace(".venv/bin/pip", "pip").removeprefix("FLASH_ATTENTION_FORCE_BUILD=TRUE ")
         for one in written
     ]
-    # Of the four calls of uv, only flash-attn's is told to build.
-    assert (tmp_path / "forced").read_text().split() == ["FORCED=", "FORCED=", "FORCED=TRUE", "FORCED="]
-    # All but what builds, and the project itself, are checked against their hashes.
+    # Of the calls of uv, only flash-attn's must build.
+    forced = (tmp_path / "forced").read_text().split()
+    calls = [one for one in ours if one.startswith("uv ")]
+    assert [one == "FORCED=TRUE" for one in forced] == ["flash-attn" in one for one in calls]
+    # Checked against hashes: all but what builds, verl's wheelhouse, and the project itself.
     for one in ours:
         assert "--require-hashes" in one or one.endswith(
-            ("setuptools wheel ninja", "--no-deps -e .", "install uv", "a venv")
+            ("setuptools wheel ninja", "--no-deps -e .", "install uv", "a venv", WHEELS.name)
         )
     assert called[0] == "apt-get update"
     assert called[-1] == f"git config --system --add safe.directory {ROOT}"

@@ -75,7 +75,7 @@ def test_a_flipped_bit_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for place in range(start, start + 24):
         path.write_bytes(GOOD[:place] + bytes([GOOD[place] ^ 1]) + GOOD[place + 1 :])
         assert load_checkpoint(path, "a", MAKER) is None
-        assert "does not agree with its checksum" in capsys.readouterr().err
+        assert "does not match its checksum" in capsys.readouterr().err
 
 
 def packed(members: Mapping[str, bytes], how: int) -> bytes:
@@ -95,7 +95,7 @@ def test_a_zip_that_unpacks_to_more_than_it_is(tmp_path: Path, capsys: pytest.Ca
     path = tmp_path / CHECKPOINT
     path.write_bytes(packed(members(GOOD) | {"archive/data/1": bytes(200 * 2**20)}, zipfile.ZIP_DEFLATED))
     assert load_checkpoint(path, "a", MAKER) is None
-    assert "it is packed" in capsys.readouterr().err
+    assert "it is compressed" in capsys.readouterr().err
 
 
 def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     for data in (pickle.dumps(Bomb(mark)), packed(inside, zipfile.ZIP_STORED)):
         path.write_bytes(data)
         assert load_checkpoint(path, "a", MAKER) is None
-        assert f"{path} is not used" in capsys.readouterr().err
+        assert f"{path} is ignored" in capsys.readouterr().err
         assert not mark.exists()
     torch.save({"run_id": "a", "format": 1, "maker": MAKER, "history": [], "trainer": Bomb(mark)}, path)
     assert load_checkpoint(path, "a", MAKER) is None
@@ -210,7 +210,7 @@ def test_training_starts_anew(
     outcome = train(spec, sink, Resources(shared, tmp_path, device="cpu"))
     assert (outcome.status, outcome.step) == (DONE, 2)
     assert [step for step, _ in sink.rows] == [0, 1, 2]
-    assert "is not used, training starts anew: it holds another model" in capsys.readouterr().err
+    assert "is ignored, training starts over: it contains another model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", GOOD, pickle.dumps({"a": 1})])
@@ -222,7 +222,7 @@ def test_a_broken_warm_start_is_made_anew(
     path.parent.mkdir()
     path.write_bytes(content)
     found = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu")).model.state_dict()
-    assert f"warm start {path} is not used" in capsys.readouterr().err
+    assert f"warm start {path} is ignored" in capsys.readouterr().err
     assert all(torch.equal(found[name], whole[name]) for name in whole)
     path.write_bytes(path.read_bytes())
     assert (

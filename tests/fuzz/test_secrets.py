@@ -169,7 +169,7 @@ def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(
     assert precious.read_text() == "mine"
     lock.unlink()
     os.mkfifo(lock)
-    with pytest.raises(UserError, match="no plain file"), locked(place / "x.db"):
+    with pytest.raises(UserError, match="not a plain file"), locked(place / "x.db"):
         pass
 
 

@@ -9,9 +9,7 @@ def _case(*words: str, says: str) -> Case:
 
 FORMS = [
     _case(says="the following arguments are required: COMMAND: see `cppo --help`"),
-    _case(
-        "lunch", says="argument COMMAND: invalid choice: 'lunch' (choose from …launch…): see `cppo --help`"
-    ),
+    _case("lunch", says="unknown command 'lunch': did you mean 'launch'? valid: …launch…: see `cppo --help`"),
     _case("--nope", says="the following arguments are required: COMMAND: see `cppo --help`"),
     *(
         _case(command, says=f"the following arguments are required: SWEEP: see `cppo {command} --help`")
@@ -19,31 +17,35 @@ FORMS = [
     ),
     _case("show", says="the following arguments are required: SWEEP|RUN: see `cppo show --help`"),
     _case("diff", "1234", says="the following arguments are required: RUN: see `cppo diff --help`"),
-    _case("diff", "1234", "5678", "9abc", says="unrecognized arguments: 9abc: see `cppo --help`"),
+    _case("diff", "1234", "5678", "9abc", says="unrecognized arguments: 9abc: see `cppo diff --help`"),
     _case("logs", says="the following arguments are required: RUN: see `cppo logs --help`"),
     _case("compare", "a", says="the following arguments are required: REPORT: see `cppo compare --help`"),
-    _case("compare", "a", "b", "c", says="unrecognized arguments: c: see `cppo --help`"),
+    _case("compare", "a", "b", "c", says="unrecognized arguments: c: see `cppo compare --help`"),
     _case("reference", says="the following arguments are required: ACTION: see `cppo reference --help`"),
-    _case("reference", "export", says="argument ACTION: invalid choice: 'export' (choose from …import"),
+    _case("reference", "export", says="unknown action 'export': did you mean 'import'? valid: import"),
     _case("data", says="the following arguments are required: ACTION: see `cppo data --help`"),
     _case(
         "data",
         "fetch",
-        says="argument ACTION: invalid choice: 'fetch' (choose from …): see `cppo data --help`",
+        says="unknown action 'fetch': valid: prepare, check: see `cppo data --help`",
     ),
     _case("data", "check", says="the following arguments are required: DIR: see `cppo data check --help`"),
     _case(
         "check-vectors",
         says="the following arguments are required: FILE.npz: see `cppo check-vectors --help`",
     ),
-    _case("sync", "extra", says="unrecognized arguments: extra: see `cppo --help`"),
-    _case("ui", "extra", says="unrecognized arguments: extra: see `cppo --help`"),
-    _case("bounds", "extra", says="unrecognized arguments: extra: see `cppo --help`"),
+    _case("sync", "extra", says="unrecognized arguments: extra: see `cppo sync --help`"),
+    _case("ui", "extra", says="unrecognized arguments: extra: see `cppo ui --help`"),
+    _case("bounds", "extra", says="unrecognized arguments: extra: see `cppo bounds --help`"),
     _case("doctor", "--core", says="argument --core: expected one argument: see `cppo doctor --help`"),
-    _case("status", "--nope", says="unrecognized arguments: --nope: see `cppo --help`"),
-    _case("status", "\x1b[2J", "--nope\n", says="unrecognized arguments: --nope\\n: see `cppo --help`"),
+    _case("status", "--nope", says="unrecognized arguments: --nope: see `cppo status --help`"),
+    _case(
+        "status", "\x1b[2J", "--nope\n", says="unrecognized arguments: --nope\\n: see `cppo status --help`"
+    ),
     _case("plan", "quickstart", "--config-dir=/tmp", says="unrecognized arguments: --config-dir=/tmp: see"),
-    _case("plan", "quickstart", "--multirun", says="unrecognized arguments: --multirun: see `cppo --help`"),
+    _case(
+        "plan", "quickstart", "--multirun", says="unrecognized arguments: --multirun: see `cppo plan --help`"
+    ),
     _case(
         "plan", "quickstart", "--json", "--csv", says="argument --csv: not allowed with argument --json: see"
     ),

@@ -3,10 +3,8 @@
 from tests.hostile.case import Case
 
 NO_SWEEP = "valid: binary_vs_topk, calibration"
-DIGITS = (
-    "is not the beginning of a run's id: give 4 to 12 hexadecimal digits (`cppo plan SWEEP` lists the ids)"
-)
-NO_RUN = "runs has no run whose id begins so: see `cppo status` (an id has 12 digits)"
+DIGITS = "is not a prefix of a run's id: give 4 to 12 hexadecimal digits (`cppo plan SWEEP` lists the ids)"
+NO_RUN = "runs has no run with this prefix: see `cppo status` (an id has 12 digits)"
 RUN = ["quickstart", "variant=grpo", "seed=0"]
 NO_REPORT = "is no folder, and reports/build/"
 
@@ -43,10 +41,10 @@ SWEEPS = [
     _case(
         "plan",
         "a\x00b.yaml",
-        says="sweep file a\\x00b.yaml cannot be read: embedded null byte: name a file that can",
+        says="sweep file a\\x00b.yaml cannot be read: embedded null byte: name a readable file",
     ),
     _case(
-        "plan", "x" * 300 + ".yaml", says="x.yaml cannot be read: File name too long: name a file that can"
+        "plan", "x" * 300 + ".yaml", says="x.yaml cannot be read: File name too long: name a readable file"
     ),
     _case(
         "plan",
@@ -62,9 +60,9 @@ SWEEPS = [
 
 RUNS = [
     _case("logs", "1234", says=f"run '1234': …{NO_RUN}"),
-    _case("logs", "", says="run '': the id of a run, or its beginning, is wanted: see `cppo status`"),
-    _case("logs", "../../etc/passwd", says=f"run '../../etc/passwd': …{NO_RUN}"),
-    _case("logs", "*", says=f"run '*': …{NO_RUN}"),
+    _case("logs", "", says=f"run '' {DIGITS}"),
+    _case("logs", "../../etc/passwd", says=f"run '../../etc/passwd' {DIGITS}"),
+    _case("logs", "*", says=f"run '*' {DIGITS}"),
     _case("export", "1234", "--out", "x", says=f"run '1234': …{NO_RUN}"),
     _case("export", "123", "--out", "x", says=f"run '123' {DIGITS}"),
     _case("export", "../../etc", "--out", "x", says=f"run '../../etc' {DIGITS}"),
@@ -72,26 +70,25 @@ RUNS = [
     _case("export", "1234", says="the following arguments are required: --out: see `cppo export --help`"),
     _case("export", "1234", "--out", "/etc", says="--out /etc exists and is not empty: name another folder"),
     _case("export", "1234", "--out", "/dev/null", says="--out /dev/null is a file: name a folder"),
-    _case("cancel", says="cppo cancel: name a sweep, or runs with --run ID, and not both"),
+    _case("export", "metrics", "quickstat", "--out", "x", says="did you mean 'quickstart'"),
+    _case("export", "metrics", "quickstart", "--out", "/etc", says="--out /etc exists and is not empty"),
+    _case("export", "metrics", "quickstart", "--out", "x", "--format", "xls", says="invalid choice: 'xls'"),
+    _case("cancel", says="cppo cancel: name either a sweep, or runs with --run ID"),
     _case(
         "cancel",
         "quickstart",
         "--run",
         "1234",
-        says="cppo cancel: name a sweep, or runs with --run ID, and not both",
+        says="cppo cancel: name either a sweep, or runs with --run ID",
     ),
-    _case(
-        "cancel", "--run", "", says="run '': the id of a run, or its beginning, is wanted: see `cppo status`"
-    ),
-    _case("cancel", "--run", "../x", says=f"run '../x': …{NO_RUN}"),
-    _case("sync", "--run", "../..", says=f"run '../..': …{NO_RUN}"),
-    _case(
-        "sync", "--run", "", says="run '': the id of a run, or its beginning, is wanted: see `cppo status`"
-    ),
+    _case("cancel", "--run", "", says=f"run '' {DIGITS}"),
+    _case("cancel", "--run", "../x", says=f"run '../x' {DIGITS}"),
+    _case("sync", "--run", "../..", says=f"run '../..' {DIGITS}"),
+    _case("sync", "--run", "", says=f"run '' {DIGITS}"),
     _case(
         "retry",
         "quickstart",
-        says="cppo retry: say which runs: --failed, or --run ID once or more, and not both",
+        says="cppo retry: choose the runs with either --failed, or --run ID once or more",
     ),
     _case(
         "retry",
@@ -99,24 +96,28 @@ RUNS = [
         "--failed",
         "--run",
         "e3",
-        says="cppo retry: say which runs: --failed, or --run ID once or",
+        says="cppo retry: choose the runs with either --failed, or --run ID once or",
     ),
     _case(
         "retry",
         *RUN,
         "--run",
         "zz",
-        says="--run 'zz' begins none of the ids 7f274c944cfe: give enough of one",
+        says="--run 'zz' is a prefix of none of the ids b9a8123df337: give more digits of one",
     ),
     _case(
         "retry",
         *RUN,
         "--run",
         "",
-        says="--run '' is the beginning of the ids 7f274c944cfe: give enough of one",
+        says="--run '' is a prefix of the ids b9a8123df337: give more digits of one",
     ),
     _case(
-        "show", *RUN, "--run", "zz", says="--run 'zz' begins none of the ids 7f274c944cfe: give enough of one"
+        "show",
+        *RUN,
+        "--run",
+        "zz",
+        says="--run 'zz' is a prefix of none of the ids b9a8123df337: give more digits of one",
     ),
     _case("show", *RUN, "--verl", says="--verl: the runs of quickstart are of core=mini: add core=verl"),
     _case(
@@ -124,7 +125,7 @@ RUNS = [
         *RUN,
         "--in",
         "main",
-        says="--in main: only a run's id is looked for in other sweeps: remove it",
+        says="--in main: only valid with a run's id: remove it",
     ),
     _case(
         "show",
@@ -141,10 +142,10 @@ RUNS = [
 ]
 
 WATCHING = [
-    _case("watch", "--every", "0", says="--every 0: seconds between two looks, 0.2 to 86400"),
-    _case("watch", "--every", "-1", says="--every -1: seconds between two looks, 0.2 to 86400"),
-    _case("watch", "--every", "nan", says="--every nan: seconds between two looks, 0.2 to 86400"),
-    _case("watch", "--every", "inf", says="--every inf: seconds between two looks, 0.2 to 86400"),
+    _case("watch", "--every", "0", says="--every 0: seconds between updates, 0.2 to 86400"),
+    _case("watch", "--every", "-1", says="--every -1: seconds between updates, 0.2 to 86400"),
+    _case("watch", "--every", "nan", says="--every nan: seconds between updates, 0.2 to 86400"),
+    _case("watch", "--every", "inf", says="--every inf: seconds between updates, 0.2 to 86400"),
     _case(
         "watch",
         "--notify",
@@ -177,7 +178,7 @@ REPORTS = [
         *RUN,
         "--study",
         "x",
-        says="--study 'x': quickstart is no search, which alone has a study; remove it",
+        says="--study 'x': quickstart is not a search, so it has no study; remove it",
     ),
     _case(
         "report", "main", "seed=0", "--from", "paper", says="take no overrides: cppo report main --from paper"
@@ -202,7 +203,7 @@ REPORTS = [
         "report",
         "tune_cppo",
         "--partial",
-        says="--partial: the report of a search always shows what is there",
+        says="--partial: the report of a search always includes unfinished trials",
     ),
     _case(
         "report",

@@ -16,7 +16,7 @@ def _nothing(folder: Path) -> None:
 class Case:
     """`arguments` of `cppo`, and the essential parts of its one line, which name the value and the remedy.
 
-    `files` by their relative names; `make` adds what is no plain file. `store`: there is an empty store of MLflow's.
+    `files` by their relative names; `make` adds what is not a plain file. `store`: there is an empty store of MLflow's.
     """
 
     arguments: Sequence[str]

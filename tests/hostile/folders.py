@@ -38,11 +38,11 @@ def _record(content: str | bytes, says: str) -> Case:
 
 RUNS = [
     Case(["launch", *RUN], "runs is a file, but runs keep their folders there: move it away", {"runs": ""}),
-    Case(["launch", *RUN], "runs is a link that leads to itself: remove it", make=_link("runs", "runs")),
-    Case(["plan", *RUN], "runs is a link that leads to itself: remove it", make=_link("runs", "runs")),
-    Case(["status"], "runs is a link that leads to itself: remove it", make=_link("runs", "runs")),
-    Case(["sync"], "runs is a link that leads to itself: remove it", make=_link("runs", "runs")),
-    Case(["logs", "1234"], "runs is a link that leads to itself: remove it", make=_link("runs", "runs")),
+    Case(["launch", *RUN], "runs is a circular link: remove it", make=_link("runs", "runs")),
+    Case(["plan", *RUN], "runs is a circular link: remove it", make=_link("runs", "runs")),
+    Case(["status"], "runs is a circular link: remove it", make=_link("runs", "runs")),
+    Case(["sync"], "runs is a circular link: remove it", make=_link("runs", "runs")),
+    Case(["logs", "1234"], "runs is a circular link: remove it", make=_link("runs", "runs")),
     Case(
         ["status"],
         "slurm.db: file is not a database: …move it away if it is damaged",
@@ -53,22 +53,22 @@ RUNS = [
     ),
     Case(
         ["logs", ID, "-f", "--all"],
-        "--all with -f: only the newest attempt grows; leave one of them out",
+        "--all with -f: only the newest attempt grows; omit one of them",
         {f"runs/{ID}/status.json": "{}"},
     ),
     Case(
         ["logs", "0123"],
-        "run '0123' is the beginning of 2 ids: 0123456789ab, 0123456789ac: give more digits",
+        "run '0123' is a prefix of 2 ids: 0123456789ab, 0123456789ac: give more digits",
         {f"runs/{ID}/status.json": "{}", "runs/0123456789ac/status.json": "{}"},
     ),
     Case(
         ["cancel", "--run", "0123"],
-        "run '0123' is the beginning of 2 ids: 0123456789ab, 0123456789ac: give more digits",
+        "run '0123' is a prefix of 2 ids: 0123456789ab, 0123456789ac: give more digits",
         {f"runs/{ID}/status.json": "{}", "runs/0123456789ac/status.json": "{}"},
     ),
     Case(
         ["diff", "0123", "0123"],
-        "run '0123' is the beginning of 2 ids: 0123456789ab, 0123456789ac: give more digits",
+        "run '0123' is a prefix of 2 ids: 0123456789ab, 0123456789ac: give more digits",
         {f"runs/{ID}/config.json": '{"seed": 1e400}', "runs/0123456789ac/config.json": '{"seed": {}}'},
     ),
 ]
@@ -101,9 +101,9 @@ REPORTS = [
         f"a is no report, it has no report.json: {AGAIN}",
         make=_link("a/report.json", "report.json"),
     ),
-    _record("", f"is no JSON (…): {AGAIN}"),
-    _record("{", f"is no JSON (…): {AGAIN}"),
-    _record("[]", f"is no JSON object: {AGAIN}"),
+    _record("", f"is not JSON (…): {AGAIN}"),
+    _record("{", f"is not JSON (…): {AGAIN}"),
+    _record("[]", f"is not a JSON object: {AGAIN}"),
     _record("{}", f"has format None, not 'cppo-report-1': {AGAIN}"),
     _record('{"format": 99}', f"has format 99, not 'cppo-report-1': {AGAIN}"),
     _record('{"format": "cppo-report-1"}', f"lacks the list 'sweeps': {AGAIN}"),
@@ -111,9 +111,9 @@ REPORTS = [
         '{"format": "cppo-report-1", "sweeps": [], "verdicts": [], "figures": {}, "files": {}, "kind": 5}',
         f"has kind=5, which is no text: {AGAIN}",
     ),
-    _record(b"\xff\xfe\x00", f"is no JSON (…): {AGAIN}"),
-    _record("[" * 100_000, f"is no JSON (…): {AGAIN}"),
-    _record("9" * 5000, f"is no JSON (…): {AGAIN}"),
+    _record(b"\xff\xfe\x00", f"is not JSON (…): {AGAIN}"),
+    _record("[" * 100_000, f"is not JSON (…): {AGAIN}"),
+    _record("9" * 5000, f"is not JSON (…): {AGAIN}"),
 ]
 
 CASES = [*RUNS, *REPORTS]

@@ -33,17 +33,17 @@ CASES = [
         "launcher={name: local}",
         "override 'launcher={name: local}': launcher takes one option (valid: inline",
     ),
-    _slurm("+launcher.sbatch.comment=x", "sbatch.comment='x' is not to be set here: it names the submission"),
+    _slurm("+launcher.sbatch.comment=x", "sbatch.comment='x' must not be set here: it names the submission"),
     _slurm(
         "+launcher.sbatch.job-name='$(touch x)'",
-        "sbatch.job-name='$(touch x)' is not to be set here: it is cppo",
+        "sbatch.job-name='$(touch x)' must not be set here: it is cppo",
     ),
     _slurm(
         "+launcher.sbatch.wrap='touch x'",
-        "sbatch.wrap='touch x' is not to be set here: a run is what is submitted",
+        "sbatch.wrap='touch x' must not be set here: a run is what is submitted",
     ),
-    _slurm("+launcher.sbatch.outp=x", "sbatch.outp='x' is not to be set here: see `cppo logs`"),
-    _slurm("+launcher.sbatch.time=5", "sbatch.time=5 is not to be set here: set resources.hours"),
+    _slurm("+launcher.sbatch.outp=x", "sbatch.outp='x' must not be set here: see `cppo logs`"),
+    _slurm("+launcher.sbatch.time=5", "sbatch.time=5 must not be set here: set resources.hours"),
     _slurm(
         "+launcher.sbatch.reservation='a\n#SBATCH --wrap=touch x'",
         "sbatch.reservation='a\\n#SBATCH --wrap=touch x': must be text on one line or",
@@ -78,8 +78,8 @@ CASES = [
     _container("launcher.container.mounts=/a:/b", "mounts='/a:/b': must be a list: [...]"),
     _container("launcher.container.mounts=['/a']", "mounts: '/a' is not two paths …write SOURCE:TARGET or"),
     _container("launcher.container.mounts=['/a:/b:rx']", "mounts: '/a:/b:rx' is not two paths"),
-    _container("launcher.container.mounts=['a:/b']", "'a' is no absolute path: write SOURCE:TARGET"),
-    _container("launcher.container.mounts=['/a/../c:/b']", "'/a/../c' is no absolute path"),
+    _container("launcher.container.mounts=['a:/b']", "'a' is not an absolute path: write SOURCE:TARGET"),
+    _container("launcher.container.mounts=['/a/../c:/b']", "'/a/../c' is not an absolute path"),
     _container("launcher.container.mounts=['/a:/']", "mounts: '/a:/' would hide the whole image"),
     _container(
         "launcher.container.mounts=['/a,/x:/b']", "mounts: '/a,/x' has ',' in it, which container runtimes"
@@ -92,7 +92,7 @@ CASES = [
     _container("launcher.container.environment=['A B']", "environment: 'A B': write NAME, or NAME=VALUE"),
     _container("launcher.container.environment=['=x']", "environment: '=x': write NAME, or NAME=VALUE"),
     _container("launcher.container.environment=['A=b\nc']", f"environment.0='A=b\\nc': {LINE}"),
-    _container("launcher.container.environment=[A,'A=1']", "environment: A comes twice: remove one"),
+    _container("launcher.container.environment=[A,'A=1']", "environment: A appears twice: remove one"),
     _container(
         "launcher.container.environment=['SLURM_JOB_ID=1']", "SLURM_JOB_ID is set by Slurm and the launcher"
     ),

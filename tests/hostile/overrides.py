@@ -70,7 +70,7 @@ FORMS = [
     _plan("data.name='a b'", f"configuration: data.name='a b': {NAME}"),
     _plan("data.name='../up'", f"configuration: data.name='../up': {NAME}"),
     _plan("data.name=" + "x" * 100_000, f"configuration: data.name='xxx…xxx': {NAME}"),
-    _plan("seed=0", "override 'seed=1': 'seed=0' stands there too: give seed once", "seed=1"),
+    _plan("seed=0", "override 'seed=1': 'seed=0' appears too: give seed once", "seed=1"),
 ]
 
 REFERENCES = [
@@ -85,7 +85,7 @@ REFERENCES = [
     _plan("data.name=${", f"override 'data.name=${{' is not key=value as Hydra reads it (…): {QUOTE}"),
     _plan(
         "training.t_stop=${nothing}",
-        "Interpolation key 'nothing' not found: `cppo show SWEEP` prints the keys",
+        "Interpolation key 'nothing' not found: `cppo show SWEEP` prints the valid keys",
     ),
     _plan("training.t_stop=${training.t_stop}", "Recursive interpolation detected"),
 ]

@@ -58,7 +58,7 @@ FILES = [
     _bounds("[0.4, 1.0]", "=[0.4, 1.0]: must be a mapping: KEY: VALUE"),
     _bounds("{choices: []}", ": choices=[]: must have 2 items or more"),
     _bounds("{choices: [0.5]}", ": choices=[0.5]: must have 2 items or more"),
-    _bounds("{choices: [0.5, 0.5]}", ": choices=[0.5, 0.5]: a value stands there twice; remove one"),
+    _bounds("{choices: [0.5, 0.5]}", ": choices=[0.5, 0.5]: a value appears twice; remove one"),
     _bounds("{choices: [0.5, a]}", " at 'a': configuration: rule.w_min='a': must be a number in (0, 1]"),
     _bounds(
         "{choices: [[1], 2]}", ": choices.0=[1]: must be text or a whole number or a number or true or false"
@@ -82,7 +82,7 @@ FILES = [
     ),
     _instead("[final_score]", "[]", "search.objectives=[]: must not be empty"),
     _instead("[final_score]", "[score]", "search.objectives.0='score': must be 'final_score', 'best_score'"),
-    _instead("[final_score]", "[final_score, final_score]", "one stands there twice; remove it"),
+    _instead("[final_score]", "[final_score, final_score]", "one appears twice; remove it"),
     _added("  sampler: {name: grid}\n", "search.sampler.name='grid': must be 'tpe', 'nsga2' or 'random'"),
     _added("  sampler: {startup: 1}\n", "search.sampler.startup=1: must be in [2, inf)"),
     _added(
@@ -90,7 +90,7 @@ FILES = [
         "search.pruner.name='percentile': must be 'median', 'hyperband' or 'none'",
     ),
     _added("seeds: []\n", "seeds=[]: must not be empty"),
-    _added("seeds: [0, 0]\n", "seeds=[0, 0]: one stands there twice; remove it"),
+    _added("seeds: [0, 0]\n", "seeds=[0, 0]: one appears twice; remove it"),
     _added("seeds: [-1]\n", "seeds.0=-1: must be greater than or equal to 0"),
     _added("seeds: 0\n", "seeds=0: must be a list: [...]"),
     _instead(
@@ -115,10 +115,12 @@ FILES = [
 ]
 
 ARGUMENTS = [
-    Case(["tune", "quickstart"], "quickstart has no key `search`: it is no search: cppo launch quickstart"),
+    Case(
+        ["tune", "quickstart"], "quickstart has no key `search`: it is not a search: cppo launch quickstart"
+    ),
     Case(
         ["launch", "tune_cppo"],
-        "tune_cppo is a search, whose runs are drawn as it goes: use `cppo tune` for it",
+        "tune_cppo is a search, which chooses its runs as it goes: use `cppo tune` for it",
     ),
     _tune("--trials", "0", says="--trials 0: must be in [1, 100000]"),
     _tune("--trials", "9999999999", says="--trials 9999999999: must be in [1, 100000]"),

@@ -53,7 +53,7 @@ def _folder(folder: Path) -> None:
 
 
 NO_MAPPING = f"sweep ./{NAME}: a sweep file is a mapping with title, question, models, variants, axes"
-DEEP = "more than 32 levels deep: remove the alias to what holds it, or the brackets too many"
+DEEP = "more than 32 levels deep: remove the alias to its own parent, or the extra brackets"
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
 NO_SWEEPS = [
@@ -64,7 +64,7 @@ NO_SWEEPS = [
     file("just text", NO_MAPPING),
     file("42", NO_MAPPING),
     file("# only a comment\n", NO_MAPPING),
-    Case(["plan", NAME], f"sweep file {NAME} cannot be read: …: name a file that can", make=_loop),
+    Case(["plan", NAME], f"sweep file {NAME} cannot be read: …: name a readable file", make=_loop),
     Case(["plan", NAME], f"sweep file {NAME} does not exist (shipped sweeps: …main", make=_dangling),
     Case(["plan", NAME], f"sweep file {NAME} is no regular file: copy its text into one", make=_pipe),
     Case(["plan", NAME], f"sweep file {NAME} is no regular file: copy its text into one", make=_endless),
@@ -116,7 +116,7 @@ YAML = [
     title("9" * 5000, " line 1, column 8: not valid YAML: '999… is no int: quote it"),
     title("0x" + "f" * 5000, ": title: a whole number of 20,000 bits: no key takes one so large"),
     sweep(f"axes: {{seed: [{'1:' * 3000}1]}}\n", ": axes.seed.0: a whole number of … bits"),
-    sweep(BILLION, f": {PLAIN}, 100,000 at most: aliases make more of them here; write out what is meant"),
+    sweep(BILLION, f": {PLAIN}, 100,000 at most: the aliases here expand to more; write the values out"),
     sweep(MERGES, " line …, column 10: not valid YAML: << merges more than 100,000 keys: write out"),
     sweep("axes: &a {seed: *a}\n", f": axes.seed.seed.…: {DEEP}"),
     file("&r\ntitle: T\nquestion: *r\n", f": question.question.…: {DEEP}"),
@@ -142,11 +142,11 @@ YAML = [
     title("`touch x`", " line 1, column 8: not valid YAML: found character '`'"),
     sweep(
         "axes: {seed: [0]}\naxes: {seed: [1]}\n",
-        " line 7, column 1: key 'axes' stands there twice: remove one",
+        " line 7, column 1: key 'axes' appears twice: remove one",
     ),
     file(
         f"{MODELS}variants: {{a: {{rule: cppo, rule: dppo}}}}\n",
-        "line 4, column 28: key 'variants.a.rule' stands there twice: remove one",
+        "line 4, column 28: key 'variants.a.rule' appears twice: remove one",
     ),
 ]
 

@@ -3,7 +3,10 @@
 from tests.hostile.case import Case
 from tests.hostile.sweep_files import HEAD, MODELS, NAME, SWEEP, file, sweep, title
 
-KEYS = "valid: axes, exclude, feeds, hypotheses, models, name, question, resources, title, variants"
+KEYS = (
+    "valid: axes, baseline, beside, exclude, feeds, hypotheses, models, name, pairing, question, resources, title, "
+    "variants"
+)
 LIST_OF_NAMES = "must be a list of one or more names, or such a list for each core"
 LIST_OF_VALUES = "must be a list of one or more plain values, or such a list for each core"
 SEED = "must be in [0, 2147483648)"
@@ -33,7 +36,7 @@ KEYS_AND_TYPES = [
         f"{HEAD}models: [mini_bas]\n",
         ": models='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'?",
     ),
-    file(f"{HEAD}models: [mini_base, mini_base]\n", ": 'mini_base' stands there twice: remove one"),
+    file(f"{HEAD}models: [mini_base, mini_base]\n", ": 'mini_base' appears twice: remove one"),
     file(
         f"{HEAD}models: {{mimi: [mini_base]}}\n",
         ": models: unknown core 'mimi': did you mean 'mini'? valid: exact, mini, verl",
@@ -62,7 +65,7 @@ KEYS_AND_TYPES = [
     variant("{cppo: cppo}", "variants.cppo='cppo': must be a mapping: KEY: VALUE"),
     variant("{'a,b': {rule: cppo}}", "variants.a,b='a,b': must be a name without commas"),
     variant("{'': {rule: cppo}}", "variants.='': must be a name without commas"),
-    variant('{"a\\nb": {rule: cppo}}', "variants.a\\nb='a\\nb': must have printable signs alone"),
+    variant('{"a\\nb": {rule: cppo}}', "variants.a\\nb='a\\nb': must consist of printable characters"),
     variant("{a: {rule: cpo}}", "variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cppo'?"),
     variant("{a: {rule: ../rule/cppo}}", "variants.a.rule='../rule/cppo': unknown rule '../rule/cppo'"),
     variant(
@@ -104,7 +107,7 @@ KEYS_AND_TYPES = [
     sweep("axes: {seed: 0}\n", f": axes.seed=0: {LIST_OF_VALUES}"),
     sweep("axes: {seed: []}\n", f": axes.seed=[]: {LIST_OF_VALUES}"),
     sweep("axes: {seed: [[0]]}\n", f": axes.seed=[[0]]: {LIST_OF_VALUES}"),
-    sweep("axes: {seed: [1, 1.0]}\n", ": axes.seed=[1, 1.0]: 1.0 stands there twice: remove one"),
+    sweep("axes: {seed: [1, 1.0]}\n", ": axes.seed=[1, 1.0]: 1.0 appears twice: remove one"),
     sweep("axes: {seed: [-1]}\n", f": axes.seed=-1: {SEED}"),
     sweep("axes: {seed: [0.5]}\n", ": axes.seed=0.5: must be a whole number in [0, 2147483648)"),
     sweep("axes: {seed: ['0']}\n", ": axes.seed='0': must be a whole number in [0, 2147483648)"),
@@ -149,7 +152,7 @@ CONDITIONS = [
         "exclude: [{variant: ccpo}]\n",
         ": exclude.0.variant='ccpo': unknown variant 'ccpo': did you mean 'cppo'?",
     ),
-    sweep("exclude: [{variant: cppo}]\n", ": exclude leaves out every run: remove an entry of it"),
+    sweep("exclude: [{variant: cppo}]\n", ": exclude removes every run: remove an entry of it"),
     sweep("exclude: [cppo]\n", ": exclude.0='cppo': must be a mapping: KEY: VALUE"),
     sweep("exclude: [{core: tpu}]\n", ": exclude.0.core='tpu': unknown core 'tpu': valid: exact, mini, verl"),
     sweep(

@@ -57,7 +57,7 @@ def test_a_dual_clip_has_a_value(value: float) -> None:
 
 @pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\u200f", "\n", "\x1b"])
 def test_the_name_of_a_variant_is_printable(sign: str) -> None:
-    with pytest.raises(ValidationError, match="printable signs"):
+    with pytest.raises(ValidationError, match="printable characters"):
         Sweep.model_validate(
             {
                 "name": "x", "title": "t", "question": "q?", "models": ["mini_base"],

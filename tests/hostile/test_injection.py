@@ -145,12 +145,12 @@ def test_folders_that_slurm_would_read_differently(
     assert main(["launch", *RUN, "launcher=slurm"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("cppo: error: launcher=slurm: the folder ")
-    assert line.endswith("which Slurm reads as something else: rename it, or work in another folder")
+    assert line.endswith("which Slurm misreads: rename it, or work in another folder")
     assert not (record / "script.sh").exists()
 
 
 def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -> None:
-    """A real run through the local launcher, in a process of its own."""
+    """A real run through the local launcher, in a separate process."""
     short = [text for text in TINY if not text.startswith(("training.", "validation."))]
     arguments = [
         *RUN,

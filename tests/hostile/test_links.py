@@ -48,7 +48,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, tiny_spec: RunSpec) ->
     folder.mkdir(parents=True)
     precious.write_text(PRECIOUS)
     (folder / "lock").symlink_to(precious)
-    with pytest.raises(UserError, match=r"lock is a link or no plain file.*remove it"):
+    with pytest.raises(UserError, match=r"lock is a link or not a plain file.*remove it"):
         execute(Attempt(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}"))
     assert precious.read_text() == PRECIOUS
 

@@ -12,7 +12,7 @@ VECTORS = "pass a vectors file, an .npz of arrays CASE/PART/NAME with a manifest
 TV = "must lie in (0, 1]: a total variation never exceeds 1"
 HORIZON = "must be an integer in 1..1000000000: pass the response length in tokens"
 PREPARE = "prepare the data again"
-ROW = "mend or drop it"
+ROW = "fix or drop it"
 
 
 def _bounds(option: str, value: str, says: str) -> Case:
@@ -77,8 +77,8 @@ BOUNDS = [
 ]
 
 CHECKED = [
-    Case(["check-vectors", "gone.npz"], f"vectors file gone.npz does not exist or is no file: {VECTORS}"),
-    Case(["check-vectors", "."], f"vectors file . does not exist or is no file: {VECTORS}"),
+    Case(["check-vectors", "gone.npz"], f"vectors file gone.npz does not exist or is not a file: {VECTORS}"),
+    Case(["check-vectors", "."], f"vectors file . does not exist or is not a file: {VECTORS}"),
     Case(["check-vectors", "x"], f"x is not an .npz archive, or cut short: {VECTORS}", {"x": ""}),
     Case(["check-vectors", "x"], f"x is not an .npz archive, or cut short: {VECTORS}", {"x": b"PK\x03\x04"}),
     Case(["check-vectors", "x"], f"x has no array 'manifest': {VECTORS}", {"x": _archive(a=numpy.zeros(2))}),
@@ -173,7 +173,7 @@ DATA = [
     ),
     _rows(
         '{"problem": "x", "answer": NaN}\n',
-        f", line 1 is not a row in JSON (the value NaN is no JSON number): {ROW}",
+        f", line 1 is not a row in JSON (the value NaN is not a JSON number): {ROW}",
     ),
     _rows('{"problem": "x", "answer": true}\n', ", line 1: `answer` is True: give the answer as text"),
     _rows(

@@ -109,13 +109,13 @@ def test_failed_runs_are_left_until_they_are_retried(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "collect", broken)
-        assert main(["launch", *inline]) == 1
+        assert main(["launch", *inline]) == 4
     assert "1 of 2 runs are not done (1 failed): cppo retry quickstart" in capsys.readouterr().err
     assert states(capsys, *inline)["cppo"] == ("failed", "RuntimeError: no memory left")
-    assert main(["launch", *inline]) == 1
+    assert main(["launch", *inline]) == 4
     said = capsys.readouterr().err
     assert "0 to train" in said
-    assert "1 run that failed by an error of its own is left: see `cppo status quickstart" in said
+    assert "1 run failed with an error and is not retrained: see `cppo status quickstart" in said
     assert [run.info.status for run in mlflow_runs()] == ["FINISHED", "FAILED"]
 
     assert main(["retry", *inline, "--failed"]) == 0

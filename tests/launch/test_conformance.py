@@ -51,7 +51,13 @@ if __name__ == "__main__":
     check_launcher(ROW, ["launcher.pause=0.5"])
 """
 SMALL = ("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=2")
-SMALL = (*SMALL, "validation.every=1", "validation.samples=1", "model.warm_start.steps=2")
+SMALL = (
+    *SMALL,
+    "validation.every=1",
+    "validation.samples=1",
+    "model.warm_start.steps=2",
+    "model.warm_start.target_accuracy=null",
+)
 
 
 class TestInline(LauncherTests):
@@ -87,7 +93,7 @@ def package(folder: Path, module: str = MODULE) -> Path:
 
 
 def python(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Python in a process of its own, with their package on its path."""
+    """Python in a separate process, with their package on its path."""
     known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     done = subprocess.run(
         [sys.executable, *arguments],

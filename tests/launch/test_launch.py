@@ -134,7 +134,7 @@ def test_a_failing_run_is_recorded_with_its_reason_and_stops_nobody(
         raise RuntimeError("no memory left")
 
     monkeypatch.setattr(Trainer, "collect", broken)
-    assert main(["launch", *SWEEP, "launcher=inline"]) == 1
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 4
     runs = mlflow_runs()
     assert [run.info.status for run in runs] == ["FAILED", "FAILED"]
     for run in runs:
@@ -259,7 +259,7 @@ def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
         launcher.send_signal(number)
     output, _ = launcher.communicate()
     assert launcher.returncode == 130
-    assert "the same command continues" in output
+    assert "run the same command to continue" in output
     [run] = mlflow_runs()
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("KILLED", "partial")
     # Whatever ends the launcher, it ends its runs with SIGTERM.

@@ -35,6 +35,18 @@ def test_a_job_is_called_as_slurm_calls_it(ledger: Ledger) -> None:
     }
 
 
+def test_runs_of_one_job_share_its_place(ledger: Ledger) -> None:
+    ledger.submitted(ledger.claim(["a", "b", "c"], [0, 0, 1]), 17)
+    ledger.submitted(ledger.claim(["d", "e"], [0, 0]), 18)
+    assert {task.name: task.job for task in ledger.open_tasks()} == {
+        **dict.fromkeys("ab", "17_0"),
+        "c": "17_1",
+        **dict.fromkeys("de", "18"),
+    }
+    with pytest.raises(ValueError, match="b are in the queue already"):
+        ledger.claim(["b", "f"], [0, 0])
+
+
 def test_the_first_word_on_how_a_job_ended_stands(ledger: Ledger) -> None:
     """Who looked before may write later."""
     ledger.submitted(ledger.claim(["a", "b"]), 17)

@@ -126,7 +126,7 @@ PLACES: list[tuple[Any, str, int]] = [
     (loop, "save_checkpoint", 0),
     (loop, "save_checkpoint", 1),
     (Recorder, "finish", 0),
-    (run_module, "_remove_checkpoints", 0),
+    (run_module, "remove_checkpoints", 0),
     (replace_module, "_delete", 0),
 ]
 
@@ -203,7 +203,7 @@ def test_a_replacement_that_fails_leaves_the_old_result(
         raise RuntimeError("no memory left")
 
     monkeypatch.setattr(loop, "save_checkpoint", broken)
-    assert main(["launch", *ONE, "--replace"]) == 1
+    assert main(["launch", *ONE, "--replace"]) == 4
     assert "1 of 1 runs are not done (1 failed)" in capsys.readouterr().err
     assert main(["plan", *ONE]) == 0
     out = capsys.readouterr().out

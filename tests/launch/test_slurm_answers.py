@@ -196,7 +196,7 @@ def test_every_run_is_in_one_array_that_the_cluster_allows(slurm: Slurm, runs: P
 def test_runs_that_slurm_refuses_are_free_to_be_launched_again(slurm: Slurm, runs: Path) -> None:
     job = Noted(runs, "a")
     (slurm.folder / "refuses").touch()
-    with pytest.raises(UserError, match="Slurm does not take these jobs"):
+    with pytest.raises(UserError, match="Slurm rejects these jobs"):
         launch_slurm([job], slurm_spec(), lambda event: None)
     with Ledger(runs) as ledger:
         assert ledger.open_tasks() == []
@@ -215,7 +215,7 @@ def test_a_job_goes_back_into_the_queue_as_often_as_it_may(
     if restarts < 2:
         assert isinstance(task.checkpoint(), DelayedSubmission)
         return
-    with pytest.raises(SystemExit, match=r"went back into the queue 2 times.*launcher\.requeues=2"):
+    with pytest.raises(SystemExit, match=r"was requeued 2 times.*launcher\.requeues=2"):
         task.checkpoint()
 
 

@@ -92,6 +92,25 @@ def test_cppo_agrees_with_the_loop(
 
 
 @MANY
+@given(seed=SEEDS, delta=st.floats(0.02, 0.3), w_min=st.floats(0.05, 1), padded=st.booleans())
+def test_reversed_weights_agree_with_the_loop(seed: int, delta: float, w_min: float, padded: bool) -> None:
+    batch = random_batch(seed)
+    span = batch.valid.shape[1] if padded else None
+    result = get_rule("cppo_no_prefix_budget_reversed")(*batch, delta=delta, w_min=w_min, span=span)
+    for row, length in enumerate(batch.valid.sum(1).tolist()):
+        mask = loops.reversed_weights_response(
+            (batch.logp - batch.rollout_logp)[row, :length].tolist(),
+            batch.advantages[row, :length].tolist(),
+            batch.divergence[row, :length].tolist(),
+            delta=delta,
+            w_min=w_min,
+            span=span,
+        )
+        assert result.keep[row, :length].tolist() == mask
+        assert not result.keep[row, length:].any()
+
+
+@MANY
 @given(seed=SEEDS, delta_b=st.floats(0.01, 0.3))
 def test_the_adaptive_budget_is_a_clamped_percentile(seed: int, delta_b: float) -> None:
     batch = random_batch(seed)

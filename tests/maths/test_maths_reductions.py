@@ -162,6 +162,18 @@ def test_a_shuffle_keeps_the_multiset_of_weights() -> None:
     assert torch.equal(shuffled.sort(1).values, weights.sort(1).values)
 
 
+def test_reversed_weights_are_the_weights_from_the_end() -> None:
+    """As a permutation gives them: the two ablations of the order differ in the order alone."""
+    valid = random_batch(3).valid
+    lengths = valid.sum(1, keepdim=True)
+    backwards = torch.where(valid, lengths - 1 - torch.arange(valid.shape[1]), 0)
+    for span in (None, valid.shape[1]):
+        weights = position_weights(valid, 0.5, span)
+        turned = position_weights(valid, 0.5, span, reverse=True)
+        assert torch.equal(turned, shuffled_weights(weights, valid, backwards))
+        assert not torch.equal(turned, weights)
+
+
 def test_prefix_excess_of_16k_tokens_holds_in_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     divergence = 0.04 * torch.rand(2, 16384, generator=generator, dtype=torch.float64)

@@ -22,9 +22,10 @@ from tests.maths.maths_batches import CONSTANTS, constants, random_batch
 from tests.oracles.authors import AuthorsLoss, authors_loss, quantile
 
 WIDTH = 24
-MASKS = ("dppo", "cppo", "cppo_no_position_weight", "cppo_no_prefix_budget", "cppo_no_prefix_budget_shuffled")
+WEIGHTS_ALONE = tuple(f"cppo_no_prefix_budget{order}" for order in ("", "_shuffled", "_reversed"))
+MASKS = ("dppo", "cppo", "cppo_no_position_weight", *WEIGHTS_ALONE)
 CAPPED = (*MASKS, "cppo_soft", "trm_max", "trm_avg", "trm_max_avg")
-SPANNED = ("cppo", "cppo_no_prefix_budget", "cppo_no_prefix_budget_shuffled", "cppo_soft")
+SPANNED = ("cppo", *WEIGHTS_ALONE, "cppo_soft")
 LENGTHS = (WIDTH, 1, 7, 0, 2, 13)
 
 

@@ -39,3 +39,23 @@ def cppo_response(
         spent += weighted
         allowed += weight
     return mask, by_token, by_prefix
+
+
+def reversed_weights_response(
+    log_ratio: list[float],
+    advantage: list[float],
+    divergence: list[float],
+    *,
+    delta: float,
+    w_min: float,
+    span: int | None = None,
+) -> list[int]:
+    """The mask of position weights alone, the last token's first, on one response; `span`: T of the weights."""
+    length = len(divergence)
+    last = (span or length) - 1
+    weights = [1 - (1 - w_min) * t / last if last else 1.0 for t in range(length)]
+    mask = []
+    for ratio, a, d in zip(log_ratio, advantage, divergence, strict=True):
+        weight = weights.pop()
+        mask.append(int(a * (math.exp(ratio) - 1) <= 0 or weight * d <= delta))
+    return mask

@@ -50,7 +50,7 @@ def made_outcomes(variant: str, seed: int) -> Outcomes:
 
 
 def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
-    """Answers to the first and the last problem, and a training group of four."""
+    """Answers to the first and the last problem, every second one the same, and a training group of four."""
     samples = [
         made.sample(
             step=step,
@@ -58,12 +58,12 @@ def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
             benchmark=NAMES[place],
             draw=draw,
             prompt=f"What is {place} + 1? {HOSTILE if place else ''}",
-            response=f"{variant} at step {step}, draw {draw}: {HOSTILE}"
-            + (LONG_LINE if draw else "\nAnswer: 1"),
-            answer=HOSTILE if draw else "1",
+            response=f"{variant} at step {step}, draw {draw % 2}: {HOSTILE}"
+            + (LONG_LINE if draw % 2 else "\nAnswer: 1"),
+            answer=HOSTILE if draw % 2 else "1",
             truth="1",
-            right=not draw,
-            stop=HOSTILE if draw else "end",
+            right=not draw % 2,
+            stop=HOSTILE if draw % 2 else "end",
         )
         for place in (0, PROBLEMS - 1)
         for draw in range(answers)
@@ -112,7 +112,7 @@ def add_answers(uri: str) -> None:
     for run in client.search_runs([experiment.experiment_id]):
         variant, seed = run.data.tags[schema.TAG_RULE], int(run.data.tags[schema.TAG_SEED])
         files = {OUTCOMES: outcomes.write(made_outcomes(variant, seed))}
-        files |= {texts_name(step): texts.write(made_texts(variant, step)) for step in (0, 100, T_STOP)}
+        files |= {texts_name(step): texts.write(made_texts(variant, step, 3)) for step in (0, 100, T_STOP)}
         files[tokens_name(T_STOP)] = tokens.write(made_tokens(variant))
         for name, content in files.items():
             log_file(client, run.info.run_id, name, content)

@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.folder import MARKER
+from cppo_lab.reports.overleaf import NAME as ZIP
 from cppo_lab.reports.sweep import ReportRequest, paper_request
 
 TABLES = {f"table_{name}.{kind}" for name in ("main", "full") for kind in ("md", "tex", "csv")}
@@ -26,6 +28,7 @@ STATISTICS = VERDICTS | {
     f"statistics_{name}.{kind}" for name in ("scores", "order") for kind in ("md", "tex", "csv")
 }
 DIFFERENCES = {f"statistics_differences.{kind}" for kind in ("md", "tex", "csv")}  # of several seeds
+STATISTICS |= {f"collapses.{kind}" for kind in ("md", "tex", "csv")}
 TABLES |= {"table_long.csv", "runs.csv", "report.json"}
 
 
@@ -40,9 +43,14 @@ def test_a_report_of_our_own_sweep(demo_request: ReportRequest) -> None:
     figures = {
         f"figure_{name}.{kind}" for name in ("curves", "diagnostics") for kind in ("png", "svg", "pdf", "csv")
     }
-    assert set(files) == TABLES | STATISTICS | DIFFERENCES | figures | {"index.html", "tables.tex", MARKER}
+    assert set(files) == TABLES | STATISTICS | DIFFERENCES | figures | {
+        "index.html",
+        "tables.tex",
+        ZIP,
+        MARKER,
+    }
     assert (
-        "51.00 ± 12.7 |" in files["statistics_scores.md"].decode()
+        "51.00 (38.3 to 63.7) |" in files["statistics_scores.md"].decode()
     )  # Student's t with one degree of freedom
     assert (
         files["table_full.csv"].decode().splitlines()[0]
@@ -79,7 +87,7 @@ def test_another_palette_changes_the_figures_alone(demo_request: ReportRequest, 
     build_report(other)
     changed = {name for name, data in contents(other.out).items() if data != usual[name]}
     figures = {name for name in usual if name.startswith("figure_") and not name.endswith(".csv")}
-    assert changed == {"index.html", "report.json", MARKER, *figures}
+    assert changed == {"index.html", "report.json", ZIP, MARKER, *figures}
     svg = (other.out / "figure_curves.svg").read_text().lower()
     assert "#0072b2" in svg
     assert "#0052d9" not in svg
@@ -91,9 +99,9 @@ def test_the_page_is_self_contained_and_its_ids_are_unique(demo_request: ReportR
     assert [name for name, count in counted.items() if count > 1] == []
     drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
-    files = {path.name for path in demo_request.out.glob("figure_*.csv")}
+    files = {path.name for path in demo_request.out.iterdir()} - {MARKER, "index.html"}
     assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted} | files
-    assert files <= {first for first, _ in loaded}
+    assert files <= {first for first, _ in loaded}  # every file beside the page is a link
     assert html.count("<script") == 2  # the curves as data, and the page's own
     assert re.search(r"<(link|iframe|img|object)\b", html) is None
 
@@ -201,10 +209,11 @@ def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     files = contents(build_report(request).parent)
     figures = {
         f"figure_{name}.{kind}"
-        for name in ("4", "curves", "diagnostics")
+        for name in ("4", "curves", "diagnostics", "survival")
         for kind in ("png", "svg", "pdf", "csv")
     }
-    others = {"audit.md", "audit.csv", "index.html", "tables.tex", MARKER}
+    figures |= {f"collapse_steps.{kind}" for kind in ("md", "tex", "csv")}
+    others = {"audit.md", "audit.csv", "index.html", "tables.tex", ZIP, MARKER}
     assert set(files) == TABLES | STATISTICS | figures | others
     html = files["index.html"].decode()
     assert "the paper&#39;s own curves (arXiv 2606.10968), not trained here" in html
@@ -213,8 +222,8 @@ def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     assert html.count("not seen in these curves") == 2
     assert len(set(re.findall(r"<code>(paper-Qwen3[^<]+)</code>", html))) == 28
     assert (
-        html.count("<svg") == 4 + 3 * 4 + 2 * 3
-    )  # curves; three diagnostics each; delta_b and share on Base
+        html.count("<svg") == 4 + 3 * 4 + 2 * 3 + 1
+    )  # curves; three diagnostics each; delta_b and share on Base; a collapse
     counted = Counter(re.findall(r'\bid="([^"]+)"', html))
     assert max(counted.values()) == 1
     assert b"core" not in files["table_main.csv"]
@@ -226,3 +235,16 @@ def test_the_paper_report_without_an_import_says_what_to_do(
 ) -> None:
     with pytest.raises(UserError, match="cppo reference import"):
         build_report(paper_request(demo_request.uri, tmp_path / "main"))
+
+
+def test_the_zip_is_a_latex_project(demo_request: ReportRequest) -> None:
+    build_report(demo_request)
+    with zipfile.ZipFile(demo_request.out / ZIP) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    main = files["main.tex"].decode()
+    inputs = {f"{name}.tex" for name in re.findall(r"\\input\{(\w+)\}", main)}
+    shown = set(re.findall(r"\\includegraphics\[.*?\]\{(\w+\.pdf)\}", main))
+    assert {"table_main.tex", "table_full.tex"} <= inputs <= set(files)
+    assert shown == {"figure_curves.pdf", "figure_diagnostics.pdf"}
+    assert all(files[name] == (demo_request.out / name).read_bytes() for name in (*inputs, *shown))
+    assert main.rstrip().endswith(r"\end{document}")

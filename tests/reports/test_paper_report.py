@@ -16,7 +16,7 @@ from cppo_lab.reports.discrepancies import oddities
 from cppo_lab.reports.discrepancy import CONFIRMED, FOUND, NOT_SEEN, Oddity
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
-from cppo_lab.tracking.reference import read_rows
+from cppo_lab.tracking.reference_curves import read_rows
 
 TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 

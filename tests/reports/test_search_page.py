@@ -92,7 +92,7 @@ def reported(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
     files = reported
     drawn = pictures("history", "importances", "slices", "sensitivity", "curves")
-    assert set(files) == TABLES | drawn | {"index.html", "report.json", "tables.tex", MARKER}
+    assert set(files) == TABLES | drawn | {"index.html", "report.json", "tables.tex", "overleaf.zip", MARKER}
     html = files["index.html"].decode()
     assert (
         "The best of 24 trials is trial 22: rule.delta_b=0.008106, rule.w_min=0.7: final score 59.8\xa0%."
@@ -151,13 +151,15 @@ def test_the_same_search_gives_the_same_bytes_in_another_process(made: SearchReq
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_is_self_contained_and_its_ids_are_unique(made: SearchRequest) -> None:
-    html = built(made, two_objectives())["index.html"].decode()
+    files = built(made, two_objectives())
+    html = files["index.html"].decode()
     counted = Counter(re.findall(r'\bid="([^"]+)"', html))
     assert max(counted.values()) == 1
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', html)
     named = {first or second for first, second in loaded}
     assert {one for one in named if not one.startswith("data:image/png;base64,")} <= {
-        f"#{name}" for name in counted
+        *(f"#{name}" for name in counted),
+        *files,
     }
     assert "<script" not in html
     assert re.search(r"<(link|iframe|img|object)\b", html) is None
@@ -345,9 +347,7 @@ def test_a_search_that_found_no_difference_says_so() -> None:
     for trial in content["trials"]:
         trial["values"] = [0.5]
     result = parsed(content)
-    assert finding(result)[0].startswith(
-        "All 3 complete trials came to the same value, final score 50.0\xa0%"
-    )
+    assert finding(result)[0].startswith("All 3 complete trials have the same value, final score 50.0\xa0%")
     assert certainty(result, ()) == ()
 
 
@@ -395,3 +395,13 @@ def test_a_refused_build_leaves_the_old_report(made: SearchRequest) -> None:
     (other / "thesis.tex").write_text("mine")
     with pytest.raises(UserError, match="is not a report of ours"):
         build_report(replace(made, out=other))
+
+
+def test_the_line_to_launch_names_what_was_tuned() -> None:
+    result = parsed(made_search())
+    (plain,), (chosen,) = (
+        launch_commands(result),
+        launch_commands(result, ("variant=cppo", "model=mini_base")),
+    )
+    assert plain.startswith("cppo launch main rule.")
+    assert chosen == plain.replace("main ", "main variant=cppo model=mini_base ")

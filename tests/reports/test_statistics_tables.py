@@ -41,8 +41,8 @@ def test_several_seeds(demo_request: ReportRequest) -> None:
     assert list(tables) == ["scores", "differences", "order"]  # one model: nothing over models
     scores, pair = tables["scores"], ("mini_base", "cppo")
     # Seeds score 50 and 52 on average of the benchmarks at the best step; t(0.975, 1) = 12.706, error 1.
-    assert cell(scores, pair, 1) == "51.00 ± 12.7"
-    assert cell(scores, pair, 3) == "43.35 ± 10.8"
+    assert cell(scores, pair, 1) == "51.00 (38.3 to 63.7)"
+    assert cell(scores, pair, 3) == "43.35 (32.5 to 54.2)"
     differences = tables["differences"]
     assert [row.pair for row in differences.rows] == [pair]
     assert cell(differences, pair, 0) == "+17.00"  # without spread: both seeds differ by as much

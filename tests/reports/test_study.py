@@ -180,11 +180,24 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     }
     lists = {f"{kind}_{name}.csv" for kind in ("runs", "long") for name in SWEEPS}
     sure = {name for name in files if name.startswith("statistics_")}
+    sure |= {name for name in files if name.startswith("collapse")}
+    # One run of the main sweep collapsed: its steps are there, and its curves on the page.
+    assert {f"collapses_{name}.csv" for name in SWEEPS} <= sure
+    assert {name for name in sure if name.startswith("collapse_steps")} == {
+        f"collapse_steps_main.{kind}" for kind in ("md", "tex", "csv")
+    }
     tables |= {f"verdicts.{kind}" for kind in ("md", "tex", "csv")}
     assert {f"statistics_{name}_{what}.csv" for name in SWEEPS for what in ("scores", "differences")} <= sure
-    assert set(files) == FIGURES | tables | lists | sure | {"index.html", "tables.tex", "report.json", MARKER}
+    assert set(files) == FIGURES | tables | lists | sure | {
+        "index.html",
+        "tables.tex",
+        "report.json",
+        "overleaf.zip",
+        MARKER,
+    }
     html = files["index.html"].decode()
-    assert html.count("<svg") == 11
+    assert html.count("<svg") == 11 + 1
+    assert html.count('id="collapses"') == 1
     assert "Not drawn" not in html
     assert "Incomplete" not in html
     assert "collapse 1/2" in html
@@ -194,10 +207,10 @@ def test_the_report(made_store: str, tmp_path: Path) -> None:
     drawn = re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     loaded = re.findall(r'(?:src|href)="([^"]*)"|url\(([^)]*)\)|@import', drawn)
     figures = {path.name for path in page.parent.glob("figure_*.csv")}
-    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted} | figures
+    assert {first or second for first, second in loaded} <= {f"#{name}" for name in counted} | set(files)
     assert figures <= {first for first, _ in loaded}
-    # Verdicts first, one for each of the paper's claims, labelled as what they are.
-    assert html.index('id="verdicts"') < html.index('id="findings"') < html.index('id="main"')
+    # One picture, one table, then a verdict for each of the paper's claims, labelled as what they are.
+    assert html.index('id="main"') < html.index('id="verdicts"') < html.index('id="findings"')
     assert html.count('<span class="verdict">core=mini</span>') == len(CLAIMS)
     assert "no evidence for or against the paper" in html
     assert html.count("<script") == 1 + len(SWEEPS)  # the page's own, and the curves of every sweep as data
@@ -257,7 +270,7 @@ def test_a_broken_diagnostic_is_named_and_nothing_written(made_store: str, tmp_p
     kept = broken.read_text()
     try:
         broken.write_text("{")
-        with pytest.raises(UserError, match=r"diagnostics/positions.json of MLflow run .* is no JSON"):
+        with pytest.raises(UserError, match=r"diagnostics/positions.json of MLflow run .* is not JSON"):
             build_report(request_for(uri, tmp_path / "out"))
     finally:
         broken.write_text(kept)

@@ -27,8 +27,8 @@ def demo_board(demo_request: ReportRequest) -> Callable[..., Scoreboard]:
 
 def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Scoreboard) -> None:
     view = verdict_view({"main": paper_board}, "paper")
-    mean, each, line = view.lines
-    assert (line.outcome, view.summary) == ("undecided", "3 claims: 3 undecided.")
+    mean, each, line, widens, horizon, collapse, prefix = view.lines
+    assert (line.outcome, view.summary) == ("undecided", "7 claims: 7 undecided.")
     assert [one.model for one in mean.comparisons] == ["mean over models"]
     assert "CPPO against DPPO in the mean over the models" in mean.sentence
     assert "Exploratory" not in mean.sentence
@@ -38,7 +38,18 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     assert each.sentence.endswith(before) and line.sentence.endswith(before)
     assert view.cannot == CANNOT
     assert line.observed == "The observed differences point its way in 24 of 24 comparisons."
-    assert "the least clear is CPPO against CISPO on Qwen3-1.7B-Base." in line.sentence
+    assert "The least clear is CPPO against CISPO on Qwen3-1.7B-Base." in line.sentence
+    # From the curves by hand: means of the last and the first 30 %; of the warm-up diagnostics, the share of the prefix
+    # budget in the first 30 % of the steps less that in the rest, over the three models that the paper plots.
+    assert dict(widens.numbers)["difference"] == "−0.33 points"
+    assert dict(horizon.numbers)["difference"].endswith("points for each doubling of the length")
+    assert dict(prefix.numbers) | {"noise of the evaluations alone": "not known"} == dict(prefix.numbers)
+    assert dict(prefix.numbers)["difference"] == "+34.52 % of the masks"
+    assert dict(prefix.numbers)["runs"] == "3"
+    # One run in four: of a probability single runs do say something.
+    assert dict(collapse.numbers)["difference"] == "+25.00 % of the runs"
+    assert dict(collapse.numbers)["95 % interval"] == "−28.08 to +69.94"
+    assert mean.power.startswith("power at 2 points: none: a single run does not show")
     numbers = dict(line.numbers)
     assert numbers["difference"] == "+1.05 points"  # 11.60 and 10.56, as the findings have them
     assert numbers["noise of the evaluations alone"] == "0.19 points"
@@ -66,7 +77,7 @@ def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(
 def test_a_sweep_without_cppo_has_no_claim(demo_board: Callable[..., Scoreboard]) -> None:
     view = verdict_view({"demo": demo_board(cppo="other")}, "mini")
     assert view.lines == ()
-    assert view.summary == "None of the paper's claims is about the variants of this sweep."
+    assert view.summary == "The paper makes no claim about the variants of this sweep."
 
 
 def test_a_study_names_the_claims_that_it_cannot_judge(paper_board: Scoreboard) -> None:

@@ -42,6 +42,7 @@ variants:
 # A model of a few weights, for two steps.
 SMALL = (
     "model.warm_start.steps=2",
+    "model.warm_start.target_accuracy=null",
     *("batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2"),
     *("training.t_stop=2", "validation.every=1", "validation.samples=1", "launcher=inline"),
 )
@@ -68,7 +69,7 @@ def sweep_file(folder: Path, text: str = SWEEP, rule: str = YAML) -> Path:
 
 
 def cppo(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
-    """`cppo` in a process of its own, with their package on PYTHONPATH."""
+    """`cppo` in a separate process, with their package on PYTHONPATH."""
     places = [str(ROOT), *([str(path)] if path else [])]
     known = {
         key: value for key, value in os.environ.items() if key not in ("CPPO_RULES", "MLFLOW_TRACKING_URI")

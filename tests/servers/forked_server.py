@@ -33,7 +33,7 @@ class ForkedServer:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> "ForkedServer":
-        """Starts it, or brings it back, and waits until it answers."""
+        """Starts or restarts it, and waits until it answers."""
         self._process = process = Forked(
             serve,
             self.port,

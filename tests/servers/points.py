@@ -10,6 +10,7 @@ from tests.servers.forked import Point
 
 _SPOOL, _SHIPPING = "cppo_lab.runs.spool:Spool", "cppo_lab.tracking.shipping"
 _CLIENT, _ARTIFACTS = "mlflow:MlflowClient", "cppo_lab.tracking.artifacts:Artifacts"
+_POINTS = "cppo_lab.store.exclusive:PointsClient"  # points do not go through MLflow's own client
 
 
 def _begins(spool: Spool, line: Line) -> bool:
@@ -59,8 +60,8 @@ WHILE_IT_TRAINS = {
     "when its parameters are sent": Point(_CLIENT, "log_batch", True, _has("params")),
     "before its tags are sent": Point(_CLIENT, "log_batch", meant=_has("tags")),
     "when its tags are sent": Point(_CLIENT, "log_batch", True, _has("tags")),
-    "before points are sent": Point(_CLIENT, "log_batch", meant=_has("metrics")),
-    "when points are sent": Point(_CLIENT, "log_batch", True, _has("metrics")),
+    "before points are sent": Point(_POINTS, "log_batch", meant=_has("metrics")),
+    "when points are sent": Point(_POINTS, "log_batch", True, _has("metrics")),
     "before it is noted what was sent": Point(_SHIPPING, "save_shipped"),
     "while it is noted what was sent": Point("pathlib:Path", "replace", meant=_is_memory),
     "when it is noted what was sent": Point(_SHIPPING, "save_shipped", True),
@@ -76,6 +77,6 @@ AT_ITS_END = {
     "when the history is sent": Point(_ARTIFACTS, "upload_history", True),
     "before it is said that all files have come": Point(_CLIENT, "set_tag"),
     "when it is said that all files have come": Point(_CLIENT, "set_tag", True),
-    "before its checkpoints are removed": Point("cppo_lab.attempt", "_remove_checkpoints"),
+    "before its checkpoints are removed": Point("cppo_lab.attempt", "remove_checkpoints"),
 }
 POINTS = WHILE_IT_TRAINS | AT_ITS_END

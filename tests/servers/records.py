@@ -38,8 +38,19 @@ def runs_of(uri: str, spec: RunSpec, view: int = ViewType.ACTIVE_ONLY) -> list[R
 def expected(last: int) -> Curves:
     """The history of a run of the stub that no fault has met."""
     curves: Curves = {}
+    scores: dict[int, float] = {}
     for step in range(last + 1):
-        for name, value in trainer.metrics(step).items():
+        values = dict(trainer.metrics(step))
+        if (
+            score := next((value for name, value in values.items() if name.startswith("val/mean/")), None)
+        ) is not None:
+            scores[step] = score
+            best = max(scores.values())
+            values["val/best"] = best
+            values["val/best_step"] = next(at for at, value in scores.items() if value == best)
+            if late := [value for at, value in scores.items() if at > 0.7 * last]:
+                values["val/final_mean"] = math.fsum(late) / len(late)
+        for name, value in values.items():
             curves.setdefault(name, {})[step] = text(value)
     return curves
 

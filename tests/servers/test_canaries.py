@@ -61,7 +61,7 @@ def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
 
 
 def cppo(*arguments: str, folder: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """The command, in a process of its own."""
+    """The command, in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "cppo_lab.cli", *arguments],
         cwd=folder,

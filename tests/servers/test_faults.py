@@ -95,7 +95,7 @@ def test_the_server_is_killed_in_mid_run_and_restarted(
     going = in_mid_run(trainer(mortal.uri), mortal.uri)
     mortal.kill()
     try:
-        going.reach(LATER).until_said("training goes on")
+        going.reach(LATER).until_said("training continues")
     finally:
         mortal.start()
     going.until_said("tracking store is back after")
@@ -111,7 +111,7 @@ def test_the_server_hangs_in_mid_run(
     going = in_mid_run(trainer(server.uri, {TIMEOUT: "4"}), server.uri)
     server.pause()
     try:
-        going.reach(LATER).until_said("training goes on")
+        going.reach(LATER).until_said("training continues")
     finally:
         server.resume()
     assert going.finish() == 0
@@ -128,7 +128,7 @@ def test_both_die_and_the_server_is_away_when_the_next_attempt_begins(
         going.reach(LATER).kill()
         going.start().reach(LATER + 10).signal(signal.SIGTERM)
         going.end()
-        assert "`cppo sync` sends it" in going.log()
+        assert "`cppo sync` uploads it" in going.log()
     finally:
         mortal.start()
     assert going.start().finish() == 0
@@ -142,7 +142,7 @@ def test_the_server_was_never_there_and_the_store_moves(
     nowhere = trainer(f"http://127.0.0.1:{free_port()}", hurry=0.0).start().reach(MIDDLE)
     nowhere.signal(signal.SIGTERM)
     nowhere.end()
-    assert "`cppo sync` sends it" in nowhere.log()
+    assert "`cppo sync` uploads it" in nowhere.log()
     assert_never_waited(nowhere)
     going = trainer(server.uri).start()
     assert going.finish() == 0
@@ -304,7 +304,7 @@ def test_a_file_that_cannot_be_reached_at_the_start(
     going = trainer(uri, hurry=0.0).start().reach(LATER)
     going.signal(signal.SIGTERM)
     going.end()
-    assert "`cppo sync` sends it" in going.log()
+    assert "`cppo sync` uploads it" in going.log()
     away.unlink()
     away.mkdir()
     copy_of(sqlite_tables, away)

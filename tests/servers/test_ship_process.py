@@ -85,7 +85,7 @@ def test_its_store_hangs(
     until("a request hangs", lambda: proxy.faults[hang])
     going.signal(signal.SIGTERM)
     going.end()
-    assert "`cppo sync` sends it" in going.log()
+    assert "`cppo sync` uploads it" in going.log()
     wait_for_end(process)
     proxy.answer(None)
     assert trainer(proxy.uri).start().finish() == 0

@@ -69,15 +69,15 @@ def test_a_run_that_fails_is_seen_left_and_retried(
     broken.mkdir(parents=True)
     (broken / "diagnostics").touch()  # where the run will want a folder
     assert main(["launch", *TWO]) == 0
-    assert main(["watch", *TWO, "--every", "1"]) == 1
+    assert main(["watch", *TWO, "--every", "1"]) == 4
     said = capsys.readouterr().out
     assert re.search(rf"^{broken.name} cppo/mini_base/seed 0: failed.*: FileExistsError: ", said, re.M)
     assert rows(capsys, *TWO)["grpo"]["state"] == "done"
     assert main(["logs", broken.name]) == 0
     assert "Traceback (most recent call last)" in capsys.readouterr().out
 
-    assert main(["launch", *TWO]) == 1
-    assert "1 run that failed by an error of its own is left" in capsys.readouterr().err
+    assert main(["launch", *TWO]) == 4
+    assert "1 run failed with an error and is not retrained" in capsys.readouterr().err
     (broken / "diagnostics").unlink()
     assert main(["retry", *TWO, "--failed"]) == 0
     assert main(["watch", *TWO, "--every", "1"]) == 0

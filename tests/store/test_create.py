@@ -50,7 +50,7 @@ def in_a_child(
         try:
             act()
         except UserError as error:
-            os._exit(2 if "is half made" in str(error) and "remove it" in str(error) else 3)
+            os._exit(2 if "is incomplete" in str(error) and "remove it" in str(error) else 3)
         if statements is not None:
             statements.write_text(str(count))
         os._exit(0)

@@ -200,5 +200,5 @@ def test_what_would_be_too_large_is_not_unpacked(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match=r"unpacked it has 2\d{6} bytes"):
         unpack(bomb, HISTORY)
     monkeypatch.setattr(history, "LARGEST", 1000)
-    with pytest.raises(UserError, match="more than the 1000 it may have"):
+    with pytest.raises(UserError, match="more than the 1000 allowed"):
         unpack(bomb, HISTORY)

@@ -142,7 +142,7 @@ def test_what_is_still_to_come_stands_beside_the_total() -> None:
     assert sums[0].gpu_hours_left == pytest.approx(0.75 * sums[0].gpu_hours)
     text = cost_summary(runs, found, sums)
     assert "good to a factor of 2 either way" in text
-    assert f"{sums[0].gpu_hours_left:.0f} still to come (3 of them)" in text
+    assert f"{sums[0].gpu_hours_left:.0f} remaining (3 of them)" in text
 
 
 def test_uncertainty_is_said_of_estimates_only(tiny_spec: RunSpec) -> None:
@@ -155,7 +155,7 @@ def test_uncertainty_is_said_of_estimates_only(tiny_spec: RunSpec) -> None:
     found = costs([small], lambda *_: [[3600.0]])
     text = cost_summary([small], found, sum_costs(found, lambda _: False))
     assert "4 hours of one process for 1 run" in text
-    assert "validations, warm start and start-up are not in it" in text
+    assert "without validations, warm start and start-up" in text
 
 
 def test_the_tag_is_of_verls_runs_only(workspace: Path) -> None:

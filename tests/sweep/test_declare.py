@@ -132,7 +132,7 @@ def test_exclusions(workspace: Path) -> None:
     with pytest.raises(UserError) as caught:
         planned(EXCLUDED, "variant=cppo", "model=mini_strong")
     assert str(caught.value) == (
-        "sweep mine.yaml: exclude leaves out every run that 'variant=cppo model=mini_strong' chooses: "
+        "sweep mine.yaml: exclude removes every run that 'variant=cppo model=mini_strong' chooses: "
         "remove an entry of it"
     )
 

@@ -47,13 +47,13 @@ MINI = {
     ),
     "key_twice": (
         f"{HEAD}models: [mini_base]\nvariants:\n  a: {{rule: cppo}}\n  a: {{rule: dppo}}\n",
-        " line 6, column 3: key 'variants.a' stands there twice: remove one",
+        " line 6, column 3: key 'variants.a' appears twice: remove one",
     ),
     "no_mapping": ("- a\n", ": a sweep file is a mapping with title, question, models, variants, axes"),
     "top_key": (
         sweep(more="axis: {seed: [0]}"),
-        ": unknown key 'axis': did you mean 'axes'? valid: axes, exclude, feeds, hypotheses, models, name, question, "
-        "resources, title, variants",
+        ": unknown key 'axis': did you mean 'axes'? valid: axes, baseline, beside, exclude, feeds, hypotheses, models, "
+        "name, pairing, question, resources, title, variants",
     ),
     "missing": (f"{HEAD}variants: {{a: {{rule: cppo}}}}\n", ": models is missing: add it"),
     "date": (
@@ -102,10 +102,10 @@ MINI = {
         sweep(models="[]"),
         ": models=[]: must be a list of one or more names, or such a list for each core",
     ),
-    "value_twice": (sweep(axes="{seed: [0, 0]}"), ": axes.seed=[0, 0]: 0 stands there twice: remove one"),
+    "value_twice": (sweep(axes="{seed: [0, 0]}"), ": axes.seed=[0, 0]: 0 appears twice: remove one"),
     "same_run": (
         sweep(variants="{a: {rule: cppo}, b: {rule: cppo}}", axes="{seed: [0]}"),
-        ": variants 'a' and 'b' compose to the same run 2215c5d477f0: remove one, or the override that "
+        ": variants 'a' and 'b' compose to the same run de6dbad0155a: remove one, or the override that "
         "makes them equal",
     ),
     "minibatch": (
@@ -180,7 +180,7 @@ MINI = {
     ),
     "excludes_everything": (
         sweep(more="exclude: [{variant: [cppo, dppo]}]"),
-        ": exclude leaves out every run: remove an entry of it",
+        ": exclude removes every run: remove an entry of it",
     ),
     "no_condition": (
         sweep(more="exclude: [{}]"),
@@ -218,7 +218,7 @@ MINI = {
     ),
     "two_faults": (
         variant("rule: cppo, rule.delta: -1, rule.w_min: 2"),
-        ": variants.a.rule.delta=-1: must be in (0, inf) (and 1 more)",
+        ": variants.a.rule.delta=-1: must be in (0, inf); also: rule.w_min=2: must be in (0, 1]",
     ),
 }
 VERL = {
@@ -295,12 +295,12 @@ def test_files_that_cannot_be_read(workspace: Path, monkeypatch: pytest.MonkeyPa
     Path("secret.yaml").write_text("title: t")
     os.mkfifo("pipe.yaml")
     expected = {
-        "loop.yaml": "cannot be read: Too many levels of symbolic links: name a file that can",
+        "loop.yaml": "cannot be read: Too many levels of symbolic links: name a readable file",
         "folder.yaml": "is a folder: name a file in it",
         "big.yaml": "has more than 1,000,000 bytes: no sweep needs as many",
         "pipe.yaml": "is no regular file: copy its text into one",
-        "x" * 300 + ".yaml": "cannot be read: File name too long: name a file that can",
-        "no\0.yaml": "cannot be read: embedded null byte: name a file that can",
+        "x" * 300 + ".yaml": "cannot be read: File name too long: name a readable file",
+        "no\0.yaml": "cannot be read: embedded null byte: name a readable file",
     }
     for name, message in expected.items():
         with pytest.raises(UserError) as caught:
@@ -317,14 +317,14 @@ def test_files_that_cannot_be_read(workspace: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError) as caught:
         load_sweep("secret.yaml")
     assert (
-        str(caught.value) == "sweep file secret.yaml cannot be read: Permission denied: name a file that can"
+        str(caught.value) == "sweep file secret.yaml cannot be read: Permission denied: name a readable file"
     )
 
 
 def test_aliases_that_explode(workspace: Path) -> None:
     levels = "".join(f"b{i}: &b{i} [{', '.join([f'*b{i - 1}'] * 10)}]\n" for i in range(1, 9))
     Path("mine.yaml").write_text(f"b0: &b0 [{', '.join('x' * 10)}]\n{levels}{sweep()}")
-    with pytest.raises(UserError, match="100,000 at most: aliases make more of them here"):
+    with pytest.raises(UserError, match="100,000 at most: the aliases here expand to more"):
         load_sweep("mine.yaml")
 
 

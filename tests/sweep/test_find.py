@@ -83,12 +83,12 @@ def test_in_a_sweep_of_ones_own(workspace: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("abc", "run 'abc' is not the beginning of a run's id: give 4 to 12 hexadecimal digits"),
-        ("xyzw", "is not the beginning of a run's id"),
-        ("' OR 1", "is not the beginning of a run's id"),
-        ("abcd1234abcd1", "is not the beginning of a run's id"),
+        ("abc", "run 'abc' is not a prefix of a run's id: give 4 to 12 hexadecimal digits"),
+        ("xyzw", "is not a prefix of a run's id"),
+        ("' OR 1", "is not a prefix of a run's id"),
+        ("abcd1234abcd1", "is not a prefix of a run's id"),
         ("0000", "unknown run '0000': no folder in "),
-        ("5555", "run '5555' is the beginning of 2 ids: 5555aaaaaaaa, 5555bbbbbbbb: give more digits"),
+        ("5555", "run '5555' is a prefix of 2 ids: 5555aaaaaaaa, 5555bbbbbbbb: give more digits"),
     ],
 )
 def test_one_clear_line(workspace: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:

@@ -14,6 +14,7 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep import parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.registration import find_registrations, parse_registrations
 from tests.plausible import train
 
@@ -56,8 +57,8 @@ def test_what_is_wrong_is_named(workspace: Path, text: str, message: str) -> Non
 
 
 def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) -> None:
-    first = loaded(STATED).statement
-    assert loaded(STATED.replace("Two rules", "Another title")).statement == first
+    first = loaded(STATED).statement()
+    assert loaded(STATED.replace("Two rules", "Another title")).statement() == first
     assert json.loads(first[0])["hypotheses"]["above"]["test_seeds"] == [1, 2]
     for old, new in (
         ("smallest: 2.0", "smallest: 1.0"),
@@ -65,9 +66,40 @@ def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) ->
         ("[mini_base]", "[mini_strong]"),
         ("seed: [0, 1, 2]", "seed: [0, 1, 2, 3]"),
         ("selection_seeds: [0]", "selection_seeds: [4]"),
+        ("axes: {seed: [0, 1, 2]}", "axes: {seed: [0, 1, 2]}\npairing: none"),
         ("axes: {seed: [0, 1, 2]}", "axes: {seed: [0, 1, 2]}\nexclude: [{variant: dppo, seed: 2}]"),
     ):
-        assert loaded(STATED.replace(old, new)).statement[1] != first[1]
+        assert loaded(STATED.replace(old, new)).statement()[1] != first[1]
+
+
+# The digest before overrides and pairing were part of it: stores have such registrations.
+OLDER = "02b633dd9704"
+
+
+def test_overrides_that_change_the_runs_change_the_digest(workspace: Path) -> None:
+    sweep = loaded(STATED)
+    plain = sweep.statement()[1]
+    assert plain == OLDER
+
+    def digest(*overrides: str) -> str:
+        plan = make_plan(sweep, overrides)
+        return plan.statement(plan.sweeps[0])[1]
+
+    for chosen in (
+        (), ("seed=0",), ("seed=1,2",), ("variant=cppo",), ("model=mini_base",), ("launcher=inline",),
+        ("core=mini",), ("paths.models=elsewhere",),
+    ):  # fmt: skip
+        assert digest(*chosen) == plain, chosen
+    changed = [
+        digest(*texts)
+        for texts in (
+            ("training.t_stop=40",), ("seed=0,1,2,3",), ("model=mini_long",), ("rule.delta=0.1,0.2",),
+            ("recipe=authors",), ("training.t_stop=40", "batch.prompts=8"),
+        )
+    ]  # fmt: skip
+    assert len({plain, *changed}) == 1 + len(changed)
+    assert digest("training.t_stop=40", "batch.prompts=8") == digest("batch.prompts=8", "training.t_stop=40")
+    assert digest("seed=3,2,1,0") == digest("seed=0,1,2,3")
 
 
 def stated_times() -> list[tuple[str, int]]:
@@ -90,7 +122,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(workspace: Path, fast: None) -> None:
-    digest = loaded(STATED).statement[1]
+    digest = loaded(STATED).statement()[1]
     assert main([*LAUNCH, "seed=0"]) == 0
     [(registered, since)] = stated_times()
     assert registered == digest
@@ -125,6 +157,18 @@ def test_without_a_registration_the_report_says_so(workspace: Path, fast: None) 
     assert stated_times() == []
     loaded(STATED)
     assert "Not registered: `cppo launch` registers hypotheses" in verdict_words(workspace)
+
+
+def test_the_report_of_a_study_shows_the_hypotheses_of_its_sweeps(workspace: Path, fast: None) -> None:
+    loaded(STATED)
+    Path("all.yaml").write_text("title: All\nquestion: What?\nsweeps: [./two.yaml]\n")
+    assert main(["launch", "all.yaml", "launcher=inline"]) == 0
+    assert main(["report", "all.yaml", "--partial"]) == 0
+    folder = workspace / "reports" / "build" / "all"
+    page = (folder / "index.html").read_text()
+    assert "before any of the 4 runs that test it; unchanged." in page
+    verdicts = json.loads((folder / "report.json").read_text())["verdicts"]
+    assert [one["claim"] for one in verdicts] == ["hypothesis two above"]
 
 
 def test_nothing_starts_if_the_store_does_not_take_them(

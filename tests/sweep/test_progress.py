@@ -1,21 +1,65 @@
-"""What a launch says of runs that are under way."""
+"""What a launch shows of runs that are under way."""
 
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cppo_lab import schema
 from cppo_lab.attempt import Attempt
+from cppo_lab.launch.base import Event
+from cppo_lab.runs.events import Begin, StepEvent
 from cppo_lab.runs.folder import write_status
+from cppo_lab.runs.spool import open_spool
 from cppo_lab.sweep.declare import load_sweep
-from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.progress import Progress
 from tests.conftest import TINY
+from tests.waiting import until
+
+SCORE = schema.validation_metric(schema.MEAN, 16)
+NAME = "grpo/mini_base/seed 0"
 
 
 @pytest.fixture
-def attempt(workspace: Path) -> Attempt:
-    plan = make_plan(load_sweep("quickstart"), TINY)
-    return Attempt(plan.runs[0].spec, workspace / "runs", "sqlite:///mlflow.db", created=1000.0)
+def plan(workspace: Path) -> Plan:
+    return make_plan(load_sweep("quickstart"), TINY)
+
+
+@pytest.fixture
+def attempt(plan: Plan, workspace: Path) -> Attempt:
+    return Attempt(plan.runs[0].spec, workspace / "runs", "sqlite:///mlflow.db", created=time.time())
+
+
+def record(folder: Path, rows: dict[int, float | None], seconds: float = 2.0) -> None:
+    """Rows by step, with a score or none, `seconds` apart, the last one now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spool = open_spool(folder)
+    spool.add(Begin("a", "cppo-mini", "a run", 1, {}, {}))
+    now = time.time()
+    for place, (step, score) in enumerate(rows.items()):
+        ago = seconds * (len(rows) - 1 - place)
+        metrics = {"train/loss": 1.0} | ({} if score is None else {SCORE: score})
+        spool.add(StepEvent(step, round(1000 * (now - ago)), metrics))
+    spool.close()
+
+
+def started(plan: Plan, attempt: Attempt, ago: float = 100.0, **others: object) -> Progress:
+    progress = Progress(plan, {}, todo=1, **others)  # type: ignore[arg-type]
+    progress.see(Event("started", attempt))
+    progress.running[0].rows.since -= ago
+    return progress
+
+
+def look(progress: Progress) -> str:
+    for one in progress.running:
+        progress._look(one)
+    return progress.overview()
 
 
 @pytest.mark.parametrize(
@@ -23,14 +67,95 @@ def attempt(workspace: Path) -> Attempt:
     [
         ({}, "starting"),
         ({"status": "done", "step": 4, "t_stop": 4, "updated": 999.0}, "starting"),  # of an earlier attempt
-        ({"status": "running", "step": 1, "t_stop": 4, "updated": 1001.0}, "step 1/4"),
-        ({"status": "done", "step": 4, "t_stop": 4, "updated": 1001.0}, "recording its end"),
+        ({"status": "running", "activity": "warm start 400/1000"}, "warm start 400/1000"),
+        ({"status": "done", "step": 4, "t_stop": 4, "updated": 1e12}, "recording its end"),
     ],
 )
-def test_where_a_run_stands(attempt: Attempt, status: dict[str, object], said: str) -> None:
-    progress = Progress(make_plan(load_sweep("quickstart"), TINY), {}, todo=1)
-    progress.running.append(attempt)
+def test_what_a_run_does_before_its_steps(
+    plan: Plan, attempt: Attempt, status: dict[str, object], said: str
+) -> None:
     attempt.folder.mkdir(parents=True)
     if status:
         write_status(attempt.folder, status)
-    assert progress.overview().startswith(f"grpo/mini_base/seed 0 {said}")
+    assert look(started(plan, attempt)) == f"{NAME} {said}"
+
+
+def test_time_left_is_measured(plan: Plan, attempt: Attempt) -> None:
+    """Two steps of 200 s each are left of four; what is waiting takes what the running one takes."""
+    progress = started(plan, attempt, ago=10_000)
+    assert look(progress) == f"{NAME} starting"  # nothing measured: no time
+    record(attempt.folder, {0: 0.25, 1: None, 2: 0.5}, seconds=200)
+    assert progress.seconds_left() is None
+    text = look(progress)
+    assert text.startswith(f"{NAME} step 2/4, last 50.0 %, best 50.0 %")
+    assert text.endswith("(about 7 min left)")
+    progress.waiting = [plan.runs[1].run_id]
+    assert progress.seconds_left() == pytest.approx(2 * 200 + 4 * 200, abs=5)
+
+
+def test_time_left_by_past_runs_before_the_first_step(plan: Plan, attempt: Attempt) -> None:
+    first, second = plan.runs[0].run_id, plan.runs[1].run_id
+    progress = started(plan, attempt, pace={first: 300.0, second: 60.0}, waiting=[first, second])
+    assert progress.waiting == [second]
+    assert progress.seconds_left() == pytest.approx(4 * 300 + 4 * 60)
+    progress.pace = {first: 300.0}
+    assert progress.seconds_left() is None  # nothing is known of the one that waits
+
+
+def test_a_pipe_gets_one_line_per_validation(
+    plan: Plan, attempt: Attempt, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = started(plan, attempt)
+    capsys.readouterr()
+    attempt.folder.mkdir(parents=True)
+    for done in (0, 1, 400, 999):
+        write_status(attempt.folder, {"status": "running", "activity": f"warm start {done}/1000"})
+        look(progress)
+    record(attempt.folder, {0: 0.25, 1: None, 2: 0.5, 3: None, 4: 0.375})
+    for _ in range(3):
+        look(progress)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("  (")[0] for line in lines] == [
+        f"{NAME}: warm start",
+        f"{NAME}: step 0/4, last 25.0 %, best 25.0 % (step 0)",
+        f"{NAME}: step 2/4, last 50.0 %, best 50.0 % (step 2)",
+        f"{NAME}: step 4/4, last 37.5 %, best 50.0 % (step 2)",
+    ]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_in_its_place(
+    plan: Plan, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    progress = started(plan, attempt)
+    record(attempt.folder, {0: 0.25, 2: 0.5})
+    before = screen.getvalue().count("\n")
+    for _ in range(3):
+        progress._in_place(look(progress))
+    text = screen.getvalue()
+    assert text.count("\n") == before
+    shown = text.rpartition("\x1b[K")[2]
+    assert len(shown) < 40
+    assert shown.startswith(NAME)
+
+
+def test_ctrl_c_says_at_once_what_is_waited_for(
+    plan: Plan, attempt: Attempt, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = started(plan, attempt)
+    capfd.readouterr()
+    said: Callable[[], str] = lambda: capfd.readouterr().err  # noqa: E731 - read where the signal has been handled
+    with pytest.raises(KeyboardInterrupt), progress.shown():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            until("the interrupt", lambda: False)
+        finally:
+            text = said()
+    assert f"waiting for {NAME} to record how far they came" in text
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

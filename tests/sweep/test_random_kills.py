@@ -122,7 +122,7 @@ def test_24_trials_with_two_workers_that_are_killed(workspace: Path, terminals: 
 
 @pytest.mark.slow
 def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, terminals: Terminals) -> None:
-    """Two workers of the local launcher, each in a process of its own."""
+    """Two workers of the local launcher, each in a separate process."""
     write_search(search_values(trials=2))
     local = ["launcher=local", "launcher.workers=2", "training.collapse_share=0"]
     runs = workspace / "runs"
@@ -137,7 +137,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, termin
     search.send_signal(signal.SIGINT)
     assert search.wait(timeout=CEILING_SECONDS) == 130
     until("they end in order", lambda: not training_now(runs))
-    assert "the same command continues" in Path("terminals.log").read_text()
+    assert "run the same command to continue" in Path("terminals.log").read_text()
     found = optuna.load_study(study_name="long", storage="sqlite:///optuna.db").get_trials()
     assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
     until(

@@ -92,7 +92,7 @@ BROKEN = {
     ),
     "the same objective twice": (
         change(objectives=["stability", "stability"], pruner={"name": "none"}),
-        "stands there twice",
+        "appears twice",
     ),
     "no trials": (change(trials=0), "search.trials=0: must be in [1, 100000]"),
     "no parameters": (change(parameters={}), "search.parameters"),
@@ -121,7 +121,7 @@ BROKEN = {
     ),
     "text as a bound": (parameter(low="a", high=1.0), "search.parameters.rule.w_min: low"),
     "one choice": (parameter(choices=[0.5]), "search.parameters.rule.w_min: choices"),
-    "the same choice twice": (parameter(choices=[0.5, 0.5]), "a value stands there twice"),
+    "the same choice twice": (parameter(choices=[0.5, 0.5]), "a value appears twice"),
     "no bounds for the core": (
         parameter(verl={"low": 0.5, "high": 1.0}),
         "has no bounds for core=mini (valid: verl)",
@@ -183,7 +183,7 @@ BROKEN = {
         top(models={"verl": ["tiny_qwen3"]}),
         "has no models for core=mini (valid: verl)",
     ),
-    "the same seed twice": (top(seeds=[1, 1]), "seeds=[1, 1]: one stands there twice"),
+    "the same seed twice": (top(seeds=[1, 1]), "seeds=[1, 1]: one appears twice"),
     "no seed": (top(seeds=[]), "seeds"),
 }
 
@@ -233,12 +233,13 @@ def test_other_commands_say_what_a_search_is_for(workspace: Path, capsys: pytest
     for command in ("launch", "show"):
         assert main([command, "tune_cppo"]) == 2
         assert (
-            "tune_cppo is a search, whose runs are drawn as it goes: use `cppo tune` for it"
+            "tune_cppo is a search, which chooses its runs as it goes: use `cppo tune` for it"
             in capsys.readouterr().err
         )
     assert main(["tune", "quickstart"]) == 2
     assert (
-        "quickstart has no key `search`: it is no search: cppo launch quickstart" in capsys.readouterr().err
+        "quickstart has no key `search`: it is not a search: cppo launch quickstart"
+        in capsys.readouterr().err
     )
     Path("study.yaml").write_text("title: t\nquestion: q\nsweeps: [main, tune_cppo]\n")
     with pytest.raises(UserError, match="tune_cppo is a search; name sweeps"):

@@ -121,7 +121,7 @@ def is_locked(runs: Path, number: int) -> bool:
 
 @pytest.mark.slow
 def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, search: Terminals) -> None:
-    """By Ctrl-C two workers of the local launcher, in processes of their own; then, by SIGTERM, two commands."""
+    """By Ctrl-C two workers of the local launcher, in separate processes; then, by SIGTERM, two commands."""
     write_search(search_values(trials=2))
     # More steps than a run can take while the test looks.
     long = ["training.collapse_share=0", "training.t_stop=1000000", "--study", "long"]
@@ -138,7 +138,7 @@ def test_an_interrupted_search_ends_its_runs_and_goes_on(workspace: Path, search
     going.send(signal.SIGINT)
     assert going.end() == 130
     until("they end in order", lambda: not training_now(runs))
-    assert "the same command continues" in LOG.read_text()
+    assert "run the same command to continue" in LOG.read_text()
     found = trials("long")
     assert [trial.state for trial in found] == [TrialState.RUNNING] * 2
     until("the trials' records are ended", lambda: statuses_of_trials() == {"KILLED"})

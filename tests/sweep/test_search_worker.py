@@ -211,7 +211,7 @@ def test_an_interrupted_trial_is_taken_up_in_its_own_record(
 
     made_up(monkeypatch, interrupted)
     assert main(TUNE) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert "run the same command to continue" in capsys.readouterr().err
     [begun, waiting] = trials()
     assert (begun.state, waiting.state) == (TrialState.RUNNING, TrialState.WAITING)
     assert [run.info.status for run in recorded()[1]] == ["KILLED"]

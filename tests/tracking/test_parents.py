@@ -19,7 +19,7 @@ from cppo_lab.tracking import parents
 from cppo_lab.tracking.experiment_note import MARK, describe_experiment, experiment_note
 from cppo_lab.tracking.markdown import code, escaped
 from cppo_lab.tracking.sweep_note import MOST, NotedRun, SweepText, sweep_note, verdict_of, with_verdict
-from cppo_lab.tracking.views import OVERVIEW, TAG_PREFIX, save_views
+from cppo_lab.tracking.views import OVERVIEW, TAG_PREFIX, _saved_state, means_key, save_views
 from tests.plausible import train
 from tests.waiting import CEILING_SECONDS
 
@@ -167,7 +167,7 @@ def test_a_tag_that_another_launcher_adds_at_once_is_no_fault(
     monkeypatch.setattr(sweep_parents, "save_views", refused_once)
     launch_quickstart(uri, "seed=0")
     assert len(times) > 1
-    assert "did not take" not in capsys.readouterr().err
+    assert "did not accept" not in capsys.readouterr().err
 
 
 def test_the_oldest_parent_takes_the_runs_of_the_others(uri: str) -> None:
@@ -190,7 +190,7 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
 
     monkeypatch.setattr(sweep_parents, "ensure_parent", away)
     launch_quickstart(uri, "seed=0")
-    assert "did not take the parents of the sweeps: no answer" in capsys.readouterr().err
+    assert "did not accept the parents of the sweeps: no answer" in capsys.readouterr().err
     (only,) = all_runs(uri)
     assert only.data.tags[schema.TAG_STATUS] == schema.DONE
 
@@ -206,7 +206,7 @@ def test_the_note_says_what_is_compared() -> None:
     assert "| a &emsp;| `a` &emsp;| `rule.x=1` |" in note
     assert "| b &emsp;| `b` &emsp;| - |" in note
     assert "same" not in note
-    assert f"[50.0 %](#/experiments/7/runs/{'f' * 32})" in note
+    assert f"[50.0 %](#/experiments/7/runs/{'f' * 32}?workflowType=machine_learning)" in note
     assert "Of the paper&#58;" not in note
     assert "Table 1" in note
 
@@ -218,7 +218,7 @@ def test_no_note_is_longer_than_mlflow_keeps(count: int, whole: bool) -> None:
     note = with_verdict(sweep_note(text, runs, "7"), "V" * 3000)
     assert len(note) <= MOST
     assert sweep_note(text, runs, "7", verdict_of(note)) == note
-    assert ("more rows have no room" not in note) == whole
+    assert ("more rows are omitted" not in note) == whole
 
 
 def test_a_verdict_stays_when_the_note_is_written_anew(uri: str) -> None:
@@ -269,9 +269,37 @@ def test_views_are_written_once(uri: str) -> None:
     client, number = MlflowClient(uri), experiment_id(uri)
     before = client.get_experiment(number).tags
     assert TAG_PREFIX + OVERVIEW in before
-    assert set(save_views(client, number)) == {"Training runs", "Sweep quickstart"}
+    assert set(save_views(client, number)) == {
+        "Training runs",
+        "Sweep quickstart",
+        "Sweep quickstart, mean of each variant",
+    }
     assert client.get_experiment(number).tags == before
     assert all(len(value) <= 5000 for value in before.values())
+    state = _saved_state(before[TAG_PREFIX + means_key("quickstart")])
+    assert state is not None
+    assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": schema.sweep_tag("quickstart")}]
+    sections = [section["name"] for section in state["compareRunSections"]]
+    assert (sections[0], sections[-1]) == ("Validation", "System")
+
+
+def test_the_parent_carries_the_means_of_the_variants(uri: str) -> None:
+    launch_quickstart(uri, "seed=0,1")
+    client, number = MlflowClient(uri), experiment_id(uri)
+    scores: dict[str, list[float]] = {}
+    parents = []
+    for run in client.search_runs([number]):
+        if schema.TAG_SWEEP_PARENT in run.data.tags:
+            parents.append(run)
+            continue
+        mean = next(value for name, value in run.data.metrics.items() if f"/{schema.MEAN}/" in name)
+        scores.setdefault(f"{run.data.tags[schema.TAG_MODEL]}/{run.data.tags[schema.TAG_RULE]}", []).append(
+            mean
+        )
+    (parent,) = parents
+    assert parent.data.metrics == {
+        f"variant_mean/{name}": pytest.approx(sum(values) / len(values)) for name, values in scores.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_broken_files_stop_neither_shipping_nor_other_files(folder: Path, tiny_s
         read_texts(stored, 10)
     table = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, TABLE)).read_text()
     assert [row[0] for row in json.loads(table)["data"]] == [20, 0]
-    with pytest.raises(UserError, match="more than the 5 it may have"):
+    with pytest.raises(UserError, match="more than the 5 allowed"):
         stored.content("answers/outcomes.npz", 5)
 
 

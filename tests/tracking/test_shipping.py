@@ -359,7 +359,7 @@ def test_a_run_that_cannot_be_sent_stops_no_other(workspace: Path, tiny_spec: Ru
         recorder.finish(FINISHED)
     path = folders[0] / FOLDER / "0001.jsonl"
     path.write_text(path.read_text().replace('"record": "', '"record": "-', 1))
-    with pytest.raises(UserError, match="run a could not be sent"):
+    with pytest.raises(UserError, match="run a could not be uploaded"):
         send(folders, tracking_uri())
     assert not unsent(folders[1], tracking_uri())
 

@@ -63,9 +63,9 @@ def test_nobody_waits_for_a_store_that_is_away(
         recorder.finish(FINISHED)
     assert read_status(folder)["status"] == schema.DONE
     said = capsys.readouterr().err
-    assert said.count("does not answer, training goes on") == 1
-    assert "`cppo sync` sends it" in said
-    with pytest.raises(UserError, match="nothing is lost, `cppo sync` sends the rest"):
+    assert said.count("does not answer, training continues") == 1
+    assert "`cppo sync` uploads it" in said
+    with pytest.raises(UserError, match="nothing is lost, `cppo sync` uploads the rest"):
         send([folder], tracking_uri())
     until("its thread has given up", lambda: "shipper" not in {one.name for one in threading.enumerate()})
     store.away = False
@@ -165,7 +165,7 @@ def test_an_artifact_that_a_full_disk_does_not_take_is_sent_all_the_same(
     path = client.download_artifacts(run.info.run_id, "diagnostics/positions.json", str(workspace))
     assert Path(path).read_text() == '{"position": [1, 2]}'
     assert run.data.tags[schema.TAG_FILES] == "complete"
-    assert "did not take all" not in capsys.readouterr().err
+    assert "did not accept all" not in capsys.readouterr().err
 
 
 def test_a_store_that_is_away_and_a_full_disk(

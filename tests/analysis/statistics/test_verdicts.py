@@ -160,11 +160,15 @@ def test_every_claim_gets_a_verdict() -> None:
     board = board_of(flat({"cppo": moved(0.05), "dppo": BASE}))
     found = verdicts({"main": board})
     assert [verdict.claim for verdict in found] == list(CLAIMS)
-    about_main = [verdict.outcome for verdict in found if verdict.claim.sweep == "main"]
-    assert about_main == [VerdictOutcome.SUPPORTED] * 3
-    assert {verdict.outcome for verdict in found if verdict.claim.sweep != "main"} == {
-        VerdictOutcome.UNDECIDED
-    }
+    supported = {verdict.claim.key for verdict in found if verdict.outcome is VerdictOutcome.SUPPORTED}
+    assert supported == {"cppo_mean", "cppo_each", "cppo_best"}
+    whys = {verdict.claim.key: verdict.seeds.unknown for verdict in found if verdict.claim.sweep == "main"}
+    assert whys["prefix_early"] == "its runs did not log it"
+    assert whys["cppo_horizon"] == "its runs did not log the length of their responses"
+    assert whys["cispo_collapse"] == "one side has no finished run"
+    [widens] = [verdict for verdict in found if verdict.claim.key == "cppo_widens"]
+    [one] = widens.comparisons  # flat curves: no lead widens, and nothing scatters
+    assert one.difference is not None and one.difference.estimate.value == pytest.approx(0.0)
     [words] = [reason(verdict) for verdict in found if verdict.claim.key == "kl_above"]
     assert words == "Nothing of sweep 'kl_vs_tv' can be compared yet."
 
@@ -174,6 +178,7 @@ def test_claims_are_about_what_the_sweeps_declare(claim: Claim) -> None:
     declared = yaml.safe_load((SWEEPS / f"{claim.sweep}.yaml").read_text(encoding="utf-8"))["variants"]
     assert {variant for tier in claim.tiers for variant in tier} <= set(declared)
     assert (claim.margin is None) == (claim.kind is not Kind.EQUIVALENCE)
+    assert claim.compares_scores or claim.sweep == "main"  # what training logged is read for it alone
     assert pairs(claim, tuple(declared))
 
 

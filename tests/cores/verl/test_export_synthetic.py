@@ -64,7 +64,7 @@ def test_the_model_says_what_the_embedded_one_says(
     expected = ours(tokens).log_softmax(-1)
     model = loaded(workspace / "model")
     torch.testing.assert_close(model(tokens).logits.log_softmax(-1), expected, rtol=0, atol=1e-5)
-    assert float(expected.std()) > 0.5  # a model that says nothing would agree with any other
+    assert float(expected.std()) > 0.3  # a model that says nothing would agree with any other
     assert model.dtype == torch.float32
 
     theirs = AutoTokenizer.from_pretrained(workspace / "model")
@@ -112,11 +112,11 @@ def test_a_checkpoint_of_another_run(
     folder = record(workspace / "runs", other, ends=False)
     (folder / BEST_MODEL).write_bytes((trained[1] / trained[0].run_id / BEST_MODEL).read_bytes())
     assert main(["export", other.run_id, "--out", "model"]) == 2
-    assert f"it is no checkpoint of run {other.run_id}" in capsys.readouterr().err
+    assert f"it is not a checkpoint of run {other.run_id}" in capsys.readouterr().err
     (folder / BEST_MODEL).unlink()
     (folder / BEST_MODEL).symlink_to(trained[1] / trained[0].run_id / BEST_MODEL)
     assert main(["export", other.run_id, "--out", "model"]) == 2
-    assert f"{folder / BEST_MODEL} is a link or no plain file" in capsys.readouterr().err
+    assert f"{folder / BEST_MODEL} is a link or not a plain file" in capsys.readouterr().err
     assert sorted(path.name for path in workspace.iterdir()) == ["runs"]
 
 
@@ -142,7 +142,10 @@ def test_two_exports_to_one_place(tmp_path: Path) -> None:
     from cppo_lab.errors import UserError
 
     place = require_free(tmp_path / "model")
-    with pytest.raises(UserError, match="somebody else has written there meanwhile"), appearing(place) as one:
+    with (
+        pytest.raises(UserError, match="another process has written there in the meantime"),
+        appearing(place) as one,
+    ):
         (one / "file").write_text("one")
         with appearing(place) as other:
             (other / "file").write_text("other")

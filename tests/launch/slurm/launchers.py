@@ -1,4 +1,4 @@
-"""Launchers in processes of their own, which are killed at named points or at any moment; their jobs are held."""
+"""Launchers in separate processes, which are killed at named points or at any moment; their jobs are held."""
 
 import contextlib
 import multiprocessing
@@ -25,7 +25,7 @@ def launcher(
     before: Callable[[], None] = lambda: None,
     report: Callable[[object], None] = lambda event: None,
 ) -> BaseProcess:
-    """A launcher in a process of its own, and a process group of its own."""
+    """A launcher in a separate process, and a process group of its own."""
 
     def launch() -> None:
         os.setpgid(0, 0)

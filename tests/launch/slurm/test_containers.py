@@ -186,7 +186,7 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
         assert len(mlflow_runs()[ids[fate]]) == 1
         assert recorded[ids[fate]] == expected[ids[fate]]
     assert found["used up"].state == found["cancelled"].state == "partial"
-    assert "may no more (launcher.requeues=0)" in found["used up"].reason
+    assert "(launcher.requeues=0): launch again to resume" in found["used up"].reason
     assert found["cancelled"].reason.startswith("interrupted: terminated by SIGTERM at step")
 
 
@@ -238,4 +238,4 @@ def test_the_doctor_asks_a_node(
     # Where no node is free, or the setup ends the shell, nothing is claimed.
     for unseen in ("launcher.setup=['exit 0']", "resources.constraint=none_such"):
         assert main(["doctor", SLURM, *gone, unseen]) == 0
-        assert "warning     container: no node has been looked at: " in capsys.readouterr().out
+        assert "warning     container: no node was checked: " in capsys.readouterr().out

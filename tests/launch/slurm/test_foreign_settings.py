@@ -85,7 +85,7 @@ def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
         [queued] = in_queue(tmp_path).values()
         assert queued.state == "PENDING"
         for name, resources in (("memory", takes(memory_gb=100_000)), ("cores", takes(cpus=4000))):
-            with pytest.raises(UserError, match="Slurm does not take these jobs"):
+            with pytest.raises(UserError, match="Slurm rejects these jobs"):
                 launch_slurm([Noted(tmp_path, name, resources=resources)], slurm_spec(), lambda event: None)
         assert bare_slurm.call("squeue", "-h", "-r", "-o", "%i").split() == [queued.job]
     finally:

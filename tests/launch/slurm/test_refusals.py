@@ -27,13 +27,13 @@ LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
     [
         ("resources.partition=nowhere", "invalid partition specified: nowhere"),
         ("resources.memory_gb=100000", "Requested node configuration is not available"),
-        ("resources.cpus=4000", r"it would wait for ever \(PartitionConfig\)"),
+        ("resources.cpus=4000", r"it would never start \(PartitionConfig\)"),
         ("+launcher.sbatch.reservation=never", "reservation is invalid"),
         ("+launcher.sbatch.licences=x", "unrecognized option"),
         ("launcher.worker=2", "workers"),
         ("launcher.requeue=2", "requeues"),
-        ("+launcher.sbatch.output=x", r"sbatch\.output='x' is not to be set here: see `cppo logs`"),
-        ("+launcher.sbatch.tim=5", "is not to be set here: set resources.hours"),
+        ("+launcher.sbatch.output=x", r"sbatch\.output='x' must not be set here: see `cppo logs`"),
+        ("+launcher.sbatch.tim=5", "must not be set here: set resources.hours"),
         ("resources.hours=0.01", "resources.hours=0.01 is a limit of 1 min"),
         ('resources.partition="debug\ntouch x"', r"partition='debug\\ntouch x': must match"),
     ],
@@ -78,14 +78,14 @@ def test_it_is_refused_however_late_the_answer_is_read(
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
     assert main([*LAUNCH, "resources.cpus=4000"]) == 2
-    assert "it would wait for ever (PartitionConfig)" in capsys.readouterr().err
+    assert "it would never start (PartitionConfig)" in capsys.readouterr().err
     assert (workspace / "said").read_text().strip().isdigit()
     assert bare_slurm.call("squeue", "-h") == ""
 
 
 @pytest.mark.parametrize("name", [*sorted(OURS), "part", "no-re"])
 def test_options_of_ours_cannot_be_set_twice(name: str) -> None:
-    with pytest.raises(ValidationError, match="is not to be set here"):
+    with pytest.raises(ValidationError, match="must not be set here"):
         slurm_spec(sbatch={name: "x"})
 
 

@@ -187,7 +187,7 @@ def test_a_run_that_slurm_took_away_too_often_is_partial(aftermath: Aftermath) -
     state = aftermath.states["used up"]
     assert state.state == "partial"
     assert state.reason.startswith("interrupted: terminated by SIGUSR2 (time limit or preemption) at step")
-    assert "it went back into the queue 0 times, and may no more (launcher.requeues=0)" in state.reason
+    assert "it was requeued 0 times, the most allowed (launcher.requeues=0)" in state.reason
 
 
 def test_a_cancelled_run_is_partial(aftermath: Aftermath) -> None:

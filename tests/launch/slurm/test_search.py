@@ -52,7 +52,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
     queued = in_queue(searches)
     assert len(queued) == 2
     assert "Slurm: " in said.err  # it follows them
-    assert "the workers stay with Slurm; the same command watches them again" in said.err
+    assert "the workers keep running under Slurm; the same command watches them again" in said.err
 
     def release() -> None:
         jobs = in_queue(searches)

@@ -54,7 +54,7 @@ def test_jobs_go_on_as_often_as_they_may(bare_slurm: Cluster, tmp_path: Path) ->
     assert whats(limited) == ["begin", "interrupted 12", "begin", "end"]
     assert whats(warned) == ["begin", "interrupted 12", "begin", "end"]
     assert whats(low) in (["begin", f"interrupted {first}", "begin", "end"] for first in (12, 15))
-    why = "it went back into the queue {0} times, and may no more (launcher.requeues={0}): launch again to go on"
+    why = "it was requeued {0} times, the most allowed (launcher.requeues={0}): launch again to resume"
     again = ["begin", "interrupted 15"]
     assert whats(pushed) == [*again, *again, "gave-up " + why.format(1)]
     assert whats(ended) == ["begin", "interrupted 12", "gave-up " + why.format(0)]

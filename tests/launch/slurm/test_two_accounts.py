@@ -178,7 +178,7 @@ def test_a_folder_that_is_not_shared_says_whose_it_is(bare_slurm: Cluster, peopl
     ):
         (folder / "runs" / name).chmod(0o644)
         said = bob.cppo(folder, "launch", *sweep, code=2)
-        assert f"{name} may be written by {ada.name} alone" in said and "Traceback" not in said
+        assert f"{name} is writable only for {ada.name}" in said and "Traceback" not in said
         (folder / "runs" / name).chmod(0o664)
     bare_slurm.end_jobs()
 

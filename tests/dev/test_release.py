@@ -1,0 +1,49 @@
+"""What a release is checked for before it is built: one version, the packages that build it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dev import release
+from dev.errors import DevError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The files of this tree that have its version."""
+    for name in ("pyproject.toml", *release.PLACES):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(release.ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def test_this_tree_has_one_version(tree: Path) -> None:
+    import cppo_lab
+
+    assert release.version() == release.version(tree) == cppo_lab.__version__
+
+
+@pytest.mark.parametrize("name", [*release.PLACES])
+def test_another_version_is_named_with_its_file(tree: Path, name: str) -> None:
+    text = (tree / name).read_text()
+    own = release.version(tree)
+    (tree / name).write_text(text.replace(own, "9.9.9"))
+    with pytest.raises(DevError, match=f"{name} has version 9.9.9, pyproject.toml {own}"):
+        release.version(tree)
+    (tree / name).write_text("nothing\n")
+    with pytest.raises(DevError, match=f"{name} has no version"):
+        release.version(tree)
+
+
+def test_a_release_has_a_section_of_its_own_in_the_changelog(tree: Path) -> None:
+    own = release.version(tree)
+    text = (tree / "CHANGELOG.md").read_text()
+    (tree / "CHANGELOG.md").write_text(text.replace(f"## [Unreleased]: {own}", f"## [{own}] - 2026-12-01"))
+    assert release.version(tree) == own
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(release, "find_spec", lambda name: None if name == "twine" else object())
+    with pytest.raises(DevError, match="not installed: twine: make release-check"):
+        release.build(tmp_path, tmp_path / "out")

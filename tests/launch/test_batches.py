@@ -1,0 +1,244 @@
+"""Runs of the exact core in batches: each recorded as if alone, whatever becomes of the others."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.entities import Run
+
+from cppo_lab import schema
+from cppo_lab.attempt import Attempt
+from cppo_lab.batch import Batch, groups, in_batches
+from cppo_lab.cli import main
+from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.cores.exact import trainer
+from cppo_lab.cores.exact.learner import Learner
+from cppo_lab.cores.exact.loop import train
+from cppo_lab.monitor.cancel import _end_process
+from cppo_lab.runs.batch import in_living_batch, list_runs
+from cppo_lab.runs.folder import cancel
+from cppo_lab.runs.lock import held
+from cppo_lab.runs.spool import read_rows
+from cppo_lab.spec import ExactRun, MiniRun
+from cppo_lab.store.address import tracking_uri
+from cppo_lab.store.client import open_client
+from cppo_lab.sweep.compose import compose
+from tests.cores.exact_specs import DPPO, exact_run
+from tests.cores.test_mini import ListSink
+from tests.launch.gate import Gate
+from tests.launch.test_launch import cppo
+
+SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
+SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]
+ONE = ["quickstart", *SHORT, "variant=cppo", "seed=0,1,2"]
+
+
+def stored() -> list[Run]:
+    client = open_client(tracking_uri())
+    experiment = client.get_experiment_by_name("cppo-exact")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'"))
+
+
+def specs(tmp_path: Path) -> dict[int, ExactRun]:
+    """The runs of ONE that are in the folder, by seed."""
+    found = {}
+    for path in tmp_path.glob("runs/*/config.json"):
+        spec = ExactRun.model_validate_json(path.read_text())
+        if spec.rule.name == "cppo":
+            found[spec.seed] = spec
+    return found
+
+
+def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
+    """`rows` without what depends on the machine."""
+    timed = ("perf/", "system/")
+    return [(step, {k: v for k, v in row.items() if not k.startswith(timed)}) for step, row in rows]
+
+
+def alone(spec: ExactRun, folder: Path) -> list[tuple[int, dict[str, float]]]:
+    """What the run logs if it is trained alone."""
+    folder.mkdir()
+    sink = ListSink()
+    train(spec, sink, Resources(folder.parent, folder))
+    return numbers(sink.rows)
+
+
+def recorded(run_id: str) -> list[tuple[int, dict[str, float]]]:
+    """What the trainer logged, without the summaries that the recorder adds."""
+    rows = [(row.step, dict(row.metrics)) for row in read_rows(Path("runs") / run_id)]
+    summaries = {schema.BEST, schema.BEST_STEP, schema.FINAL_MEAN}
+    return numbers([(step, {k: v for k, v in values.items() if k not in summaries}) for step, values in rows])
+
+
+def status(run_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path("runs") / run_id / "status.json").read_text())
+    return found
+
+
+def attempt(spec: ExactRun | MiniRun, **others: Any) -> Attempt:
+    return Attempt(spec, Path("runs"), "sqlite:///mlflow.db", **others)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
+    cppo_runs = [attempt(exact_run(seed=seed)) for seed in range(5)]
+    dppo_runs = [attempt(exact_run(seed=seed, rule=DPPO)) for seed in range(2)]
+    mini = [attempt(compose([f"seed={seed}"]).run) for seed in range(2)]
+    mixed = [cppo_runs[0], mini[0], dppo_runs[0], *cppo_runs[1:], mini[1], dppo_runs[1]]
+    jobs = in_batches(mixed)
+    assert [job.attempts if isinstance(job, Batch) else job for job in jobs] == [
+        (*cppo_runs, *dppo_runs),
+        *mini,
+    ]
+    assert groups(mixed) == [cppo_runs, mini[:1], dppo_runs, mini[1:]]
+    assert len({job.name for job in jobs}) == 3
+    # With several workers none is left without work; one run is no batch.
+    sizes = [len(job.attempts) for job in in_batches(cppo_runs, workers=2) if isinstance(job, Batch)]
+    assert sizes == [3, 2]
+    assert in_batches(cppo_runs[:1]) == cppo_runs[:1]
+    other_threads = attempt(exact_run(seed=9), threads=2)
+    assert len(in_batches([*cppo_runs, other_threads])) == 2
+
+
+def test_an_inline_batch_leaves_what_single_runs_leave(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    said = capsys.readouterr().err
+    assert "grpo/exact_early and 1 more (6 runs): started together" in said
+    assert "(6 runs): 6 done  [6/6]" in said
+    runs = stored()
+    assert [run.info.status for run in runs] == ["FINISHED"] * 6
+    by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in runs}
+    assert len(by_id) == 6
+    for seed, spec in specs(workspace).items():
+        assert recorded(spec.run_id) == alone(spec, workspace / f"alone{seed}")
+        run = by_id[spec.run_id]
+        assert run.data.tags[schema.TAG_STATUS] == "done" and run.data.tags[schema.TAG_SEED] == str(seed)
+        assert run.data.tags[schema.sweep_tag("quickstart")] == "cppo"
+        assert run.data.params["rule.w_min"] == "0.8"
+        points = open_client(tracking_uri()).get_metric_history(run.info.run_id, "exact/error")
+        rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
+        assert {point.step: point.value for point in points} == rows
+        assert run.data.metrics["exact/error"] == rows[6]
+        names = {one.path for one in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
+        assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
+        assert (status(spec.run_id)["status"], status(spec.run_id)["step"]) == ("done", 6)
+        assert not (workspace / "runs" / spec.run_id / CHECKPOINT).exists()
+    assert main(["launch", *SWEEP, "launcher=inline"]) == 0
+    assert "0 to train" in capsys.readouterr().err
+    assert len(stored()) == 6
+    assert main(["status", *SWEEP]) == 0
+    assert "6 done" in capsys.readouterr().out
+
+
+def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path) -> None:
+    """Killed where two of three runs have a checkpoint: these go on in their records, the third begins again."""
+    gate = Gate(workspace, validation=3)
+    launcher = cppo("launch", *ONE, "launcher=local", "launcher.workers=1", gate=gate)
+    [process] = gate.reached(launcher)
+    os.kill(process, signal.SIGKILL)
+    gate.remove()
+    said, _ = launcher.communicate()
+    assert "3 of 3 runs are not done (3 partial)" in said
+    killed = {run.data.tags[schema.TAG_RUN_ID]: run for run in stored()}
+    assert {run.info.status for run in killed.values()} == {"KILLED"}
+    kept = [run_id for run_id in killed if (Path("runs") / run_id / CHECKPOINT).exists()]
+    assert len(kept) == 2
+    assert main(["launch", *ONE, "launcher=inline"]) == 0
+    ended = {run.data.tags[schema.TAG_RUN_ID]: run for run in stored() if run.info.status == "FINISHED"}
+    for run_id in kept:
+        assert ended[run_id].info.run_id == killed[run_id].info.run_id
+    for seed, spec in specs(workspace).items():
+        assert recorded(spec.run_id) == alone(spec, workspace / f"alone{seed}")
+        points = open_client(tracking_uri()).get_metric_history(
+            ended[spec.run_id].info.run_id, "exact/return"
+        )
+        assert [point.step for point in points] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_becomes_of_one_run_is_its_own(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of four fails, one is cancelled as it trains, one is trained by another process; the last is done."""
+    sweep = [*ONE[:-1], "seed=0,1,2,3"]
+    ids = {seed: exact.run_id for seed, exact in _planned(4).items()}
+    update = Learner.update
+
+    def disturbed(self: Learner, *arguments: Any) -> dict[str, float]:
+        if self.spec.seed == 0:
+            cancel(Path("runs") / ids[1])
+            raise RuntimeError("out of luck")
+        return update(self, *arguments)
+
+    with monkeypatch.context() as patch, held(Path("runs") / ids[2]):
+        patch.setattr(Learner, "update", disturbed)
+        assert main(["launch", *sweep, "launcher=inline"]) == Exit.RUNS_FAILED
+    capsys.readouterr()
+    states = {seed: status(run_id) for seed, run_id in ids.items() if seed != 2}
+    assert states[0]["status"] == "failed" and "out of luck" in states[0]["reason"]
+    assert states[1]["status"] == "partial" and "cancelled" in states[1]["reason"]
+    assert not (Path("runs") / ids[2] / "status.json").exists()
+    assert states[3]["status"] == "done"
+    assert "out of luck" in (Path("runs") / ids[0] / "traceback.txt").read_text()
+    assert main(["launch", *sweep, "launcher=inline"]) == Exit.RUNS_FAILED  # the failed one is left alone
+    assert {seed: status(run_id)["status"] for seed, run_id in ids.items()} == {
+        **{0: "failed", 1: "done", 2: "done", 3: "done"}
+    }
+    assert main(["retry", *sweep, "--failed", "launcher=inline"]) == 0
+    assert status(ids[0])["status"] == "done"
+    for seed, spec in specs(workspace).items():
+        assert recorded(spec.run_id) == alone(spec, workspace / f"alone{seed}")
+
+
+def _planned(seeds: int) -> dict[int, ExactRun]:
+    """The runs of ONE with these many seeds, by seed."""
+    words = [*SHORT, "model=exact_early", "rule=cppo"]
+    found = {seed: compose([*words, f"seed={seed}"]).run for seed in range(seeds)}
+    assert all(isinstance(spec, ExactRun) for spec in found.values())
+    return {seed: spec for seed, spec in found.items() if isinstance(spec, ExactRun)}
+
+
+def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(workspace: Path) -> None:
+    """The signal would end the others; this process is the batch here, and would not survive one."""
+    run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
+    list_runs(batch, [run.name])
+    with held(run):
+        assert not in_living_batch(Path("runs"), run.name)  # trained alone since
+        with held(batch):
+            assert in_living_batch(Path("runs"), run.name)
+            assert not in_living_batch(Path("runs"), "ba9876543210")
+            assert _end_process(run) == ""
+    assert not in_living_batch(Path("runs"), run.name)
+
+
+def test_the_logs_of_a_run_are_those_of_its_batches(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
+    run.mkdir(parents=True)
+    list_runs(batch, [run.name])
+    (batch / "attempts").mkdir()
+    (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")
+    assert main(["logs", run.name]) == 0
+    assert capsys.readouterr().out == "what the batch has printed\n"
+
+
+def test_a_signal_ends_all_runs_of_a_batch_in_order(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupting(*arguments: Any) -> Any:
+        if arguments[1] == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return step_together(*arguments)
+
+    step_together = trainer.step_together
+    with monkeypatch.context() as patch:
+        patch.setattr("cppo_lab.cores.exact.loop.step_together", interrupting)
+        assert main(["launch", *ONE, "launcher=inline"]) != 0
+    assert {run.info.status for run in stored()} == {"KILLED"}
+    assert {run.data.tags[schema.TAG_STEP] for run in stored()} == {"2"}
+    assert main(["launch", *ONE, "launcher=inline"]) == 0
+    assert [run.info.status for run in stored()] == ["FINISHED"] * 3

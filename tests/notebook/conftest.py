@@ -1,0 +1,51 @@
+"""A store with the quickstart's runs, trained in no time."""
+
+from pathlib import Path
+
+import pytest
+
+from cppo_lab import attempt
+from cppo_lab.answers import outcomes
+from cppo_lab.answers.outcomes import OUTCOMES
+from cppo_lab.schema import Outcome
+from cppo_lab.spec import RunSpec
+from cppo_lab.store.address import VARIABLE, tracking_uri
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.launch import launch
+from cppo_lab.sweep.plan import make_plan
+from tests import plausible
+from tests.answers import made
+
+
+def train(spec: RunSpec, recorder: object, resources: object) -> Outcome:
+    """As `plausible.train`; CPPO's runs keep outcomes, those of GRPO fail."""
+    from cppo_lab.tracking.recorder import Recorder
+
+    assert isinstance(recorder, Recorder)
+    if spec.rule.name == "grpo":
+        raise RuntimeError("out of memory")
+    ended = plausible.train(spec, recorder, resources)
+    if spec.rule.name == "cppo":
+        recorder.file(OUTCOMES, outcomes.write(made.outcomes(seed=spec.seed)))
+    return ended
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder: `dppo` with seed 0, `cppo` with two seeds and two values of w_min, `grpo` failed. Read only."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv(VARIABLE, raising=False)
+        patch.setattr(attempt, "load_core", lambda name: train)
+        for texts in (["variant=cppo", "rule.w_min=0.6,0.8"], ["variant=dppo,grpo", "seed=0"]):
+            launch(make_plan(load_sweep("quickstart"), ["launcher=inline", *texts]), tracking_uri())
+    return folder
+
+
+@pytest.fixture
+def in_trained(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same as the working folder."""
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return trained

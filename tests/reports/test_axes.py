@@ -1,0 +1,128 @@
+"""A sweep over axes: where each score is drawn, with which interval, and on which scale."""
+
+import math
+import statistics
+
+import pytest
+
+from cppo_lab.analysis.grid import Axes, AxisPlace
+from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.statistics.summary import baseline_of, sweep_statistics
+from cppo_lab.reports import markup
+from cppo_lab.reports.figures.axes import LINEAR, LOG, PLACES, AxesInfo, axes_info
+from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.inline import inline_axes
+from cppo_lab.reports.tables import ABOVE, BELOW, main_table
+from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
+
+T_3 = 4.302652729911275  # 97.5 % quantile of Student's t with two degrees of freedom
+SEEDS = (-0.01, 0.0, 0.02)
+
+
+def flat(score: float) -> dict[str, dict[int, float]]:
+    """A curve whose mean over any part of the window is its score."""
+    return dict(both(dict.fromkeys(range(10, 101, 10), score)))
+
+
+def board_of(scores: dict[str, float], spread: tuple[float, ...] = SEEDS) -> Scoreboard:
+    runs = [
+        MadeRun(variant, seed=seed, scores=flat(score + more))
+        for variant, score in scores.items()
+        for seed, more in enumerate(spread)
+    ]
+    return score_sweep(make_data(runs), expect(runs))
+
+
+def one_axis(values: tuple[float | str, ...]) -> tuple[Scoreboard, Axes]:
+    names = [f"cppo x={value}" for value in values]
+    board = board_of({name: 0.3 + 0.1 * place for place, name in enumerate(names)} | {"dppo": 0.25})
+    places = [AxisPlace(name, "cppo", (value,)) for name, value in zip(names, values, strict=True)]
+    return board, Axes(("rule.x",), (*places, AxisPlace("dppo", "dppo", (None,))))
+
+
+def shown(board: Scoreboard, axes: Axes) -> AxesInfo:
+    info = axes_info(board, axes, "Title")
+    assert info is not None
+    return info
+
+
+def test_one_axis_has_means_and_intervals() -> None:
+    info = shown(*one_axis((0.04, 0.01, 0.02)))
+    (panel,) = info.panels
+    cppo, dppo = panel.lines
+    assert cppo.x == (0.01, 0.02, 0.04)  # in order, whatever the file has
+    expected = {0.04: 0.3, 0.01: 0.4, 0.02: 0.5}
+    for x, mean, low, high in zip(cppo.x, cppo.mean, cppo.low, cppo.high, strict=True):
+        values = [expected[x] + more for more in SEEDS]
+        half = T_3 * statistics.stdev(values) / math.sqrt(3)
+        assert mean == pytest.approx(100 * statistics.fmean(values))
+        assert (low, high) == pytest.approx(
+            tuple(100 * (statistics.fmean(values) + sign * half) for sign in (-1, 1))
+        )
+    assert (dppo.x, dppo.mean) == ((), pytest.approx((100 * (0.25 + sum(SEEDS) / 3),)))
+    assert "0.04" in figure_csv(info)
+    (drawn,) = inline_axes(info)
+    assert drawn.caption == "chain" and "<svg" in drawn.svg
+
+
+def test_one_run_has_no_interval() -> None:
+    board = board_of({"a x=1": 0.3, "a x=2": 0.4}, (0.0,))
+    axes = Axes(("x",), (AxisPlace("a x=1", "a", (1,)), AxisPlace("a x=2", "a", (2,))))
+    assert shown(board, axes).panels[0].lines[0].low == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [
+        ((0.01, 0.02, 0.04), LINEAR),
+        ((0.001, 0.01, 0.1), LOG),
+        ((0, 1, 100), LINEAR),  # a logarithm of 0 is nowhere
+        ((2.0, 5.0, math.inf), PLACES),
+        (("own", "padded"), PLACES),
+    ],
+)
+def test_the_scale_follows_the_values(values: tuple[float | str, ...], scale: str) -> None:
+    assert shown(*one_axis(values)).axes[0].scale == scale
+
+
+def test_two_axes_are_a_surface() -> None:
+    scores = {f"cppo a={a} b={b}": 0.1 * a + 0.01 * b for a in (1, 2) for b in (3, 4, 5)}
+    board = board_of(scores | {"dppo": 0.2})
+    places = [AxisPlace(f"cppo a={a} b={b}", "cppo", (a, b)) for a in (1, 2) for b in (3, 4, 5)]
+    info = shown(board, Axes(("a", "b"), (*places, AxisPlace("dppo", "dppo", (None, None)))))
+    (panel,) = info.panels
+    assert info.surface and panel.group == "cppo"
+    assert {(cell.first, cell.second): cell.mean for cell in panel.cells} == {
+        (a, b): pytest.approx(100 * (0.1 * a + 0.01 * b + sum(SEEDS) / 3)) for a in (1, 2) for b in (3, 4, 5)
+    }
+    assert [line.group for line in panel.lines] == ["dppo"]
+    assert inline_axes(info)[0].svg.count("#10103a") + inline_axes(info)[0].svg.count("#fff3b0") >= 6
+
+
+def test_no_axis_and_three_axes_have_no_such_figure() -> None:
+    board = board_of({"a": 0.1, "b": 0.2})
+    places = (AxisPlace("a", "a", (1, 1, 1)), AxisPlace("b", "b", (2, 2, 2)))
+    assert axes_info(board, Axes(("x", "y", "z"), places), "Title") is None
+    assert axes_info(board, Axes(), "Title") is None
+
+
+def test_the_baseline_of_the_file_counts() -> None:
+    assert baseline_of(("grpo", "dppo", "cppo"), "cppo") == "cppo"
+    assert baseline_of(("grpo", "dppo", "cppo"), "gone") == "dppo"
+    runs = [
+        MadeRun(
+            variant, seed=seed, scores=flat(score + more * (1 + place))
+        )  # the spreads differ, hence the differences
+        for place, (variant, score) in enumerate({"grpo": 0.2, "dppo": 0.5, "cppo": 0.2001}.items())
+        for seed, more in enumerate(SEEDS)
+    ]
+    board = score_sweep(make_data(runs), expect(runs))
+    found = sweep_statistics(board, resamples=10, baseline="grpo")
+    assert found.baseline == "grpo"
+    table = main_table(board, "Scores", found)
+    cells = {row.variant: markup.plain(row.entries[0]) for row in table.rows}
+    assert cells["dppo"].endswith(f" {ABOVE}")
+    assert not cells["grpo"].endswith((ABOVE, BELOW)) and "above, " in table.notes[-1]
+    lower = main_table(board, "Scores", sweep_statistics(board, resamples=10, baseline="dppo"))
+    assert markup.plain(lower.rows[0].entries[0]).endswith(BELOW)
+    assert r"$\downarrow$" in markup.main_latex(lower)

@@ -1,0 +1,83 @@
+"""Tables of runs on narrow terminals, and in colour."""
+
+import pytest
+
+from cppo_lab.monitor.status import Label, RunStatus
+from cppo_lab.monitor.table import ordered, table
+from cppo_lab.sweep.columns import aligned
+
+LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
+
+
+def run(number: int, state: str = "done", reason: str = "", **others: object) -> RunStatus:
+    label = Label("mini", "cppo", "mini_base", number, {"grid": f"cppo w_min=0.{number}"})
+    return RunStatus(f"{number}{'a' * 11}", label, state, reason, **others)  # type: ignore[arg-type]
+
+
+RUNS = [
+    run(1, score=0.25, best=0.5, best_step=20, step=40, t_stop=60, hours=1.25, job="node17:12345"),
+    run(2, "failed", LONG, step=20, t_stop=60),
+    run(3, "missing"),
+]
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_what_matters_is_there_at_every_width(width: int) -> None:
+    lines = table(RUNS, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "1aaaaaaa" in lines[1]
+    assert "cppo w_min=0.1" in lines[1]
+    assert "done" in lines[1]
+    assert "failed" in lines[2]
+    assert "Runtime" in lines[2]
+    assert ("node17" in lines[1]) == (width >= 140)
+
+
+def test_without_a_terminal_everything_is_there() -> None:
+    text = table(RUNS)
+    assert LONG in text
+    assert "25.0  50.0" in text
+    assert "node17:12345" in text
+
+
+def test_states_are_coloured_only_where_that_is_wanted() -> None:
+    assert "\x1b" not in table(RUNS, 80)
+    painted = table(RUNS, 80, coloured=True)
+    assert "\x1b[31mfailed\x1b[0m" in painted
+    plain = painted
+    for code in ("\x1b[31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"):
+        plain = plain.replace(code, "")
+    assert plain == table(RUNS, 80)
+
+
+def test_a_state_that_is_cut_off_is_not_coloured() -> None:
+    text = aligned(["run id", "state"], [["a" * 12, "failed"]], width=12, coloured=True)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 12
+
+
+def test_runs_are_ordered_by_a_score() -> None:
+    runs = [run(1, score=0.2, best=0.9), run(2), run(3, score=0.4, best=0.5), run(4, score=0.3, best=0.6)]
+    assert [one.label.seed for one in ordered(runs, "last")] == [3, 4, 1, 2]
+    assert [one.label.seed for one in ordered(runs, "best")] == [1, 4, 3, 2]
+    assert [one.label.seed for one in ordered(runs, None)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_colour_where_the_environment_forbids_it(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cppo_lab.cli import terminal
+
+    monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.coloured()
+    monkeypatch.setenv(name, value)
+    assert not terminal.coloured()
+
+
+def test_short_ids_still_tell_runs_apart() -> None:
+    rows = [[f"{'0' * 9}{number}00", "done", "-" * 30] for number in range(3)]
+    lines = aligned(["run id", "state", "last"], rows, width=45, spare=("run id", "last")).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["0000000000", "0000000001", "0000000002"]
