@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from cppo_lab.analysis.exact_study import (
     BIN,
@@ -46,7 +47,7 @@ class ExactLine:
 
 @dataclass(frozen=True)
 class ExactPanel:
-    """One drawing of one process. `even`: where a line marks what is equal; None for none."""
+    """One drawing of one process. `even`: the y at which a line marks equality; None for none."""
 
     model: str
     metric: str
@@ -57,6 +58,7 @@ class ExactPanel:
     log_y: bool
     even: float | None
     lines: tuple[ExactLine, ...]
+    horizons: tuple[int, ...] = ()  # ticks of the panels that have T on their x axis
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ def exact_info(
     rules = PALETTES[palette].strokes(variants)
     names = [contrast_name(one) for one in contrasts]
     strokes = PALETTES[palette].strokes(names)
-    longest = max(c.horizon for c in curves)
+    horizons = tuple(sorted({c.horizon for c in curves}))
+    longest = horizons[-1]
     panels = []
     for model in dict.fromkeys(c.model for c in curves):
         last = {c: one for c, one in curves.items() if (c.model, c.horizon) == (model, longest)}
@@ -106,7 +109,8 @@ def exact_info(
                 None, tuple(_error_line(c.variant, one, rules[c.variant]) for c, one in last.items()),
             ),
             ExactPanel(
-                model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0, ratios
+                model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0, ratios,
+                horizons,
             ),
             ExactPanel(
                 model, "position", f"Where the policy moved, T = {longest}", "eighth of the response",
@@ -115,7 +119,7 @@ def exact_info(
             ),
             ExactPanel(
                 model, "bound", "Bound over truth", "horizon T", "median of bound / |Δ|", True, True, None,
-                _bound_lines({c: one for c, one in found.items() if c.model == model}),
+                _bound_lines({c: one for c, one in found.items() if c.model == model}), horizons,
             ),
         ]  # fmt: skip
     return ExactInfo(
@@ -215,11 +219,15 @@ def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
             spread = [np.subtract(line.y, line.low), np.subtract(line.high, line.y)]
             ax.errorbar(line.x, line.y, spread, **line.stroke.line(), marker="o", markersize=3, capsize=2)
         else:
-            ax.plot(line.x, line.y, **line.stroke.line(), label=line.name)
+            marker = "o" if len(line.x) == 1 else None  # a line of one point is invisible
+            ax.plot(line.x, line.y, **line.stroke.line(), label=line.name, marker=marker, markersize=3)
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         ax.set_xscale("log")
     if panel.log_y:
         ax.set_yscale("log")
+    if panel.horizons:
+        ax.set_xticks(panel.horizons, map(str, panel.horizons))
+        ax.xaxis.set_minor_locator(NullLocator())
     if panel.metric == "bound" and panel.lines:
         ax.legend()
