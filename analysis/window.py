@@ -16,8 +16,6 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, SelectionState, Stat
 
-LATE_SHARE = schema.LATE_SHARE
-
 
 @dataclass(frozen=True)
 class LateMean:
@@ -37,7 +35,7 @@ def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
     """
     end = t_stop if t_stop is not None else (int(curve.index.max()) if len(curve) else 0)
     steps, means = curve.index.to_numpy(), curve[schema.MEAN]
-    return means[(steps > (1 - LATE_SHARE) * end) & (steps <= end) & means.notna().to_numpy()]
+    return means[(steps > schema.late_after(end)) & (steps <= end) & means.notna().to_numpy()]
 
 
 def step_noise(curve: pd.DataFrame, t_stop: int | None) -> float | None:

@@ -114,6 +114,19 @@ _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
 
 
+def late_after(t_stop: float) -> float:
+    """Steps above this are in the last LATE_SHARE of [0, T_stop].
+
+    Rounded: in binary, 0.7 x 90 is below 63, and step 63 would be late.
+    """
+    return round((1 - LATE_SHARE) * t_stop, 6)
+
+
+def early_until(t_stop: float) -> float:
+    """Steps up to this are in the first LATE_SHARE of [0, T_stop]."""
+    return round(LATE_SHARE * t_stop, 6)
+
+
 def validation_metric(benchmark: str, samples: int = 16) -> str:
     """`val/<benchmark>/avg_at_<samples>`: Avg@k on one benchmark, or on their mean (`benchmark=MEAN`)."""
     return f"val/{benchmark}/avg_at_{samples}"

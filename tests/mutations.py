@@ -750,8 +750,8 @@ ANALYSIS = (
     Fault(
         "the late window begins one evaluation too early",
         "analysis/window.py",
-        "(steps > (1 - LATE_SHARE) * end)",
-        "(steps >= (1 - LATE_SHARE) * end)",
+        "(steps > schema.late_after(end))",
+        "(steps >= schema.late_after(end))",
         "tests/analysis/test_window.py",
     ),
     Fault(

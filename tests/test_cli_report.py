@@ -1,5 +1,6 @@
 """`cppo report` again and again: what is up to date is said at once, and what is kept of it in MLflow."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,18 @@ def test_it_is_watched_until_every_run_is_a_result(
     said = capsys.readouterr().err
     assert paused == [7.0]
     assert said.index("1 of 2 runs are results") < said.index("2 of 2 runs are results")
+
+
+def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reporting, "_pause", interrupted)
+    asked = ["report", *ONE, "seed=0,7", "--no-log", "--partial", "--watch", "--json"]
+    assert main(asked) == 0
+    assert json.loads(capsys.readouterr().out)["page"] == "reports/build/quickstart/index.html"
 
 
 def test_it_need_not_be_kept(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

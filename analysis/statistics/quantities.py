@@ -6,9 +6,9 @@ masked tokens that the prefix budget rejects, in the first 30 % of the steps les
 
 from dataclasses import replace
 
+from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, RunValues, finished_runs, rise
-from cppo_lab.analysis.window import LATE_SHARE
 
 PREFIX_SHARE = "rule/prefix_budget_share"
 LENGTH = "train/response_length"
@@ -34,8 +34,8 @@ def _early_prefix(board: Scoreboard, model: str, variant: str) -> dict[str, floa
     found = {}
     for mlflow_id, points in board.logged(model, variant, PREFIX_SHARE).groupby("mlflow_id", observed=True):
         end = ends.get(str(mlflow_id)) or int(points["step"].max())
-        early = points["value"][points["step"] <= LATE_SHARE * end]
-        rest = points["value"][(points["step"] > LATE_SHARE * end) & (points["step"] <= end)]
+        early = points["value"][points["step"] <= schema.early_until(end)]
+        rest = points["value"][(points["step"] > schema.early_until(end)) & (points["step"] <= end)]
         if len(early) and len(rest):
             found[str(mlflow_id)] = float(early.mean() - rest.mean())
     return found

@@ -1,7 +1,7 @@
 """The scores of every finished run: the four numbers that all statistics are about.
 
 best: the paper's selection rule; too high, and more so for a noisy run. corrected: the same without the luck of the
-pick (`selection_bias`). final: mean over the last part of the window (`window.LATE_SHARE`); nothing is picked. area:
+pick (`selection_bias`). final: mean over the last part of the window (`schema.LATE_SHARE`); nothing is picked. area:
 mean height of the curve over the window (area under it by trapezoids, divided by its length): how fast it learned.
 
 In `final` and `area` a collapsed run goes on at the score it ended with, or began with if that is lower: stopping a
@@ -23,7 +23,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.statistics.selection_bias import corrected_score
-from cppo_lab.analysis.window import LATE_SHARE, late_curve, noise
+from cppo_lab.analysis.window import late_curve, noise
 
 
 class Score(StrEnum):
@@ -132,7 +132,7 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     means = _to_the_end(seen, run)
     first, last = int(seen.index[0]), int(seen.index[-1])
     filled = last if float(seen.iloc[-1]) <= float(seen.iloc[0]) else first
-    steps = [int(step) for step in means.index if step > (1 - LATE_SHARE) * _end(means, run.t_stop)]
+    steps = [int(step) for step in means.index if step > schema.late_after(_end(means, run.t_stop))]
     steps = steps or [int(means.index[-1])]
     for step in steps:
         shares[step if step <= last else filled] += 1 / len(steps)
@@ -200,7 +200,10 @@ def rise(board: Scoreboard, run: RunScore) -> float | None:
         return None
     steps, scores = means.index.to_numpy(), means.to_numpy(dtype=np.float64)
     end = _end(means, run.t_stop)
-    early, late = scores[(steps > 0) & (steps <= LATE_SHARE * end)], scores[steps > (1 - LATE_SHARE) * end]
+    early, late = (
+        scores[(steps > 0) & (steps <= schema.early_until(end))],
+        scores[steps > schema.late_after(end)],
+    )
     return float(late.mean() - early.mean()) if len(early) and len(late) else None
 
 
@@ -219,7 +222,7 @@ def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
 def _final(means: pd.Series, t_stop: int | None) -> float:
     """The last score counts alone where nothing was evaluated in the last part of the window."""
     scores = means.to_numpy(dtype=np.float64)
-    late = scores[means.index.to_numpy() > (1 - LATE_SHARE) * _end(means, t_stop)]
+    late = scores[means.index.to_numpy() > schema.late_after(_end(means, t_stop))]
     return math.fsum(late) / len(late) if len(late) else float(scores[-1])
 
 

@@ -136,7 +136,6 @@ def _means_with(claim: "Claim", planned: Mapping[str, Mapping[str, int]], effect
 def _paper_means(plan: "Plan", sweep: str) -> Means:
     """The paper's final means for the models of the plan: each stands for the one at its place among the published."""
     from cppo_lab.analysis.statistics.claims import named
-    from cppo_lab.analysis.window import LATE_SHARE
     from cppo_lab.core_records import core_names, miniature_of
     from cppo_lab.tracking.reference_curves import reference_runs
 
@@ -152,7 +151,7 @@ def _paper_means(plan: "Plan", sweep: str) -> Means:
     for run in reference_runs():
         if sweep not in run.sweeps:
             continue
-        late = [value for step, value in run.points[metric].items() if step > (1 - LATE_SHARE) * run.t_stop]
+        late = [value for step, value in run.points[metric].items() if step > schema.late_after(run.t_stop)]
         # A run that the paper ended early is at its last score.
         score = fmean(late) if late else run.points[metric][max(run.points[metric])]
         slug = run.model.lower().replace("-", "_").replace(".", "_")

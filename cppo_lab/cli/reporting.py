@@ -61,26 +61,26 @@ def _watch(options: argparse.Namespace) -> int:
         raise UserError("--watch needs --partial: it reports runs that are not results yet")
     if not 1 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
-    gaps, made = {state.value for state in GAPS}, False
+    gaps = {state.value for state in GAPS}
+    built: Built | None = None  # the last one
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             try:
-                built = _report_once(options, quiet=made)
-                made = True
+                built = _report_once(options, quiet=built is not None)
                 runs = read_record(built.page.parent).runs.values()
                 left = sum(run.state in gaps for run in runs)
                 if built.anew or not left:
                     print(f"{len(runs) - left} of {len(runs)} runs are results", file=sys.stderr, flush=True)
                 if not left:
-                    return _answer(options, built)
+                    break
             except NothingScored as error:
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             except UserError as error:
-                if not made:
+                if built is None:
                     raise
                 print(f"cppo: {error}", file=sys.stderr, flush=True)
             _pause(options.every)
-    return Exit.DONE
+    return Exit.DONE if built is None else _answer(options, built)
 
 
 def _pause(seconds: float) -> None:

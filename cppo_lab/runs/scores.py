@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from cppo_lab.schema import BEST, BEST_STEP, FINAL_MEAN, LATE_SHARE
+from cppo_lab.schema import BEST, BEST_STEP, FINAL_MEAN, late_after
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
     if not scores:
         return None
     best = max(scores.values())
-    late = [score for step, score in scores.items() if (1 - LATE_SHARE) * t_stop < step <= t_stop]
+    late = [score for step, score in scores.items() if late_after(t_stop) < step <= t_stop]
     return Scores(
         last=scores[max(scores)],
         best=best,

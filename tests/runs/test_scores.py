@@ -81,3 +81,12 @@ def test_a_half_written_line_waits_for_its_end(tmp_path: Path) -> None:
     assert list(rows.news()) == []
     spool.path.write_bytes(text)
     assert [one.step for one in rows.news()] == [0]
+
+
+def test_the_first_step_of_the_last_part_does_not_depend_on_rounding() -> None:
+    """0.7 x 90 is below 63 in binary; step 63 is none of the last 27."""
+    found = summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90)
+    assert found is not None and found.final_mean == pytest.approx(0.5)
+    for t_stop in range(10, 3000, 10):
+        assert schema.late_after(t_stop) == 7 * t_stop // 10
+        assert schema.early_until(t_stop) == 3 * t_stop // 10
