@@ -123,6 +123,8 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> UserError:
         text = f"must be in {valid}"
     if fault["type"] in _NUMBERS and (valid := _interval(kind, path)):
         text += f" in {valid}"
+    if fault["type"] in _NUMBERS and str(fault["input"]).lower().lstrip("+-") == ".inf":
+        text += " (infinity is `inf` on the command line, `.inf` in YAML)"
     text = text.replace("Input should be", "must be")
     named = "" if text.startswith(f"{key}=") else f"{key}={fault['input']!r}: "
     return UserError(f"{where}: {named}{text}")

@@ -86,6 +86,8 @@ def test_a_rule_of_another_package_is_given_what_its_file_says() -> None:
         (["rule.ratio_cap=0.5"], "rule.ratio_cap=0.5: must be in [1, inf)"),
         (["rule.log_ratio_clamp=0"], "rule.log_ratio_clamp=0: must be"),
         (["rule.delta_b_cap=0.9"], "rule.delta_b_cap=0.9: must be in [1, inf)"),
+        (["rule.delta_b_cap=.inf"], "(infinity is `inf` on the command line, `.inf` in YAML)"),
+        (["rule.delta_b_mode=fixed", "rule.delta_b_cap=0.9"], "rule.delta_b_cap=0.9: must be in [1, inf)"),
         (["rule.delta_b_quantile=1.5"], "rule.delta_b_quantile=1.5: must be in [0, 1]"),
         (["rule.delta_b_scale=-1"], "rule.delta_b_scale=-1: must be"),
         (["rule.delta_b_scale=true"], "rule.delta_b_scale=True: must be a number"),

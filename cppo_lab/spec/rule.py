@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from cppo_lab.plugins import PATH
 from cppo_lab.rules import ENTRY_POINT, RULES
@@ -71,16 +71,17 @@ class RuleSpec(Spec):
     # Constants that only verl's losses and rules of other packages have.
     options: dict[str, Finite] | None = None
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _without_the_papers(cls, values: Any) -> Any:
-        """Without what makes no other run: the paper's values, and those of a quantile that is not taken."""
+    def _without_unused(cls, values: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
+        """Drop constants that do not change the run: the paper's values, and those of a quantile that is not taken."""
         if not isinstance(values, dict) or values.get("path") is not None:
-            return values  # a rule of another package may need to be given them
-        unused = OF_ADAPTIVE if values.get("delta_b_mode") == "fixed" else ()
-        return {
-            key: value for key, value in values.items() if key not in unused and not _is_papers(key, value)
-        }
+            return made(values)  # a rule of another package may need to be given them
+        kept = {key: value for key, value in values.items() if not _is_papers(key, value)}
+        found = made(kept)
+        if found.delta_b_mode == "fixed" and not kept.keys().isdisjoint(OF_ADAPTIVE):
+            return made({key: value for key, value in kept.items() if key not in OF_ADAPTIVE})
+        return found
 
     @model_validator(mode="after")
     def _check(self) -> Self:

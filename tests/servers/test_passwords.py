@@ -78,7 +78,7 @@ def test_a_run_whose_store_is_away_says_and_keeps_no_password(
     with pytest.raises(UserError) as caught:
         send([folder], uri)
     said = capfd.readouterr()
-    assert said.err.count("does not answer") == 2
+    assert said.err.count("tracking store does not answer") == 2
     assert "`cppo sync` uploads it" in said.err
     assert SECRET not in said.out + said.err + str(caught.value)
     assert files_with(SECRET, workspace) == []
