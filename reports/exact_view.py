@@ -1,6 +1,7 @@
 """The section on the surrogate's error: what the hypotheses about it come to, with their figures and tables."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +57,7 @@ class ErrorLine:
     text: str
     registered: str
     outcome: str
+    estimate: str
     sentence: str
     rows: tuple[tuple[str, ...], ...]
 
@@ -90,6 +92,17 @@ class ExactView:
     tables: Mapping[str, TextTable]
     info: ExactInfo
     judged: tuple[Mapping[str, Any], ...]
+
+    @property
+    def registered(self) -> str:
+        """The registration that all hypotheses share, whatever their numbers of runs; empty if one has its own."""
+        for said in (
+            {line.registered for line in self.lines},
+            {re.sub(r"\d+ runs that test it", "runs that test it", line.registered) for line in self.lines},
+        ):
+            if len(said) == 1:
+                return said.pop()
+        return ""
 
     @property
     def files(self) -> Mapping[str, TextTable]:
@@ -201,7 +214,13 @@ def _summary(found: Sequence[ErrorVerdict]) -> str:
 
 def _line(verdict: ErrorVerdict, registered: str) -> ErrorLine:
     rows = tuple(_row(verdict.claim, one) for one in verdict.comparisons)
-    return ErrorLine(verdict.claim.text, registered, verdict.outcome.value, _sentence(verdict), rows)
+    found, short = verdict.deciding, ""
+    if found is not None and found.advantage is not None:
+        what = "per tenfold T" if verdict.claim.slope else "of DPPO's error"
+        if found.against != REFERENCE and not verdict.claim.slope:
+            what = "of the other's error"
+        short = f"{_ratio(found.advantage)} {what}, 95 % interval {_interval(found.advantage)}"
+    return ErrorLine(verdict.claim.text, registered, verdict.outcome.value, short, _sentence(verdict), rows)
 
 
 def _sentence(verdict: ErrorVerdict) -> str:

@@ -197,12 +197,13 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
     for i, panel in enumerate(info.panels):
         ax = figure.add_subplot(rows, info.columns, i + 1)
         draw_exact_panel(panel, ax)
-        ax.set_title(f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label, loc="left")
+        title = f"{panel.model}: {panel.label}" if i % info.columns == 0 else panel.label
+        ax.set_title(title, loc="left", fontsize="small")
     rules, contrasts = (
         ([key.handle for key in keys], [key.label for key in keys]) for keys in (info.rules, info.contrasts)
     )
-    figure.legend(*rules, loc="outside upper center", ncols=5)
-    figure.legend(*contrasts, loc="outside lower center", ncols=4)
+    figure.legend(*rules, loc="outside upper center", ncols=5, fontsize="small")
+    figure.legend(*contrasts, loc="outside lower center", ncols=3, fontsize="small")
 
 
 def draw_exact_alone(panel: ExactPanel, figure: Figure) -> None:
