@@ -79,7 +79,8 @@ def _store(uri: str | Path | None, configured: str | None) -> str:
     """The store to read: `uri`, or the one of the commands."""
     if uri is None:
         return address.tracking_uri(configured)
-    with address.in_the_environment(f"sqlite:///{uri}" if isinstance(uri, Path) else uri):
+    path = isinstance(uri, Path) or (":" not in uri and uri.endswith(".db"))
+    with address.in_the_environment(f"sqlite:///{uri}" if path else str(uri)):
         return address.tracking_uri()
 
 

@@ -201,6 +201,7 @@ def test_the_paper_s_study_has_every_sweep() -> None:
         (("quickstart",), {"model": "mini_bas"}, "mini_base"),
         (("quickstart",), {"source": "papr"}, "unknown source 'papr': did you mean 'paper'"),
         (("quickstart",), {"uri": Path("nowhere.db")}, r"nowhere\.db does not exist"),
+        (("quickstart",), {"uri": "nowhere.db"}, r"nowhere\.db does not exist"),
         (("quickstart",), {"uri": "folder"}, "'folder' is not supported: use sqlite:///"),
         (
             ("quickstart",),
