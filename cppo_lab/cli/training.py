@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import Plan
 
+MANY = 150  # runs: after a launch of more, the finished ones are not listed; a study has 111
+
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
@@ -200,7 +202,13 @@ def train(
         values = {"to_train": list(done.trained), "left": list(done.left), "replaced": done.replaced}
         answer(options, {**_listed(found, done.states, costs), "dry_run": False, **values})
     else:
-        print(table(found.runs, done.states, costs, width(), coloured()))
+        shown = found.runs
+        if len(shown) > MANY:
+            shown = tuple(run for run in shown if done.states[run.run_id].state != schema.DONE)
+        if shown:
+            print(table(shown, done.states, costs, width(), coloured()))
+        if len(shown) < len(found.runs):
+            print(f"{len(found.runs) - len(shown)} finished runs are not listed: `cppo status` lists them")
         for run_id, old in done.replaced.items():
             for mlflow_id in old:
                 print(

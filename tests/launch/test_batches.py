@@ -105,7 +105,7 @@ def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
 
 
 def test_an_inline_batch_leaves_what_single_runs_leave(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
     said = capsys.readouterr().err
@@ -129,8 +129,11 @@ def test_an_inline_batch_leaves_what_single_runs_leave(
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
         assert (status(spec.run_id)["status"], status(spec.run_id)["step"]) == ("done", 6)
         assert not (workspace / "runs" / spec.run_id / CHECKPOINT).exists()
+    monkeypatch.setattr("cppo_lab.cli.training.MANY", 5)
     assert main(["launch", *SWEEP, "launcher=inline"]) == 0
-    assert "0 to train" in capsys.readouterr().err
+    again = capsys.readouterr()
+    assert "0 to train" in again.err
+    assert again.out.startswith("6 finished runs are not listed")
     assert len(stored()) == 6
     assert main(["status", *SWEEP]) == 0
     assert "6 done" in capsys.readouterr().out
