@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.errors import UserError
@@ -14,6 +14,7 @@ from cppo_lab.sweep.compose.settings import settings as fast
 from cppo_lab.sweep.compose.through_hydra import composed as through_hydra
 from cppo_lab.sweep.compose.through_hydra import dotted, listed, parsed
 from cppo_lab.sweep.groups import groups
+from tests.fuzz.mangling import fuzz
 
 BASES = [
     [],
@@ -46,7 +47,7 @@ def outcome(make: object, *arguments: object, **options: object) -> str:
     return json.dumps({name: getattr(part, "value", part) for name, part in found.items()}, sort_keys=True)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@fuzz(40)
 @given(
     st.sampled_from(BASES),
     st.one_of(
@@ -78,7 +79,7 @@ def test_every_shipped_option_can_take_values_in_copies(override: str) -> None:
     assert base((*core, override)).ordinary
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@fuzz(60)
 @given(
     st.sampled_from(BASES[:2]),
     st.sampled_from([0, 1, 7, 2**31 - 1]),
