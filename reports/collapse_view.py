@@ -88,7 +88,7 @@ def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, basel
                 str(cell.runs),
                 str(cell.collapsed),
                 _share(cell.share),
-                _estimate(cell.lasting),
+                _estimate(cell.surviving),
                 ABSENT if cell.mean is None or not cell.model else _share(cell.mean),
                 _test(cell.test),
             ),

@@ -126,15 +126,17 @@ def mean_with_collapses(kept: Sequence[float], collapsed: Sequence[float]) -> Sh
     if not n:
         return None
     value = math.fsum([*kept, *collapsed]) / n
-    lasting = mean_estimate(kept)
-    if lasting is None or lasting.low is None or lasting.high is None:
+    surviving = mean_estimate(kept)
+    if surviving is None or surviving.low is None or surviving.high is None:
         return Share(value, None, None)
     broken = math.fsum(collapsed) / len(collapsed) if collapsed else 0.0
     often = wilson(len(collapsed), n)
     assert often.low is not None and often.high is not None
-    fall = max(0.0, lasting.value - broken)
-    down = math.hypot((1 - often.value) * (lasting.value - lasting.low), fall * (often.high - often.value))
-    up = math.hypot((1 - often.value) * (lasting.high - lasting.value), fall * (often.value - often.low))
+    fall = max(0.0, surviving.value - broken)
+    down = math.hypot(
+        (1 - often.value) * (surviving.value - surviving.low), fall * (often.high - often.value)
+    )
+    up = math.hypot((1 - often.value) * (surviving.high - surviving.value), fall * (often.value - often.low))
     return Share(value, value - down, value + up)
 
 
@@ -142,9 +144,9 @@ def mean_with_collapses(kept: Sequence[float], collapsed: Sequence[float]) -> Sh
 class CellCollapse:
     """One (model, variant), or a variant over all models (`model` is then "").
 
-    `share`: probability of a collapse. `lasting`: mean final score of the runs that last. `mean`: that of all runs,
-    see `mean_with_collapses`; both None over models. `test`: against the baseline, None for itself and without a
-    collapse. `curve`: the share of runs that last, where one has collapsed.
+    `share`: probability of a collapse. `surviving`: mean final score of the runs that did not collapse. `mean`: that
+    of all runs, see `mean_with_collapses`; both None over models. `test`: against the baseline, None for itself and
+    without a collapse. `curve`: the share of runs that survive, where one has collapsed.
     """
 
     model: str
@@ -152,7 +154,7 @@ class CellCollapse:
     collapsed: int
     runs: int
     share: Share
-    lasting: Estimate | None
+    surviving: Estimate | None
     mean: Share | None
     test: LogRank | None
     curve: tuple[SurvivalPoint, ...]
@@ -190,7 +192,7 @@ def _cell(
         collapsed=collapsed,
         runs=len(every),
         share=wilson(collapsed, len(every)),
-        lasting=mean_estimate(kept),
+        surviving=mean_estimate(kept),
         mean=mean_with_collapses(kept, [run.final for run in own if run.collapsed]),
         test=test,
         curve=kaplan_meier(every),

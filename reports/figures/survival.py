@@ -28,7 +28,7 @@ class SurvivalLine:
     stroke: Stroke
     runs: int
     steps: tuple[int, ...]
-    lasting: tuple[float, ...]
+    surviving: tuple[float, ...]
     at_risk: tuple[int, ...]
 
 
@@ -81,14 +81,14 @@ def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
     steps = [0, *(point.step for point in cell.curve)]
     if steps[-1] < cell.last_step:
         steps, shares, left = [*steps, cell.last_step], [*shares, shares[-1]], [*left, left[-1]]
-    lasting = tuple(100 * share for share in shares)
-    return SurvivalLine(cell.variant, stroke, cell.runs, tuple(steps), lasting, tuple(left))
+    surviving = tuple(100 * share for share in shares)
+    return SurvivalLine(cell.variant, stroke, cell.runs, tuple(steps), surviving, tuple(left))
 
 
 def draw_panel(panel: SurvivalPanel, ax: Axes, titled: bool = True) -> None:
     """One model. Equal lines are moved apart by a little."""
     for order, line in enumerate(panel.lines):
-        heights = [height - _APART * order for height in line.lasting]
+        heights = [height - _APART * order for height in line.surviving]
         ax.step(line.steps, heights, where="post", linewidth=1.4, zorder=3 + order, **line.stroke.marked())
     ax.set_ylim(-6, 104)
     ax.set_ylabel("runs not collapsed (%)")
