@@ -10,7 +10,7 @@ from cppo_lab.answers import reading
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.reading import FolderFiles
 from cppo_lab.answers.texts import Texts
-from cppo_lab.answers.tokens import Tokens
+from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.store import address
 
 MOST_RUNS = 300  # of a larger sweep the answers are not read, as its page shows no single curve either
@@ -23,7 +23,7 @@ class RunAnswers:
     """What one run kept: texts and tokens of some of its validated steps, in the order of the steps."""
 
     texts: tuple[Texts, ...]
-    tokens: tuple[Tokens, ...]
+    tokens: tuple[RecordedTokens, ...]
 
 
 def read_outcomes(

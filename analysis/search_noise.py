@@ -39,7 +39,7 @@ class SeedValues:
 
 
 @dataclass(frozen=True)
-class Separation:
+class BestTrialLead:
     """The lead of the best trial. `scatter`: standard deviation over seeds, pooled over `trials` trials; `error`:
     standard error of the difference of two trials' means. `close`: the other trials within FAR errors of the best.
     `second`: how far the runner-up lies below the best.
@@ -119,7 +119,7 @@ def objective_value(objective: str, scores: Sequence[float]) -> float:
     raise ValueError(f"no objective: {objective!r}")
 
 
-def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> Separation | None:
+def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> BestTrialLead | None:
     """The lead of the best trial of a search with one objective; None where the scatter over seeds is not known,
     or there is nothing to compare.
     """
@@ -133,7 +133,7 @@ def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> Separation 
     error = scatter * math.sqrt(2 / len(result.seeds))
     best = value_of(ranked[0], 0)
     close = tuple(trial for trial in ranked[1:] if best - value_of(trial, 0) <= FAR * error)
-    return Separation(scatter, len(spreads), error, best - value_of(ranked[1], 0), close)
+    return BestTrialLead(scatter, len(spreads), error, best - value_of(ranked[1], 0), close)
 
 
 def _std(values: Sequence[float]) -> float:

@@ -28,9 +28,9 @@ from cppo_lab.answers import tokens as token_files
 from cppo_lab.answers.outcomes import no_outcomes, problem_ids
 from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.answers.texts import Sample
-from cppo_lab.answers.tokens import RuleUsed, Tokens
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini.answers import StepRecord
+from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
@@ -65,7 +65,7 @@ def cost(periods: int) -> dict[str, float]:
     """Of `periods` times the steps between two validations."""
     clock = Clock()
     for name in ("batch", "update", "validation", "take"):
-        clock.around(StepRecord, name)
+        clock.around(MiniAnswerRecorder, name)
     run = compose(
         ["model=mini_base", "rule=cppo", "model.warm_start.steps=20", "model.warm_start.target_accuracy=null"]
     ).run
@@ -162,13 +162,13 @@ def _samples(step: int, words: list[str]) -> list[Sample]:
     return found
 
 
-def _tokens(step: int, generator: np.random.Generator) -> Tokens:
+def _tokens(step: int, generator: np.random.Generator) -> RecordedTokens:
     """Two responses, of which the second has no room any more."""
     count = 2 * LENGTH
     logp = -generator.exponential(0.5, count).astype(np.float32)
     token = np.minimum(generator.zipf(1.2, count), 150_000).astype(np.int32)
     vocabulary = np.unique(token)
-    return Tokens(
+    return RecordedTokens(
         step=step,
         rule=RuleUsed("cppo", None, {"delta": 0.1}, "topk", "tv", 20, "union"),
         tests=("threshold", "budget"),

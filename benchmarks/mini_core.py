@@ -49,7 +49,7 @@ from summary.form import result
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import sample
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
-from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.sweep.compose import compose
 
 hugging_face = None
@@ -124,9 +124,11 @@ def sampling_steps(trainer: Trainer, prompts: torch.Tensor) -> dict[str, Callabl
     return steps
 
 
-def updates(trainers: dict[str, Trainer], batch: Batch) -> dict[str, Callable[[Batch], object]]:
+def updates(
+    trainers: dict[str, Trainer], batch: GradedRollout
+) -> dict[str, Callable[[GradedRollout], object]]:
     """Ways to train on a batch."""
-    steps: dict[str, Callable[[Batch], object]] = {name: t.update for name, t in trainers.items()}
+    steps: dict[str, Callable[[GradedRollout], object]] = {name: t.update for name, t in trainers.items()}
     if hugging_face is not None:
         plain, fused = (hugging_face.PlainTrainer(trainers["grpo"], fused) for fused in (False, True))
         difference = hugging_face.gradient_difference(trainers["grpo"], plain, batch)
@@ -195,7 +197,7 @@ class Rounds:
         return None if seconds is None else statistics.median(b / a for a, b in seconds)
 
 
-def trained_tokens(batch: Batch) -> float:
+def trained_tokens(batch: GradedRollout) -> float:
     """Response tokens that take part in the update."""
     return float(batch.rollout.lengths[batch.keep].sum())
 

@@ -28,7 +28,7 @@ from cppo_lab.installed import install_extra
 from cppo_lab.redaction import mask_output
 from cppo_lab.safe_open import open_append, replace_file
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
-from cppo_lab.tracking.preflight import FILE, Measured, Step
+from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
 from cppo_lab.tracking.system import SystemSampler
 
 STAND_INS = "stand_ins"  # models with random weights and made-up problems, in the folder of preflights
@@ -136,12 +136,12 @@ class PreflightJob:
             return found
         return replace(found, error=f"its process was ended from outside (exit code {process.exitcode})")
 
-    def _nothing(self, error: str = "") -> Measured:
-        return Measured(
+    def _nothing(self, error: str = "") -> PreflightResult:
+        return PreflightResult(
             self.spec.model.name, self.layout.name, self.layout.devices, self.spec.run_id, error=error
         )
 
-    def _measured(self, parts: Mapping[int, "_Part"]) -> Measured:
+    def _measured(self, parts: Mapping[int, "_Part"]) -> PreflightResult:
         lines = {one.step: one for one in phases.read(self.folder)}
         rows = {int(step): row for part in parts.values() for step, row in part.rows.items()}
         memory: dict[str, float] = {}

@@ -1,12 +1,14 @@
-"""import-linter and mypy over the package as it is installed: `python -m dev.lint [imports] [types]`, in `make lint`.
+"""import-linter, mypy and class names: `python -m dev.lint [imports] [types] [names]`, in `make lint`.
 
-Neither sees that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
+They do not see that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
 setup.py builds the package into build/lint, as for a wheel, and they read it there; messages name the tree's own files.
 """
 
 import argparse
+import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,8 +20,9 @@ TYPED = ("cppo_lab", "dev", "benchmarks.summary", "benchmarks.gpu_kit")  # what 
 
 
 def build() -> int:
-    """Build the package into `BUILT`; setuptools' exit status, which says whether anything was left out."""
+    """Build the package into an empty `BUILT`; setuptools' exit status, which says whether anything was left out."""
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(BUILT)]
+    shutil.rmtree(ROOT / BUILT, ignore_errors=True)
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr or done.stdout, end="", file=sys.stderr)
@@ -51,13 +54,39 @@ def in_the_tree(messages: str) -> str:
     return re.sub(rf"^{BUILT}/", "", messages, flags=re.MULTILINE)
 
 
-CHECKS = {"imports": imports, "types": types}
+def names() -> int:
+    """Print the public classes of the package that share a name with another one; 1 if there are any."""
+    shared = shared_names(ROOT / BUILT)
+    for name, places in shared.items():
+        print(
+            in_the_tree(
+                "".join(f"{BUILT / place}: another public class is named {name}\n" for place in places)
+            ),
+            end="",
+        )
+    print(f"Public classes of one name: {len(shared)}")
+    return int(bool(shared))
+
+
+def shared_names(package: Path) -> dict[str, list[str]]:
+    """The files, with lines, of every public class below `package` whose name another one has."""
+    places: dict[str, list[str]] = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{file.relative_to(package)}:{node.lineno}")
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+CHECKS = {"imports": imports, "types": types, "names": names}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the checks that are named, or both; 0 if nothing is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m dev.lint", description="import-linter and mypy.")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports or types (default: both)")
+    """Runs the checks that are named, or all; 0 if nothing is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dev.lint", description="import-linter, mypy and class names."
+    )
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports, types or names (default: all)")
     chosen = parser.parse_args(arguments).checks or [*CHECKS]
     if unknown := [name for name in chosen if name not in CHECKS]:
         parser.error(f"{unknown[0]}: not one of {', '.join(CHECKS)}")

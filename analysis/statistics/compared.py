@@ -15,7 +15,7 @@ NO_RUN = "one side has no finished run"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredDifference:
     """One comparison; `model` is "" over the models, `against` for 0. `found` None: `why` says what it lacks. `runs` of
     each variant and model, the fewest.
     """
@@ -30,7 +30,7 @@ class Measured:
 
 def compared(
     claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
-) -> list[Measured]:
+) -> list[MeasuredDifference]:
     """Everything that the claim compares, by a score or the quantity that it is about."""
     if isinstance(score, Quantity):
         runs = with_quantity(board, runs, score)
@@ -50,7 +50,7 @@ def compared(
 
 def _one(
     claim: Claim, runs: tuple[RunValues, ...], model: str, pair: tuple[str, str], score: Score | Quantity
-) -> Measured:
+) -> MeasuredDifference:
     sides = [len(cell_runs(runs, model, variant)) for variant in pair if variant]
     if claim.kind is Kind.COLLAPSE:
         found = _collapses(runs, [model], pair, score) if all(sides) else None
@@ -59,12 +59,12 @@ def _one(
     else:
         found = difference(runs, model, *pair, score)
     why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else NO_RUN
-    return Measured(model, *pair, found, min(sides), why)
+    return MeasuredDifference(model, *pair, found, min(sides), why)
 
 
 def _together(
-    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], parts: Sequence[Measured]
-) -> Measured:
+    claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], parts: Sequence[MeasuredDifference]
+) -> MeasuredDifference:
     """The comparisons of two variants over the models. Of scores each model has to have runs of both, that the mean is
     of all; a quantity that some models did not log is that of the others.
     """
@@ -72,19 +72,21 @@ def _together(
     known = [part.found for part in parts if part.found is not None]
     lacking = next((part.why for part in parts if part.found is None), "")
     if lacking and (not known or lacking == NO_RUN):
-        return Measured("", *pair, None, fewest, lacking)
+        return MeasuredDifference("", *pair, None, fewest, lacking)
     if claim.kind is Kind.COLLAPSE:
-        return Measured(
+        return MeasuredDifference(
             "", *pair, _collapses(runs, [part.model for part in parts], pair, known[0].score), fewest
         )
     if claim.kind is not Kind.TREND:
-        return Measured("", *pair, mean_difference(known, runs), fewest)
+        return MeasuredDifference("", *pair, mean_difference(known, runs), fewest)
     lengths = {part.model: mean_length(board, part.model, part.against) for part in known}
     logged = {model: length for model, length in lengths.items() if length is not None}
     if len(logged) < len(lengths):
-        return Measured("", *pair, None, fewest, "its runs did not log the length of their responses")
+        return MeasuredDifference(
+            "", *pair, None, fewest, "its runs did not log the length of their responses"
+        )
     found = slope(known, logged)
-    return Measured("", *pair, found, fewest, "its models have responses of one length")
+    return MeasuredDifference("", *pair, found, fewest, "its models have responses of one length")
 
 
 def _collapses(

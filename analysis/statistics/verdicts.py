@@ -26,7 +26,7 @@ from enum import StrEnum
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim
 from cppo_lab.analysis.statistics.collapse import ShareDifference
-from cppo_lab.analysis.statistics.compared import Measured, compared
+from cppo_lab.analysis.statistics.compared import MeasuredDifference, compared
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.power import ALPHA, Seeds, seeds_for_equivalence, seeds_for_superiority
@@ -198,7 +198,7 @@ def _leans_for(claim: Claim, value: float) -> bool:
     return value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin
 
 
-def _seeds_for(claim: Claim, one: Measured, outcome: VerdictOutcome, comparisons: int) -> Seeds:
+def _seeds_for(claim: Claim, one: MeasuredDifference, outcome: VerdictOutcome, comparisons: int) -> Seeds:
     if one.found is None:
         return Seeds(None, one.why)
     if outcome is not VerdictOutcome.UNDECIDED:

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.export_hf import as_qwen3
 
 
@@ -62,7 +62,7 @@ class PlainTrainer:
             fused=fused or None,
         )
 
-    def update(self, batch: Batch) -> None:
+    def update(self, batch: GradedRollout) -> None:
         """One optimiser step per minibatch, groups without a signal left out."""
         rows_per_update = self.spec.batch.minibatch_prompts * self.spec.batch.responses
         for rows in torch.arange(len(batch.keep)).split(rows_per_update):
@@ -74,7 +74,7 @@ class PlainTrainer:
                 torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.optim.clip_grad_norm)
                 self.optimizer.step()
 
-    def loss(self, batch: Batch, rows: Tensor) -> Tensor:
+    def loss(self, batch: GradedRollout, rows: Tensor) -> Tensor:
         """Minus the mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A)."""
         rollout, rule = batch.rollout.select(rows), self.spec.rule
         prompts, responses, valid = rollout.prompts[rollout.group], rollout.responses, rollout.valid()
@@ -90,7 +90,7 @@ class PlainTrainer:
         return -(objective * valid).sum() / valid.sum()
 
 
-def gradient_difference(ours: Trainer, theirs: PlainTrainer, batch: Batch) -> float:
+def gradient_difference(ours: Trainer, theirs: PlainTrainer, batch: GradedRollout) -> float:
     """Relative difference of the embedding's gradient, ours and theirs, on the first rows that have a signal."""
     rows = batch.keep.nonzero()[:32, 0]
     loss = ours.objective(batch.rollout.select(rows), batch.advantages[rows]).loss

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 
 
 def gemm_flops_per_second() -> float:
@@ -18,7 +18,7 @@ def gemm_flops_per_second() -> float:
     return 2 * 4096 * 1024 * 1024 / min(seconds)
 
 
-def useful_flops(trainer: Trainer, batch: Batch) -> float:
+def useful_flops(trainer: Trainer, batch: GradedRollout) -> float:
     """Matrix products, forward and backward, for the responses of `batch` whose group has a signal.
 
     A prompt counts once per group, not once per response: the responses of a group share it, and our trainer reads

@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu_kit.record import Record
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import Rollout
-from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 
@@ -87,7 +87,7 @@ def _one_update(there: Trainer, here: Trainer, device: str, record: Record) -> N
     record.figure("update_weights_difference", ratio, "of the step", absent=absent)
 
 
-def on(batch: Batch, device: str) -> Batch:
+def on(batch: GradedRollout, device: str) -> GradedRollout:
     """A copy of the batch on another device."""
     moved = {}
     for field in fields(Rollout):

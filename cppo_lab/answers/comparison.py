@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cppo_lab.answers.replay import Replayed, own_divergence
-from cppo_lab.answers.tokens import Tokens
+from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.errors import printable
 
 MOST_LINES = 20  # of tokens that differ
@@ -18,8 +18,8 @@ MOST_LINES = 20  # of tokens that differ
 class ResponsePair:
     """One response under both rules. `kept`, `own_kept`: the mean of `keep` over its tokens, 1 for none.
 
-    tests: how many of its tokens each test of the other rule took something from. differ: the places in `Tokens` of the
-    tokens of which the rules keep different shares.
+    tests: how many of its tokens each test of the other rule took something from. differ: the places in
+    `RecordedTokens` of the tokens of which the rules keep different shares.
     """
 
     group: int
@@ -32,7 +32,7 @@ class ResponsePair:
     differ: tuple[int, ...]
 
 
-def compare(tokens: Tokens, found: Replayed) -> list[ResponsePair]:
+def compare(tokens: RecordedTokens, found: Replayed) -> list[ResponsePair]:
     """Each response of `tokens` under the run's own rule, as it was trained, and under `found`."""
     pairs = []
     for number, place in enumerate(tokens.responses()):
@@ -53,7 +53,7 @@ def compare(tokens: Tokens, found: Replayed) -> list[ResponsePair]:
     return pairs
 
 
-def as_values(tokens: Tokens, found: Replayed, pairs: list[ResponsePair]) -> dict[str, Any]:
+def as_values(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> dict[str, Any]:
     """For JSON."""
     texts, place = tokens.texts(), list(tokens.responses())
     return {
@@ -94,7 +94,7 @@ def as_values(tokens: Tokens, found: Replayed, pairs: list[ResponsePair]) -> dic
     }
 
 
-def as_lines(tokens: Tokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
+def as_lines(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
     """For a terminal."""
     own = tokens.rule.name
     constants = ", ".join(f"{name}={value}" for name, value in found.constants.items())
@@ -114,7 +114,7 @@ def as_lines(tokens: Tokens, found: Replayed, pairs: list[ResponsePair]) -> Iter
     yield from _differing(tokens, found, pairs)
 
 
-def _differing(tokens: Tokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
+def _differing(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
     places = [(pair, at) for pair in pairs for at in pair.differ]
     if not places:
         return

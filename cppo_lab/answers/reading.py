@@ -7,7 +7,7 @@ from typing import Protocol
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.texts import Texts, texts_name
-from cppo_lab.answers.tokens import Tokens, tokens_name
+from cppo_lab.answers.tokens import RecordedTokens, tokens_name
 from cppo_lab.safe_open import names_below, open_below
 
 _STEP = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
@@ -68,7 +68,7 @@ def read_texts(files: AnswerFiles, step: int) -> Texts | None:
     return None if data is None else texts.read(data, files.what(name))
 
 
-def read_tokens(files: AnswerFiles, step: int) -> Tokens | None:
+def read_tokens(files: AnswerFiles, step: int) -> RecordedTokens | None:
     """The tokens of a step; None if there is no such file. Raises UserError for a broken one."""
     name = tokens_name(step)
     data = files.content(name, tokens.LARGEST)

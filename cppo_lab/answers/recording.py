@@ -9,7 +9,7 @@ from pathlib import Path
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.texts import Sample, Texts, texts_name
-from cppo_lab.answers.tokens import Tokens, tokens_name
+from cppo_lab.answers.tokens import RecordedTokens, tokens_name
 from cppo_lab.errors import UserError
 from cppo_lab.safe_open import names_below, open_below
 from cppo_lab.spec import AnswersSpec
@@ -24,7 +24,7 @@ class StepAnswers:
 
     outcomes: Outcomes
     samples: Sequence[Sample] = ()
-    tokens: Tokens | None = None
+    tokens: RecordedTokens | None = None
 
 
 class Recording:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cppo_lab.answers.tokens import RuleUsed, Tokens
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.decisions import budget_terms, decisions
@@ -29,10 +29,10 @@ _MAY_BE_GIVEN = ("delta_b_cap", "delta_b_quantile", "delta_b_scale", "span", "re
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """A rule on kept tokens; arrays [N] as in `Tokens`.
+    """A rule on kept tokens; arrays [N] as in `RecordedTokens`.
 
     divergence: which D_t it was given, such as `topk_tv`; `measured` are its values.
-    keep, tests, reason: as in `Tokens`.
+    keep, tests, reason: as in `RecordedTokens`.
     weight, prefix_sum, limit: w_t, S_{t-1} and c_t of CPPO's tests, which drop a token if w_t D_t > c_t and it moves
         away from mu; None for other rules.
     """
@@ -55,7 +55,7 @@ def own_divergence(rule: RuleUsed) -> str:
 
 
 def replay(
-    tokens: Tokens,
+    tokens: RecordedTokens,
     rule: str | None = None,
     constants: Mapping[str, Any] | None = None,
     *,
@@ -103,7 +103,7 @@ def replay(
     )
 
 
-def why_not(record: Rule, tokens: Tokens) -> str | None:
+def why_not(record: Rule, tokens: RecordedTokens) -> str | None:
     """Why a rule cannot be replayed on these tokens; None if it can."""
     if MINIBATCH in record.needs:
         return (
@@ -125,7 +125,7 @@ def _default_divergence(record: Rule, own: RuleUsed) -> str:
 class _Batch:
     """The arguments of a rule, [R, T] with T the longest response; float32, as in training."""
 
-    def __init__(self, tokens: Tokens, name: str) -> None:
+    def __init__(self, tokens: RecordedTokens, name: str) -> None:
         lengths = torch.from_numpy(np.diff(tokens.ends, prepend=0))
         width = int(lengths.max()) if len(lengths) else 0
         self.valid = torch.arange(width) < lengths[:, None]
@@ -142,7 +142,7 @@ class _Batch:
         )  # a file's are read-only
         return flat.new_zeros(self.valid.shape).masked_scatter(self.valid, flat)
 
-    def _measured(self, tokens: Tokens, name: str) -> Tensor:
+    def _measured(self, tokens: RecordedTokens, name: str) -> Tensor:
         """D_t [R, T] called `name`. Raises UserError for one that does not follow from the file."""
         if name == own_divergence(tokens.rule):
             return self._padded(tokens.divergence)

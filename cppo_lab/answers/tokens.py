@@ -58,7 +58,7 @@ class RuleUsed:
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class RecordedTokens:
     """R responses with N tokens together, one response after the other, in the state in which their update began.
 
     ends [R] int64: where each response's tokens end; those of response i begin at ends[i - 1], 0 for the first.
@@ -112,7 +112,7 @@ class Tokens:
         number = int(self.reason[place])
         return self.tests[number - 1] if number else ""
 
-    def first(self, count: int) -> "Tokens":
+    def first(self, count: int) -> "RecordedTokens":
         """The first `count` responses; the others are left out."""
         tokens = int(self.ends[count - 1]) if count else 0
         kept = np.unique(self.token[:tokens])
@@ -143,7 +143,7 @@ def chosen_groups(kept: Sequence[int], wanted: int) -> list[int]:
     return [kept[len(kept) * (number + 1) // count - 1] for number in reversed(range(count))]
 
 
-def write(tokens: Tokens) -> bytes:
+def write(tokens: RecordedTokens) -> bytes:
     """The file's bytes."""
     about = {
         "format": FORMAT,
@@ -156,7 +156,7 @@ def write(tokens: Tokens) -> bytes:
     return pack(about, {name: getattr(tokens, name) for name in _COLUMNS}, _COLUMNS)
 
 
-def write_within(tokens: Tokens, most: int) -> bytes | None:
+def write_within(tokens: RecordedTokens, most: int) -> bytes | None:
     """The bytes of the file with as many whole responses as have room in `most` bytes; None if none has."""
     count = len(tokens.ends)
     while count and len(data := write(tokens.first(count))) > most:
@@ -166,7 +166,7 @@ def write_within(tokens: Tokens, most: int) -> bytes | None:
     return data if count else None
 
 
-def read(data: bytes, what: str) -> Tokens:
+def read(data: bytes, what: str) -> RecordedTokens:
     """The tokens in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
 
     Raises UserError if it is too large, broken, or not such a file.
@@ -177,7 +177,7 @@ def read(data: bytes, what: str) -> Tokens:
         about, arrays = unpack(data, _COLUMNS, LARGEST)
         if about.get("format") != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
-        return Tokens(
+        return RecordedTokens(
             step=_count(about, "step"),
             left_out=_count(about, "left_out"),
             rule=_rule(about.get("rule")),
@@ -214,7 +214,7 @@ def _rule(values: object) -> RuleUsed:
     return RuleUsed(**values)
 
 
-def _check(tokens: Tokens) -> None:
+def _check(tokens: RecordedTokens) -> None:
     """Raises ValueError if the parts do not fit together, or a value is out of range."""
     bounds = np.concatenate([[0], tokens.ends])
     count, responses = len(tokens.token), len(tokens.ends)
@@ -229,7 +229,7 @@ def _check(tokens: Tokens) -> None:
     _check_values(tokens)
 
 
-def _check_values(tokens: Tokens) -> None:
+def _check_values(tokens: RecordedTokens) -> None:
     for name in ("advantage", "reward", "rollout_logp", "logp", "divergence", "keep"):
         if not np.all(np.isfinite(getattr(tokens, name))):
             raise ValueError(f"its {name} is not finite")

@@ -37,7 +37,7 @@ def model(options: argparse.Namespace) -> int:
 
 def metrics(options: argparse.Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet, CSV or TensorBoard's events."""
-    from cppo_lab.export.metrics import Tables, require_writable, write
+    from cppo_lab.export.metrics import MetricTables, require_writable, write
     from cppo_lab.notebook import load
 
     place = require_writable(options.format, options.out, options.force)
@@ -47,7 +47,7 @@ def metrics(options: argparse.Namespace) -> int:
     patterns = None if options.metrics is None else options.metrics.split(",")
     of_paper = options.source == "paper"
     about = {"sweep": found.name, "overrides": options.overrides, "read_from": found.place, "states": states}
-    tables = Tables(
+    tables = MetricTables(
         runs=found.runs,
         history=found.history(patterns),
         outcomes=found.runs.iloc[:0] if of_paper else found.outcomes(),

@@ -22,7 +22,7 @@ TOP_SHARE = 0.1  # the paper's "top 10 %"
 
 
 @dataclass(frozen=True)
-class Watched:
+class ObservedTokens:
     """The tokens of one batch as a rule saw them; every tensor [B, T], right-padded, without gradient."""
 
     logp: Tensor  # log pi(y_t)
@@ -53,7 +53,7 @@ class Diagnostics:
         self.window: dict[str, Any] | None = None
         self._pending: list[Tensor] = []
 
-    def see(self, step: int, seen: Watched, text: Callable[[list[int]], list[str]]) -> None:
+    def see(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
         """One batch of training step `step`; `text` gives the readable text of each of some token ids."""
         gap = torch.where(seen.valid, (seen.logp.exp() - seen.rollout_logp.exp()).abs(), torch.nan).cpu()
         self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
@@ -75,7 +75,7 @@ class Diagnostics:
         # Weighted by all tokens of the position, so that steps add up as they do for the mean.
         self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
 
-    def _keep_window(self, step: int, seen: Watched, text: Callable[[list[int]], list[str]]) -> None:
+    def _keep_window(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
         """Keep the response that shows most of both tests; a later one at equal merit."""
         rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None

@@ -23,7 +23,7 @@ _EVERY = 20  # runs between two lines of progress
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class MetricTables:
     """The frames `runs`, `history()` and `outcomes()` of `cppo_lab.load`, and what they are of.
 
     `about`: further entries of ABOUT, such as the sweep's name.
@@ -56,7 +56,9 @@ def require_writable(form: str, out: Path, force: bool) -> Path:
     return out.resolve() if _is_ours(out) else require_free(out)
 
 
-def write(tables: Tables, form: str, place: Path, force: bool, say: Callable[[str], None]) -> dict[str, int]:
+def write(
+    tables: MetricTables, form: str, place: Path, force: bool, say: Callable[[str], None]
+) -> dict[str, int]:
     """Write the tables to the folder `place` of `require_writable`, which appears as a whole or not at all.
 
     Parquet and CSV: `runs`, `history` and, if a run kept outcomes, `outcomes`. TensorBoard: one file of events for each
@@ -89,7 +91,9 @@ def _units(names: list[str]) -> dict[str, str]:
     return known | {name: "fraction" for name in names if schema.parse_validation_metric(name) is not None}
 
 
-def _write_tables(tables: Tables, form: str, folder: Path, say: Callable[[str], None]) -> dict[str, int]:
+def _write_tables(
+    tables: MetricTables, form: str, folder: Path, say: Callable[[str], None]
+) -> dict[str, int]:
     frames = {"runs": tables.runs, "history": tables.history, "outcomes": tables.outcomes}
     written = {}
     for name, frame in frames.items():
@@ -105,7 +109,7 @@ def _write_tables(tables: Tables, form: str, folder: Path, say: Callable[[str], 
     return written
 
 
-def _write_events(tables: Tables, folder: Path, say: Callable[[str], None]) -> dict[str, int]:
+def _write_events(tables: MetricTables, folder: Path, say: Callable[[str], None]) -> dict[str, int]:
     """MODEL/VARIANT/seed_SEED-RUN/events.out.tfevents.RUN; a run that several sweeps share under its first variant."""
     runs = tables.runs.drop_duplicates("run_id").set_index("run_id")
     written = {}

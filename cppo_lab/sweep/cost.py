@@ -44,7 +44,7 @@ class Hours:
         return float((self.low * self.high) ** 0.5)
 
 
-def whole_run(found: preflight.Measured, spec: RunSpec) -> Hours | None:
+def whole_run(found: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
     """The hours of a complete run, with its start and all validations and checkpoints; None if unknown.
 
     The low end is the fastest measured step with SPREAD taken off. The high end is the slowest with SPREAD added,

@@ -15,7 +15,7 @@ from cppo_lab.preflight import STAND_INS, PreflightJob, make_stand_ins
 from cppo_lab.sweep.cost import Hours, whole_run
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.preflight import FOLDER, Measured, folder_of, read
+from cppo_lab.tracking.preflight import FOLDER, PreflightResult, folder_of, read
 from cppo_lab.tracking.system import PREFIX
 
 GIB = 2**30
@@ -35,7 +35,7 @@ class RunKind:
         return max(self.runs, key=lambda run: run.spec.divergence.k or 0)
 
     @property
-    def measured(self) -> Measured | None:
+    def measured(self) -> PreflightResult | None:
         """What is on file."""
         return read(self.folder)
 
@@ -157,7 +157,7 @@ def as_values(kind: RunKind) -> dict[str, Any]:
 Line = tuple[str, str, str]  # what, measured, estimated
 
 
-def _times(found: Measured, planned: CostEstimate | None) -> Iterator[Line]:
+def _times(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
     time = planned.time if planned else None
     yield from _line("start", found.start, "s")
     yield from _line("start from a checkpoint", found.resume, "s")
@@ -175,7 +175,7 @@ def _times(found: Measured, planned: CostEstimate | None) -> Iterator[Line]:
         yield from _line("  Top-K of mu", step.topk_megabytes, "MB")
 
 
-def _memory(found: Measured, planned: CostEstimate | None) -> Iterator[Line]:
+def _memory(found: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
     guess = planned.memory.training / GIB if planned else None
     for name, value in sorted(found.memory.items()):
         if name == "max_memory_allocated_gb":
@@ -189,7 +189,7 @@ def _memory(found: Measured, planned: CostEstimate | None) -> Iterator[Line]:
             yield from _line(f"memory of {what}, highest", value * 1e6 / GIB, "GiB")
 
 
-def _gap(found: Measured) -> Iterator[Line]:
+def _gap(found: PreflightResult) -> Iterator[Line]:
     errors = [step.logprob_error for step in found.steps if step.logprob_error is not None]
     if errors:
         yield "mean |mu/pi - 1| over a step's updates", f"{errors[0]:.1e}", ""

@@ -27,7 +27,7 @@ _CLEAR = "\r\x1b[K"
 
 
 @dataclass
-class Watched:
+class StartedRun:
     """A run that has been started: its rows since then, and what it did before its first one."""
 
     attempt: Attempt
@@ -48,7 +48,7 @@ class Progress:
     todo: int  # runs that the launcher is to train
     pace: Mapping[str, float] = field(default_factory=dict)
     waiting: list[str] = field(default_factory=list)  # ids of the runs that have not been started
-    running: list[Watched] = field(default_factory=list)
+    running: list[StartedRun] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)  # jobs of several runs that have been started
     ended: int = 0
     submitted: int = 0
@@ -109,7 +109,7 @@ class Progress:
         if kind == "submitted":
             self._submit(1)
         elif kind == "started":
-            self.running.append(Watched(attempt, RunRows(attempt.folder, since=time.time())))
+            self.running.append(StartedRun(attempt, RunRows(attempt.folder, since=time.time())))
             self._begun(attempt)
             self.say(f"{name}: started")
         elif kind == "cancelled":
@@ -186,7 +186,7 @@ class Progress:
             logs = f"see `cppo logs {attempt.spec.run_id}`"
             self.say(f"{name}: FAILED: {reason or 'it ended without a word'}: {logs}  {count}")
 
-    def _look(self, one: Watched) -> None:
+    def _look(self, one: StartedRun) -> None:
         """Read what a run has recorded; elsewhere than on a terminal, a line for each validation of this attempt."""
         name, t_stop = self.name(one.attempt), self.t_stop[one.attempt.spec.run_id]
         for row in one.rows.news():
@@ -205,7 +205,7 @@ class Progress:
             if words != STARTING:
                 self.say(f"{name}: {words}")
 
-    def _activity(self, one: Watched) -> str:
+    def _activity(self, one: StartedRun) -> str:
         """What a run does besides its steps, by its folder."""
         status = read_status(one.attempt.folder)
         if status.get("status") == schema.RUNNING:

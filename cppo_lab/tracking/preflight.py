@@ -54,7 +54,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PreflightResult:
     """What a preflight found. Seconds, and 2^30 bytes; None where a part was not reached or not measured."""
 
     model: str
@@ -74,7 +74,7 @@ class Measured:
         replace_file(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def read(folder: Path) -> Measured | None:
+def read(folder: Path) -> PreflightResult | None:
     """What the preflight in `folder` measured; None if there was none.
 
     Raises UserError for a file that is not one of ours.
@@ -82,7 +82,7 @@ def read(folder: Path) -> Measured | None:
     try:
         values: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         steps = tuple(Step(**one) for one in values.pop("steps"))
-        return Measured(**values, steps=steps)
+        return PreflightResult(**values, steps=steps)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -56,7 +56,7 @@ def value(vectors: Vectors, key: str) -> Tensor | None:
     name = key.removeprefix("theory/mdp/")
     if name == key or key in INPUTS or name not in {*PROCESS_VALUES, "bound"}:
         return None
-    process = Process(vectors)
+    process = EnumeratedProcess(vectors)
     return _bound(process, vectors) if name == "bound" else PROCESS_VALUES[name](process)
 
 
@@ -75,7 +75,7 @@ def _constants(vectors: Vectors) -> Tensor:
     return table
 
 
-class Process:
+class EnumeratedProcess:
     """An enumerated autoregressive process: probabilities and rewards along every sequence.
 
     mu, pi: [N, T] probability of each token of each sequence; tv: [N, T] TV(mu, pi) at the state before it;
@@ -119,17 +119,17 @@ class Process:
         return self.tv.amax(0)
 
 
-PROCESS_VALUES: dict[str, Callable[[Process], Tensor]] = {
+PROCESS_VALUES: dict[str, Callable[[EnumeratedProcess], Tensor]] = {
     "J_mu": lambda process: process.mean_reward(process.mu),
     "J_pi": lambda process: process.mean_reward(process.pi),
-    "L": Process.surrogate,
-    "Delta": Process.residual,
-    "u": Process.mean_tv,
-    "ell": Process.largest_tv,
+    "L": EnumeratedProcess.surrogate,
+    "Delta": EnumeratedProcess.residual,
+    "u": EnumeratedProcess.mean_tv,
+    "ell": EnumeratedProcess.largest_tv,
 }
 
 
-def _bound(process: Process, vectors: Vectors) -> Tensor:
+def _bound(process: EnumeratedProcess, vectors: Vectors) -> Tensor:
     """Theorem 1's constant, 2 xi T (T - 1) delta_b l.
 
     The file gives no limits for its process: either those of PROCESS or what the process reaches, l_1 for delta_b

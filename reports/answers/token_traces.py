@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.answers.tokens import RuleUsed, Tokens
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError
 from cppo_lab.reports.answers.shown_text import visible
 from cppo_lab.reports.escapes import escape_json
@@ -124,7 +124,7 @@ def _rules(run: RunScore, runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[
 
 
 def _responses(
-    run: RunScore, tokens: Tokens, others: Sequence[tuple[str, RuleUsed]]
+    run: RunScore, tokens: RecordedTokens, others: Sequence[tuple[str, RuleUsed]]
 ) -> Iterator[TokenResponse]:
     from cppo_lab.answers.replay import own_divergence, replay  # torch
 

@@ -32,7 +32,7 @@ Scalar = str | int | float
 
 
 @dataclass(frozen=True)
-class Row:
+class SeriesPoint:
     """One place of one line: where it is in the tree, the names above it, its place from 1, and its values."""
 
     series: str
@@ -58,14 +58,14 @@ def figure_csv(info: Any) -> str:
     return csv_text(["series", *names, "place", *columns], lines)
 
 
-def _rows(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[Row]:
+def _rows(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[SeriesPoint]:
     """The rows of a dataclass: its own lines, then those below it."""
     given = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in LEFT_OUT}
     own = {**names, **{name: value for name, value in given.items() if isinstance(value, str | int | float)}}
     for group in _groups(given):
         for place, values in enumerate(zip(*group.values(), strict=True), start=1):
             cells = {name: _plain(value) for name, value in zip(group, values, strict=True)}
-            yield Row(".".join(path), own, place, cells)
+            yield SeriesPoint(".".join(path), own, place, cells)
     for name, value in given.items():
         for below in value if isinstance(value, tuple) else (value,):
             if is_dataclass(below):

@@ -69,7 +69,7 @@ def test_window(store: tuple[str, str]) -> None:
 def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: tuple[str, str]) -> None:
     """Both cores go through `cores.diagnostics`; the paper's longest responses have 16,384 tokens."""
     torch = pytest.importorskip("torch")
-    from cppo_lab.cores.diagnostics import Diagnostics, Watched
+    from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
     from cppo_lab.spec import RuleSpec
 
     tokens, responses = 16_384, 4
@@ -80,7 +80,9 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
     valid = torch.ones_like(logp).bool()
     made.see(
         3,
-        Watched(logp, mu, (logp.exp() - mu.exp()).abs() / 3, torch.ones_like(logp), valid, valid.long()),
+        ObservedTokens(
+            logp, mu, (logp.exp() - mu.exp()).abs() / 3, torch.ones_like(logp), valid, valid.long()
+        ),
         lambda ids: ["中文 \n" for _ in ids],
     )
     made.end_step()

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes, problem_ids
 from cppo_lab.answers.texts import Sample
-from cppo_lab.answers.tokens import RuleUsed, Tokens
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 
 
 def outcomes(problems: int = 6, validations: int = 3, samples: int = 16, seed: int = 0) -> Outcomes:
@@ -49,7 +49,7 @@ def tokens(
     rule: str = "cppo",
     step: int = 10,
     spread: float = 0.4,
-) -> Tokens:
+) -> RecordedTokens:
     """Responses whose log-ratios have the standard deviation `spread`; D_t is the binary TV."""
     generator = np.random.default_rng(seed)
     count, responses = sum(lengths), len(lengths)
@@ -58,7 +58,7 @@ def tokens(
     token = generator.integers(0, 9, count).astype(np.int32)
     vocabulary = np.unique(token)
     constants = {"delta": 0.1, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "adaptive"}
-    return Tokens(
+    return RecordedTokens(
         step=step,
         rule=RuleUsed(rule, None, constants, "binary", "tv"),
         tests=("threshold", "budget"),

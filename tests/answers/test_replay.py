@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cppo_lab.answers.replay import FROM_SAMPLED, replay, why_not
-from cppo_lab.answers.tokens import Tokens, read, write
+from cppo_lab.answers.tokens import RecordedTokens, read, write
 from cppo_lab.errors import UserError
 from cppo_lab.rules import KL, MINIBATCH, PERMUTATION, RULES
 from tests.answers import made
@@ -28,7 +28,9 @@ def padded(values: np.ndarray) -> torch.Tensor:
     return found
 
 
-def on_tensors(name: str, one: Tokens, divergence: torch.Tensor, **drawn: torch.Tensor) -> torch.Tensor:
+def on_tensors(
+    name: str, one: RecordedTokens, divergence: torch.Tensor, **drawn: torch.Tensor
+) -> torch.Tensor:
     """What the rule keeps of the padded tensors, [N]."""
     valid = padded(np.ones(sum(LENGTHS))).bool()
     advantages = torch.from_numpy(one.advantage.copy())[:, None].expand(valid.shape)

@@ -2,17 +2,17 @@
 
 import torch
 
-from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.spec import RuleSpec
 
 RULE = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
 
 
-def watched(lengths: list[int]) -> Watched:
+def watched(lengths: list[int]) -> ObservedTokens:
     """Tokens that all move away from mu and are far from it."""
     shape = (len(lengths), 5)
     valid = torch.arange(5) < torch.tensor(lengths)[:, None]
-    return Watched(
+    return ObservedTokens(
         torch.full(shape, -0.5), torch.full(shape, -1.5), torch.full(shape, 0.3), torch.ones(shape), valid,
         torch.arange(10, 15).expand(shape),
     )  # fmt: skip

@@ -12,11 +12,11 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.exact.datasets import datasets
-from cppo_lab.cores.exact.learner import Learner, Rollout
+from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.loop import train
 from cppo_lab.cores.exact.policy import FREEDOM, starting_parameters, student
 from cppo_lab.cores.exact.process import compare, returns_by_start, state_probabilities
-from cppo_lab.cores.exact.trainer import Trainer, train_together
+from cppo_lab.cores.exact.trainer import ExactTrainer, train_together
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import UserError
 from cppo_lab.maths.divergence import exact
@@ -44,7 +44,7 @@ def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[st
 
 def history(spec: ExactRun) -> list[tuple[int, dict[str, float]]]:
     """A run of one, step by step, with the validations that it would log."""
-    trainer = Trainer(spec)
+    trainer = ExactTrainer(spec)
     rows = [(0, trainer.validate())]
     for step in range(1, spec.training.t_stop + 1):
         metrics = trainer.step()
@@ -52,7 +52,7 @@ def history(spec: ExactRun) -> list[tuple[int, dict[str, float]]]:
     return numbers(rows)
 
 
-def enumerated(learner: Learner, log_mu: torch.Tensor) -> Rollout:
+def enumerated(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
     """Every response from every start; its advantage is mu's probability of it times its reward, times the rows."""
     process = learner.process
     rules = Rules(process.family, process.vocabulary, process.horizon, process.allowed_slips)
@@ -76,7 +76,7 @@ def enumerated(learner: Learner, log_mu: torch.Tensor) -> Rollout:
     ids = torch.arange(process.vocabulary).repeat(len(rows))
     mu = Recorded(ids, rows.flatten(), top.indices, top.values)
     everything = torch.ones(len(places), dtype=torch.bool)
-    return Rollout(mu, torch.tensor(tokens), at, mu.logp[at], weights, everything, None)
+    return GradedResponses(mu, torch.tensor(tokens), at, mu.logp[at], weights, everything, None)
 
 
 @pytest.mark.parametrize("family", ["early_fork", "no_fork"])
@@ -239,7 +239,7 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(
 
 
 def test_a_state_of_another_run_is_refused() -> None:
-    trainer, other = Trainer(exact_run()), Trainer(exact_run(data={"vocabulary": 8}))
+    trainer, other = ExactTrainer(exact_run()), ExactTrainer(exact_run(data={"vocabulary": 8}))
     before = trainer.learner.parameters.clone()
     for state in (other.state(), {**trainer.state(), "past": [1]}, {}):
         with pytest.raises(ValueError, match="another policy"):

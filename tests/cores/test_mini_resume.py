@@ -11,7 +11,7 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
-from cppo_lab.cores.diagnostics import Watched
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.checkpoint import load_checkpoint, make_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.mini.loop import train
@@ -340,7 +340,7 @@ def test_diagnostics_by_position_against_a_slow_sum(tmp_path: Path) -> None:
     trainer = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu"))
     real = trainer.diagnostics.see
 
-    def watch(step: int, tokens: Watched, text: Any) -> None:
+    def watch(step: int, tokens: ObservedTokens, text: Any) -> None:
         seen.append((tokens.logp.exp(), tokens.rollout_logp.exp(), tokens.valid))
         real(step, tokens, text)
 
@@ -375,7 +375,7 @@ def test_the_kept_window_agrees_with_the_rule(tmp_path: Path, rule: str, mode: s
     kept: dict[tuple[float, ...], list[bool]] = {}
     real = trainer.diagnostics.see
 
-    def watch(step: int, seen: Watched, text: Any) -> None:
+    def watch(step: int, seen: ObservedTokens, text: Any) -> None:
         output = get_rule(rule)(
             seen.logp,
             seen.rollout_logp,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.spec import MiniRun, RuleSpec
 from cppo_lab.sweep.compose import compose
@@ -59,7 +59,7 @@ def test_the_diagnostics_measure_with_the_rules_own_constants() -> None:
     """Figure 3's thresholds: the weights' span and the cap of the budget are those that trained."""
     rule = RuleSpec(name="cppo", delta=0.5, delta_b=0.01, delta_b_mode="adaptive", w_min=0.5)
     shape = (1, 5)
-    seen = Watched(
+    seen = ObservedTokens(
         torch.full(shape, -0.5), torch.full(shape, -1.5), torch.full(shape, 0.3), torch.ones(shape),
         torch.ones(shape, dtype=torch.bool), torch.arange(5).expand(shape),
     )  # fmt: skip

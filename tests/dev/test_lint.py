@@ -1,6 +1,7 @@
-"""What import-linter and mypy read: the package as it is installed, with messages that name the tree's files."""
+"""What `dev.lint` reads: the package as it is installed, with messages that name the tree's files."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -32,4 +33,19 @@ def test_messages_name_files_of_the_tree() -> None:
 def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         lint.main(["type"])
-    assert "type: not one of imports, types" in capsys.readouterr().err
+    assert "type: not one of imports, types, names" in capsys.readouterr().err
+
+
+def test_two_public_classes_of_one_name_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lint, "BUILT", tmp_path)
+    package = tmp_path / "cppo_lab" / "analysis"
+    package.mkdir(parents=True)
+    (package / "one.py").write_text("class Trainer: ...\nclass _Own: ...\n")
+    (package / "two.py").write_text("class _Own: ...\ndef outer():\n    class Trainer: ...\n")
+    assert lint.names() == 0
+    (package / "two.py").write_text("import os\nclass Trainer: ...\n")
+    capsys.readouterr()
+    assert lint.names() == 1
+    assert capsys.readouterr().out.count("another public class is named Trainer") == 2

@@ -11,7 +11,7 @@ from cppo_lab import schema
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes, no_outcomes, problem_ids
 from cppo_lab.answers.texts import TRAINING, Sample, Texts, texts_name
-from cppo_lab.answers.tokens import RuleUsed, Tokens, tokens_name
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, tokens_name
 from tests.answers import made
 from tests.reports.made_pair import CORE, EVERY, HEIGHT, T_STOP
 
@@ -86,7 +86,7 @@ def _clean(sample: Sample) -> Sample:
     return replace(sample, response=texts.as_text(sample.response))
 
 
-def made_tokens(variant: str, lengths: tuple[int, ...] = (TOKENS, 600)) -> Tokens:
+def made_tokens(variant: str, lengths: tuple[int, ...] = (TOKENS, 600)) -> RecordedTokens:
     """Words of which one in fifty tries to break out of the page."""
     found = made.tokens(lengths, seed=3, rule=variant, step=T_STOP, spread=0.15)
     rng = np.random.default_rng(9)

@@ -15,10 +15,10 @@ from cppo_lab.sweep.cost import LONGER, PREFLIGHT, SPREAD, costs, whole_run
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.preflight import job_of, kinds, open_kinds, report
-from cppo_lab.tracking.preflight import FILE, Measured, Step, folder_of, read
+from cppo_lab.tracking.preflight import FILE, PreflightResult, Step, folder_of, read
 
 STEP = Step(1, 100.0, 60.0, 30.0, 5.0, 5.0, 4000.0, 8000.0, 1000.0, 12.5, 1e-3)
-FOUND = Measured(
+FOUND = PreflightResult(
     "qwen3_1_7b_base",
     "one_node",
     8,
@@ -100,7 +100,7 @@ def test_hours_of_a_whole_run(main_plan: Plan) -> None:
         replace(FOUND, steps=(replace(STEP, logprob_error=None),)),
     ],
 )
-def test_what_broke_off_says_no_hours(main_plan: Plan, broken: Measured) -> None:
+def test_what_broke_off_says_no_hours(main_plan: Plan, broken: PreflightResult) -> None:
     assert whole_run(broken, main_plan.runs[0].spec) is None
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.diagnostics import Diagnostics, Watched
-from cppo_lab.cores.exact.policy import Tables, starting_parameters, student
+from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
+from cppo_lab.cores.exact.policy import PolicyTables, starting_parameters, student
 from cppo_lab.cores.exact.process import BRANCH, Process
 from cppo_lab.cores.rule_loss import (
     Recorded,
@@ -27,7 +27,7 @@ from cppo_lab.spec import ExactRun
 
 
 @dataclass(frozen=True)
-class Rollout:
+class GradedResponses:
     """A graded rollout batch; `keep` marks the responses whose group has a learning signal."""
 
     mu: Recorded  # of each token of each table entry: tokens, logp [K * S * V], top-k [K * S, K']
@@ -51,7 +51,7 @@ class Learner:
 
     def __init__(self, spec: ExactRun) -> None:
         self.spec, self.process = spec, process_of(spec)
-        self.tables = Tables(self.process)
+        self.tables = PolicyTables(self.process)
         self.start, self.problems, self.sampling, self.shuffling, self.engine = (
             torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)
         )
@@ -98,7 +98,7 @@ class Learner:
 
     def rollout(
         self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor
-    ) -> tuple[Rollout, float]:
+    ) -> tuple[GradedResponses, float]:
         """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance."""
         spec, symbols = self.spec, self.process.vocabulary
         rows = log_mu.view(-1, symbols)
@@ -113,9 +113,9 @@ class Learner:
         permutation = None
         if self.loss.shuffles:
             permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
-        return Rollout(mu, tokens, places, mu.logp[places], advantages, keep, permutation), share
+        return GradedResponses(mu, tokens, places, mu.logp[places], advantages, keep, permutation), share
 
-    def update(self, rollout: Rollout, watched: int | None = None) -> dict[str, float]:
+    def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
         """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.
 
         `watched`: the training step, if it enters the diagnostics. Raises NotFinite before an update that would destroy
@@ -144,7 +144,7 @@ class Learner:
         }
 
     def objective(
-        self, rollout: Rollout, rows: Tensor, watched: int | None = None
+        self, rollout: GradedResponses, rows: Tensor, watched: int | None = None
     ) -> tuple[Tensor, dict[str, Tensor], tuple[float, float]]:
         """Loss, statistics of the rule and the two sums of the relative log-prob error on the responses `rows`."""
         places, rollout_logp = rollout.places[rows], rollout.logp[rows]
@@ -160,7 +160,7 @@ class Learner:
         loss, output = self.loss(logp, rollout_logp, advantages, valid, divergence, permutation)
         if watched is not None:
             spread = advantages[:, None].expand_as(seen)
-            view = Watched(seen, rollout_logp, divergence, spread, valid, rollout.tokens[rows])
+            view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, rollout.tokens[rows])
             self.diagnostics.see(watched, view, token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))

@@ -8,7 +8,13 @@ import torch
 
 from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.exact.trainer import Metrics, Trainer, require_alike, step_together, validate_together
+from cppo_lab.cores.exact.trainer import (
+    ExactTrainer,
+    Metrics,
+    require_alike,
+    step_together,
+    validate_together,
+)
 from cppo_lab.cores.loop import Course, run
 from cppo_lab.schema import Outcome
 from cppo_lab.signals import Interrupted, find_interruption
@@ -22,7 +28,7 @@ CHECKPOINT_SECONDS = (
 def train(spec: ExactRun, sink: MetricSink, resources: Resources) -> Outcome:
     """Train `spec` on the CPU to its last step or to its collapse, see `cores.loop.run`."""
     torch.set_num_threads(resources.threads)
-    return run(Trainer(spec), spec, sink, resources)
+    return run(ExactTrainer(spec), spec, sink, resources)
 
 
 @dataclass
@@ -30,7 +36,7 @@ class _Member:
     """A run among others: its place in the order in which they were given."""
 
     place: int
-    trainer: Trainer
+    trainer: ExactTrainer
     course: Course
 
 
@@ -88,7 +94,7 @@ class _Going:
 
 
 def _enter(going: _Going, place: int, one: TogetherRun[ExactRun]) -> None:
-    trainer = Trainer(one.spec)
+    trainer = ExactTrainer(one.spec)
     course = Course(trainer, one.spec, one.sink, one.resources, CHECKPOINT_SECONDS)
     going.members.append(_Member(place, trainer, course))
 

@@ -19,7 +19,7 @@ FREEDOM = 3  # degrees of freedom of the Student-t noise: heavy tails, and still
 
 
 @dataclass(frozen=True)
-class Tables:
+class PolicyTables:
     """How a flat vector of parameters is cut into the four tables."""
 
     process: Process
@@ -54,7 +54,7 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
     tokens are equally likely, and so are wrong ones. Inside the fork's window the branch token has the probability
     that makes `model.fork` over the whole window.
     """
-    tables = Tables(process)
+    tables = PolicyTables(process)
     parameters = torch.zeros(tables.size, dtype=torch.float64)
     _, mode, _, stretch = tables.cut(parameters)
     right = torch.from_numpy(process.right(forks=False))

@@ -132,7 +132,7 @@ def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) ->
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PolicyPair:
     """A rollout policy mu and a policy pi, exactly. Expectations are over responses of mu from a uniform start.
 
         J(pi) - J(mu) = L' - Delta,   L' = E_mu[R sum_t (rho_t - 1)] = sum_t E_mu[sum_a (pi - mu)(a) Q_mu(s_t, a)]
@@ -150,7 +150,7 @@ class Comparison:
     visits: Array  # [R, K, S] expected visits of each state in each stretch
 
 
-def compare(process: Process, mu: Array, pi: Array, divergence: Array) -> Comparison:
+def compare(process: Process, mu: Array, pi: Array, divergence: Array) -> PolicyPair:
     """Compare `mu` and `pi` [R, K, S, V] (probabilities); `divergence` [R, K, S] is D of each state."""
     runs, symbols = len(mu), process.vocabulary
     occupancy = state_probabilities(process, mu)
@@ -172,7 +172,7 @@ def compare(process: Process, mu: Array, pi: Array, divergence: Array) -> Compar
         movement[:, t] = (here * divergence[:, k]).sum(1)
         largest[:, t] = np.where(here > 0, divergence[:, k], 0.0).max(1)
     first = value[:, process.starts].mean(1)
-    return Comparison(first[:runs], first[runs:], surrogate, error, movement, largest, visits)
+    return PolicyPair(first[:runs], first[runs:], surrogate, error, movement, largest, visits)
 
 
 def state_probabilities(process: Process, policy: Array) -> Array:

@@ -15,8 +15,8 @@ from torch import Tensor
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.diagnostics import Diagnostics
-from cppo_lab.cores.exact.learner import Learner, Rollout
-from cppo_lab.cores.exact.process import Array, Comparison, compare, returns_by_start, sample
+from cppo_lab.cores.exact.learner import GradedResponses, Learner
+from cppo_lab.cores.exact.process import Array, PolicyPair, compare, returns_by_start, sample
 from cppo_lab.cores.mini.checkpoint import same_form
 from cppo_lab.maths import bounds
 from cppo_lab.maths.divergence import exact
@@ -25,7 +25,7 @@ from cppo_lab.spec import ExactRun, canonical
 Metrics = dict[str, float]
 
 
-class Trainer:
+class ExactTrainer:
     """One run."""
 
     def __init__(self, spec: ExactRun) -> None:
@@ -79,7 +79,7 @@ class Trainer:
         self.learner.load_state(state)
 
 
-def _fits(state: object, trainer: Trainer) -> bool:
+def _fits(state: object, trainer: ExactTrainer) -> bool:
     """Whether `state` has the parts of `trainer`'s, each in its form."""
     own = trainer.state()
     if not isinstance(state, dict) or state.keys() != own.keys():
@@ -192,7 +192,7 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     ]
 
 
-def _rollout_metrics(log_mu: Tensor, rollout: Rollout, rewards: Tensor, share: float) -> Metrics:
+def _rollout_metrics(log_mu: Tensor, rollout: GradedResponses, rewards: Tensor, share: float) -> Metrics:
     entropy = -(log_mu.exp() * log_mu).sum(-1).flatten()
     return {
         "train/reward": float(rewards.mean()),
@@ -202,7 +202,7 @@ def _rollout_metrics(log_mu: Tensor, rollout: Rollout, rewards: Tensor, share: f
     }
 
 
-def exact_metrics(comparison: Comparison, before: Array, row: int) -> Metrics:
+def exact_metrics(comparison: PolicyPair, before: Array, row: int) -> Metrics:
     """The metrics of run `row`; `before` [R, K, S] is the divergence of mu from the policy that the step began with."""
     mean, largest = comparison.movement[row].tolist(), comparison.largest[row].tolist()
     surrogate, error = comparison.surrogate[row], comparison.error[row]

@@ -14,7 +14,7 @@ from torch import Tensor
 from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
-from cppo_lab.answers.tokens import RuleUsed, Tokens, chosen_groups
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
 from cppo_lab.cores.mini.objective import ObjectiveResult
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks.base import Task
@@ -23,7 +23,7 @@ from cppo_lab.maths.decisions import decisions
 from cppo_lab.spec import AnswersSpec, MiniRun
 
 
-class StepRecord:
+class MiniAnswerRecorder:
     """Collects the answers of one validated step; `take` returns them."""
 
     def __init__(self, spec: MiniRun, task: Task, sets: dict[str, Problems], settings: AnswersSpec) -> None:
@@ -132,7 +132,7 @@ class StepRecord:
             if len(own):
                 self._groups[group] = _Group.of(result, own.to(rows.device), order)
 
-    def _tokens(self, step: int) -> Tokens | None:
+    def _tokens(self, step: int) -> RecordedTokens | None:
         groups = [(number, self._groups[number]) for number in self._wanted if number in self._groups]
         if not groups:
             return None
@@ -153,7 +153,7 @@ class StepRecord:
             kind.k,
             kind.convention,
         )
-        return Tokens(
+        return RecordedTokens(
             step=step,
             rule=used,
             tests=groups[0][1].tests,
@@ -188,12 +188,12 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class _Group:
-    """The tokens of one group's responses, one after the other; see `Tokens`."""
+    """The tokens of one group's responses, one after the other; see `RecordedTokens`."""
 
     tests: tuple[str, ...]
     lengths: NDArray[np.int64]
     advantage: NDArray[np.float32]
-    columns: dict[str, NDArray[Any]]  # of Tokens, [n] each
+    columns: dict[str, NDArray[Any]]  # of RecordedTokens, [n] each
 
     @classmethod
     def of(cls, result: ObjectiveResult, own: Tensor, order: Tensor | None) -> "_Group":

@@ -35,7 +35,7 @@ class KVCache:
         return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
 
 
-class Layout(Protocol):
+class TokenLayout(Protocol):
     """What the transformer needs to know of a batch."""
 
     positions: Tensor  # [N] of each token in its sequence

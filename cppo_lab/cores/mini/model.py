@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cppo_lab.cores.mini.attention import KVCache, Layout, Rows, SharedPrompts
+from cppo_lab.cores.mini.attention import KVCache, Rows, SharedPrompts, TokenLayout
 from cppo_lab.spec import Architecture
 
 
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(arch.heads * arch.head_dim, arch.width, bias=False)
         self.q_norm, self.k_norm = RMSNorm(arch.head_dim), RMSNorm(arch.head_dim)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout, layer: int) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: TokenLayout, layer: int) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
         # Queries and keys take the same path but for their gains: half the calls of two separate ones.
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(arch.width, 2 * arch.mlp_width, bias=False)
         self.down = nn.Linear(arch.mlp_width, arch.width, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Layout, layer: int) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: TokenLayout, layer: int) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope, layout, layer)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(F.silu(gate) * up)
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
             cache.length += length
         return x.view(batch, length, -1)
 
-    def _run(self, tokens: Tensor, layout: Layout) -> Tensor:
+    def _run(self, tokens: Tensor, layout: TokenLayout) -> Tensor:
         """Last hidden states [N, width] of flat tokens [N]."""
         rope = (self.cos[layout.positions], self.sin[layout.positions])
         x = self.embedding(tokens)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.diagnostics import Watched
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
@@ -30,12 +30,12 @@ class ObjectiveResult:
     advantages: Tensor  # [B]
     output: RuleOutput
 
-    def watched(self) -> Watched:
+    def watched(self) -> ObservedTokens:
         """What the diagnostics look at."""
         assert self.rollout.logp is not None
         advantages = self.advantages[:, None].expand_as(self.logp)
         valid, tokens = self.rollout.valid(), self.rollout.responses
-        return Watched(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
+        return ObservedTokens(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
 
     def log_ratios(self) -> LogRatios:
         """What the metrics between sampler and trainer are made of."""

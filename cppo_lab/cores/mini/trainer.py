@@ -16,7 +16,7 @@ from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
-from cppo_lab.cores.mini.answers import StepRecord
+from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.checkpoint import same_form
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.objective import Objective
@@ -33,7 +33,7 @@ from cppo_lab.spec import MiniRun
 
 
 @dataclass(frozen=True)
-class Batch:
+class GradedRollout:
     """A graded rollout batch; `keep` marks the responses whose group has a learning signal."""
 
     rollout: Rollout
@@ -73,7 +73,9 @@ class Trainer:
         self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
         wanted = resources.answers
         self._record = (
-            StepRecord(spec, self.task, self.validation_sets, wanted) if wanted and wanted.keep else None
+            MiniAnswerRecorder(spec, self.task, self.validation_sets, wanted)
+            if wanted and wanted.keep
+            else None
         )
         self.problems = torch.Generator().manual_seed(_stream(spec.seed, 1))
         self.sampling = torch.Generator(self.device).manual_seed(_stream(spec.seed, 2))
@@ -174,7 +176,7 @@ class Trainer:
         """Whether the step that comes next is one that is validated."""
         return (self.steps + 1) % self.spec.validation.every == 0
 
-    def collect(self) -> Batch:
+    def collect(self) -> GradedRollout:
         """Sample and grade one rollout batch; of steps that are validated some responses are kept."""
         spec = self.spec
         problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
@@ -202,9 +204,9 @@ class Trainer:
         permutation = (
             own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
         )
-        return Batch(rollout, advantages, keep, permutation, float(rewards.mean()), share)
+        return GradedRollout(rollout, advantages, keep, permutation, float(rewards.mean()), share)
 
-    def update(self, batch: Batch, watched: bool = False) -> dict[str, float]:
+    def update(self, batch: GradedRollout, watched: bool = False) -> dict[str, float]:
         """One optimiser step per minibatch; groups stay whole, dropped groups leave their minibatch smaller.
 
         `watched` steps enter the diagnostics; some of their tokens are kept.

@@ -16,7 +16,7 @@ from transfer_queue import KVBatchMeta
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.texts import TRAINING, Sample, as_text
-from cppo_lab.answers.tokens import RuleUsed, Tokens, chosen_groups
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
 from cppo_lab.cores.verl.held_out import Graded, counted, draw_of, graded, held_out
 from cppo_lab.cores.verl.kept_responses import KeptResponse, in_places
 from cppo_lab.cores.verl.wording import Row, wording_of
@@ -36,7 +36,7 @@ class Chosen:
     advantage: float
 
 
-class StepRecord:
+class VerlAnswerRecorder:
     """Collects the answers of one validated step; `take` returns them.
 
     Args:
@@ -57,7 +57,7 @@ class StepRecord:
     def _forget(self) -> None:
         self._graded: list[Graded] = []
         self._samples: list[Sample] = []
-        self._tokens: Tokens | None = None
+        self._tokens: RecordedTokens | None = None
         self.chosen: list[Chosen] = []
 
     def validation(self, step: int, batch: KVBatchMeta) -> None:
@@ -155,7 +155,7 @@ class StepRecord:
             "stop": "length" if cut_off else "end",
         }
 
-    def _table(self, step: int, kept: Sequence[KeptResponse]) -> Tokens:
+    def _table(self, step: int, kept: Sequence[KeptResponse]) -> RecordedTokens:
         """The tokens of the kept responses, whose places are those in `chosen`."""
         rule, kind = self.spec.rule, self.spec.divergence
         chosen = [self.chosen[one.place] for one in kept]
@@ -165,7 +165,7 @@ class StepRecord:
 
         columns: dict[str, Any] = {name: joined(name) for name in _COLUMNS}
         vocabulary = np.unique(columns["token"])
-        return Tokens(
+        return RecordedTokens(
             step=step,
             rule=RuleUsed(
                 rule.name, rule.path, rule.arguments(self._longest), kind.estimator, kind.measure, kind.k,

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cppo_lab.cores.diagnostics import Watched
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.maths.decisions import decisions
 from cppo_lab.maths.output import RuleOutput
 
@@ -23,7 +23,7 @@ class Decided(NamedTuple):
     """A micro-batch that the rule has decided on; [B, T], right-padded."""
 
     places: Tensor  # [B] of PLACE
-    seen: Watched
+    seen: ObservedTokens
     order: Tensor | None  # of the shuffled weights
     output: RuleOutput
 

@@ -20,7 +20,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.diagnostics import Watched
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.kept_responses import Decided, places_of
 from cppo_lab.cores.verl.loss_config import NAME, TrustRegionLossConfig
@@ -34,7 +34,7 @@ from cppo_lab.maths.output import RuleOutput, common_stats, tokens
 from cppo_lab.rules import PERMUTATION
 
 
-class Responses(NamedTuple):
+class MicroBatch(NamedTuple):
     """The responses of a micro-batch, right-padded [B, T]; only `logp` has a gradient."""
 
     logp: Tensor
@@ -60,7 +60,7 @@ def trust_region_loss(
     student_logits: Tensor | None = None,
     data_format: str = "thd",
     *,
-    watch: Callable[[Watched], None] | None = None,
+    watch: Callable[[ObservedTokens], None] | None = None,
     keep: Callable[[Decided], None] | None = None,
 ) -> Any:
     """Both phases of the loss; bind `config` (an ActorConfig), `watch` and `keep` with `functools.partial`.
@@ -84,7 +84,7 @@ def trust_region_loss(
     responses = _responses(model_output, data)
     d = _divergence(loss_config, responses, _on_responses(model_output, data, from_engine.DIVERGENCE))
     ids = _padded(data["responses"], responses.logp.shape[1])
-    seen = Watched(
+    seen = ObservedTokens(
         responses.logp.detach(), responses.rollout_logp, d, responses.advantages, responses.valid, ids
     )
     if watch is not None:
@@ -123,7 +123,7 @@ def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> di
 
 
 def evaluate(
-    config: Any, mode: str, responses: Responses, d: Tensor, totals: MinibatchTotals
+    config: Any, mode: str, responses: MicroBatch, d: Tensor, totals: MinibatchTotals
 ) -> tuple[Tensor, RuleOutput]:
     """The rule on these responses with divergence `d` [B, T], and their part of the minibatch's loss.
 
@@ -169,7 +169,7 @@ def _check_actor(config: Any, mode: str) -> None:
         )
 
 
-def _responses(model_output: Any, data: Any) -> Responses:
+def _responses(model_output: Any, data: Any) -> MicroBatch:
     """The padded [B, T] arguments of a rule.
 
     Raises NotFinite for log-probabilities of valid tokens that are not.
@@ -180,7 +180,7 @@ def _responses(model_output: Any, data: Any) -> Responses:
     if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
         raise NotFinite("log-probabilities are not finite")
     permutation = data.get("weight_permutation", None)
-    return Responses(
+    return MicroBatch(
         logp,
         _padded(data["old_log_probs"], width),
         _padded(data["advantages"], width),
@@ -211,7 +211,7 @@ def _totals(data: Any) -> MinibatchTotals:
     return MinibatchTotals(float(data["batch_num_tokens"]), counts, int(data["dp_size"]))
 
 
-def _divergence(loss_config: TrustRegionLossConfig, responses: Responses, measured: Tensor | None) -> Tensor:
+def _divergence(loss_config: TrustRegionLossConfig, responses: MicroBatch, measured: Tensor | None) -> Tensor:
     """D_t [B, T]: what the logits processor measured, or from the sampled tokens' log-probabilities."""
     if measured is not None:
         return compute_dtype(measured)
@@ -257,7 +257,7 @@ def registered_loss(
         )
     known = config.global_batch_info
     valid = response_mask.bool()
-    responses = Responses(log_prob, old_log_prob, advantages, valid)
+    responses = MicroBatch(log_prob, old_log_prob, advantages, valid)
     tokens_in_all, rows_in_all = known.get("batch_num_tokens"), known.get("global_batch_size")
     totals = MinibatchTotals(
         float(valid.sum() if tokens_in_all is None else tokens_in_all),

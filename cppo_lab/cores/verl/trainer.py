@@ -21,7 +21,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.verl import phases, steps
-from cppo_lab.cores.verl.answers import StepRecord
+from cppo_lab.cores.verl.answers import VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import keep_best
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.loss_metrics import rule_metrics
@@ -68,7 +68,7 @@ class LabTrainer(PPOTrainerSync):
     def __init__(self, config: Any) -> None:
         settings = lab_settings(config)
         self.spec, self.folder, self._wanted = settings.spec, settings.folder, settings.answers
-        self._answers: StepRecord | None = None  # of a run that keeps its answers
+        self._answers: VerlAnswerRecorder | None = None  # of a run that keeps its answers
         self._validation: dict[str, float] = {}
         self._collected: dict[str, float] = {}
         self._order: dict[str, int] = {}
@@ -99,7 +99,7 @@ class LabTrainer(PPOTrainerSync):
         """From now on, what a validated step gives is collected."""
         rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
         decode = partial(self.tokenizer.decode, skip_special_tokens=True)
-        self._answers = record = StepRecord(self.spec, wanted, rows, decode, self.tokenizer.decode)
+        self._answers = record = VerlAnswerRecorder(self.spec, wanted, rows, decode, self.tokenizer.decode)
         self.replay_buffer.on_validation = lambda batch: record.validation(self.global_steps, batch)
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:

@@ -9,7 +9,7 @@ from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl.kept_responses import Decided, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss_metrics import summarise_mismatch
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
@@ -87,7 +87,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         if self.actor.engine.is_mp_src_rank_with_outputs():  # the others of its group have the same rows
             self._kept += kept_responses(decided)
 
-    def _watch(self, seen: Watched) -> None:
+    def _watch(self, seen: ObservedTokens) -> None:
         if self._watched_step and self.diagnostics is not None and self.rank == 0:
             tokenizer = self.actor_config.model_config.tokenizer
             # What a token adds to the text, one by one: not the vocabulary's own spelling of it (`Ġthe`).

@@ -12,7 +12,7 @@ from cppo_lab.answers.recording import StepAnswers
 from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import TRAINING, VALIDATION
 from cppo_lab.cores.mini.tasks.base import make_task, validation_sets
-from cppo_lab.cores.verl.answers import StepRecord
+from cppo_lab.cores.verl.answers import VerlAnswerRecorder
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
 from cppo_lab.cores.verl.held_out import held_out
 from cppo_lab.cores.verl.kept_responses import KeptResponse
@@ -86,10 +86,10 @@ class Answered:
         return len(self.queue.rows[key]["responses"])
 
 
-def record_of(run: VerlRun, rows: Rows, settings: AnswersSpec = SETTINGS) -> StepRecord:
+def record_of(run: VerlRun, rows: Rows, settings: AnswersSpec = SETTINGS) -> VerlAnswerRecorder:
     assert isinstance(run.data, TaskData)
     tokenizer = as_fast_tokenizer(make_task(run.data).tokenizer)
-    return StepRecord(
+    return VerlAnswerRecorder(
         run, settings, rows, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), tokenizer.decode
     )
 
@@ -199,7 +199,7 @@ REWARDS = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]]
 
 def trained(
     run: VerlRun, rows: dict[str, Rows], patch: pytest.MonkeyPatch
-) -> tuple[Answered, StepRecord, list[KeptResponse]]:
+) -> tuple[Answered, VerlAnswerRecorder, list[KeptResponse]]:
     """A training batch of five prompts, one of which teaches nothing, and what two ranks have kept of it."""
     answered = Answered(run, rows["train"][:5], patch, 4)
     record = record_of(run, rows["validation"])

@@ -19,7 +19,7 @@ from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.replay import replay
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
-from cppo_lab.cores.diagnostics import Diagnostics, Watched
+from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl import steps
 from cppo_lab.cores.verl.staged import FOLDER
 from cppo_lab.spec import RuleSpec
@@ -91,7 +91,11 @@ def made_tables() -> dict[str, dict[str, Any]]:
     rule = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
     made = Diagnostics(rule, 2)
     one = torch.ones(1, 2)
-    made.see(1, Watched(-one, -2 * one, one / 2, one, one.bool(), one.long()), lambda ids: ["a" for _ in ids])
+    made.see(
+        1,
+        ObservedTokens(-one, -2 * one, one / 2, one, one.bool(), one.long()),
+        lambda ids: ["a" for _ in ids],
+    )
     made.end_step()
     return made.tables()
 

@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini.trainer import Batch, Trainer
+from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.export_hf import as_qwen3
 from cppo_lab.cores.verl.loss_metrics import rule_metrics, summarise_mismatch
 from cppo_lab.maths.advantages import group_advantages
@@ -95,7 +95,7 @@ def record(aggregation: str, folder: Path) -> Recorded:
     return Recorded(batches, metrics, first.state_dict(), after)
 
 
-def columns(batch: Batch) -> dict[str, Tensor]:
+def columns(batch: GradedRollout) -> dict[str, Tensor]:
     rollout = batch.rollout
     return {
         "prompts": rollout.prompts[rollout.group], "responses": rollout.responses, "lengths": rollout.lengths,

@@ -15,7 +15,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from cppo_lab import schema
 from cppo_lab.cores.collapse import NotFinite
-from cppo_lab.cores.diagnostics import Watched
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl.loss_config import TrustRegionLossConfig
 from cppo_lab.cores.verl.loss_metrics import rule_metrics, summarise_mismatch
 from cppo_lab.cores.verl.policy_loss import trust_region_loss
@@ -144,7 +144,7 @@ class TestSecondPhase:
         assert "train/entropy" not in found and "train/grad_norm" not in found
 
     def test_the_watch_sees_the_tokens_of_the_rule(self) -> None:
-        seen: list[Watched] = []
+        seen: list[ObservedTokens] = []
         batch = responses()
         call(actor("dppo", {"delta": 0.1}, **TOPK), batch, watch=seen.append)
         [watched] = seen
