@@ -107,13 +107,28 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if tier(collection_path.relative_to(ROOT)) not in CHOICES[chosen] else None
 
 
-# Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two
-# Rays at once would starve each other). The longest come first. Slurm's take a cluster for each of three groups: on
-# one, they would still wait for it when all others are done.
+# Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two Rays at once would
+# starve each other). The longest come first. Slurm's take a cluster for each of three groups: on one, they would still
+# wait for it when all others are done. verl's that need no Ray are apart for the same reason. The longest path decides.
+_WITHOUT_RAY = (
+    "test_activation_memory",
+    "test_engine",
+    "test_export_hf",
+    "test_kept_responses",
+    "test_logits",
+    "test_minibatches",
+    "test_own_losses",
+    "test_parity",
+    "test_policy_loss",
+    "test_sharded",
+    "vllm/test_megatron",
+    "vllm/test_vllm_engine",
+)
 _TOGETHER = (
     ("ray", ("tests/cores/verl/", "tests/slurm/test_ray_nodes.py")),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
+    ("verl", tuple(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY)),
     ("queues", ("tests/slurm/",)),
     ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
     ("searches", ("tests/sweep/test_search_",)),
@@ -124,10 +139,13 @@ _TOGETHER = (
 
 def _group(nodeid: str) -> tuple[int, str]:
     """Which tests run in one process, as (order, name): those of a room named above, else those of a file."""
+    found = (len(_TOGETHER), nodeid.partition("::")[0])
+    longest = 0
     for order, (name, starts) in enumerate(_TOGETHER):
-        if nodeid.startswith(starts):
-            return order, name
-    return len(_TOGETHER), nodeid.partition("::")[0]
+        for start in starts:
+            if nodeid.startswith(start) and len(start) > longest:
+                found, longest = (order, name), len(start)
+    return found
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
