@@ -99,7 +99,9 @@ def search_contents(request: SearchRequest, result: SearchResult, seeds: Sequenc
 
 def _picture(figure: SearchFigure) -> Picture:
     drawing = Absent(figure.absent) if figure.absent else partial(draw_figure, figure)
-    return Picture(figure.name, "", figure.title, figure.caption, drawing, figure.source, figure.run_ids)
+    return Picture(
+        figure.name, "", figure.title, figure.caption, drawing, figure.source, figure.run_ids, figure.data
+    )
 
 
 def _page(

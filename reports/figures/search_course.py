@@ -1,5 +1,6 @@
 """How a search went: its history, the score of each trial by step, and what mattered."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from cppo_lab.analysis.search import (
     ranking,
     value_of,
 )
+from cppo_lab.reports.csv_tables import csv_text
 from cppo_lab.reports.figures.search_panels import legend_below
 from cppo_lab.reports.names import objective_name
 from cppo_lab.rules import METHOD_COLOURS
@@ -52,6 +54,16 @@ def history_info(result: SearchResult, index: int) -> HistoryInfo:
         best_so_far=tuple((number, high) for (number, _), high in zip(points, highest, strict=True)),
         others=tuple((state, numbers) for state, numbers in others if numbers),
     )
+
+
+def history_csv(infos: Iterable[HistoryInfo]) -> str:
+    """A row for each complete trial and objective; values in percent."""
+    rows = (
+        (info.objective, number, value, best)
+        for info in infos
+        for (number, value), (_, best) in zip(info.points, info.best_so_far, strict=True)
+    )
+    return csv_text(("objective", "trial", "value", "best_so_far"), rows)
 
 
 def draw_history(info: HistoryInfo, ax: Axes) -> None:
@@ -122,6 +134,17 @@ def _pieces(curve: tuple[tuple[int, float], ...], t_stop: int) -> tuple[tuple[tu
     return tuple(tuple(piece) for piece in pieces.values())
 
 
+def curves_csv(info: TrialCurvesInfo) -> str:
+    """A row for each validation; `step` goes on from one seed to the next, scores in percent."""
+    rows = (
+        (line.number, line.state, step, score)
+        for line in info.lines
+        for piece in line.pieces
+        for step, score in piece
+    )
+    return csv_text(("trial", "state", "step", "running_score"), rows)
+
+
 def draw_curves(info: TrialCurvesInfo, ax: Axes) -> None:
     """A line for each trial; those that ended early end in a mark; the best lies on top."""
     named: set[str] = set()
@@ -184,6 +207,16 @@ def importances_info(result: SearchResult) -> ImportancesInfo | None:
     )
     shares = tuple((objective, tuple(found.get(name, 0.0) for name in names)) for objective, found in known)
     return ImportancesInfo(tuple(names), shares)
+
+
+def importances_csv(info: ImportancesInfo) -> str:
+    """A row for each objective and parameter; the shares of an objective sum to 1."""
+    rows = (
+        (objective, parameter, share)
+        for objective, shares in info.shares
+        for parameter, share in zip(info.parameters, shares, strict=True)
+    )
+    return csv_text(("objective", "parameter", "importance"), rows)
 
 
 def draw_importances(info: ImportancesInfo, ax: Axes) -> None:

@@ -5,11 +5,14 @@ from functools import partial
 
 from cppo_lab.analysis.search import SearchResult, Value, by_importance, complete_trials
 from cppo_lab.reports.figures.search_course import (
+    curves_csv,
     curves_info,
     draw_curves,
     draw_history,
     draw_importances,
+    history_csv,
     history_info,
+    importances_csv,
     importances_info,
 )
 from cppo_lab.reports.figures.search_panels import SearchFigure, SearchPanel, search_figure
@@ -22,18 +25,17 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
     """History, curves and importances, in this order."""
     nothing = "" if complete_trials(result) else "no trial is complete"
     curves = curves_info(result)
+    histories = (
+        () if nothing else tuple(history_info(result, index) for index in range(len(result.objectives)))
+    )
     history = search_figure(
         result,
         "history",
         "Optimisation history",
         "The value of each complete trial in the order of their numbers, and the best so far.",
-        tuple(
-            SearchPanel(objective_name(name), partial(draw_history, history_info(result, index)))
-            for index, name in enumerate(result.objectives)
-        )
-        if not nothing
-        else (),
+        tuple(SearchPanel(objective_name(info.objective), partial(draw_history, info)) for info in histories),
         nothing,
+        history_csv(histories) if histories else "",
     )
     seeds = " The seeds of a trial train one after the other; the score is the mean over the seeds so far."
     running = search_figure(
@@ -44,6 +46,7 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         + (seeds if len(result.seeds) > 1 else ""),
         (SearchPanel("running score", partial(draw_curves, curves)),) if curves.lines else (),
         "" if curves.lines else "no trial has been validated",
+        curves_csv(curves) if curves.lines else "",
     )
     found = importances_info(result)
     importances = search_figure(
@@ -54,6 +57,7 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         "rough.",
         () if found is None else (SearchPanel("importance", partial(draw_importances, found)),),
         "" if found is not None else "too few complete trials to tell",
+        "" if found is None else importances_csv(found),
     )
     return history, running, importances
 

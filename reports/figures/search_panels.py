@@ -29,7 +29,10 @@ class SearchPanel:
 
 @dataclass(frozen=True)
 class SearchFigure:
-    """One figure: `name` is that of its files. Without panels, `absent` says why there is nothing to draw."""
+    """One figure: `name` is that of its files. Without panels, `absent` says why there is nothing to draw.
+
+    `data`: its numbers as CSV, in percent; empty where they are columns of `table_trials.csv`.
+    """
 
     name: str
     title: str
@@ -38,6 +41,7 @@ class SearchFigure:
     source: str
     run_ids: tuple[str, ...]
     absent: str = ""
+    data: str = ""
 
 
 def search_figure(
@@ -47,11 +51,12 @@ def search_figure(
     caption: str,
     panels: tuple[SearchPanel, ...],
     absent: str = "",
+    data: str = "",
 ) -> SearchFigure:
     """A figure that names the search as its source and the training runs behind it."""
     run_ids = sorted({run_id for trial in result.trials for run_id in trial.run_ids})
     source = f"search {result.study}, model {result.model}; {origin(result.core)}"
-    return SearchFigure(f"figure_{name}", title, caption, panels, source, tuple(run_ids), absent)
+    return SearchFigure(f"figure_{name}", title, caption, panels, source, tuple(run_ids), absent, data)
 
 
 def draw_figure(figure: SearchFigure, fig: Figure) -> None:

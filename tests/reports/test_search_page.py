@@ -47,7 +47,12 @@ def parsed(content: dict[str, Any]) -> SearchResult:
 
 
 def pictures(*names: str) -> set[str]:
-    return {f"figure_{name}.{kind}" for name in names for kind in ("png", "svg", "pdf")}
+    with_data = {"history", "curves", "importances"}  # the others show columns of table_trials.csv
+    return {
+        f"figure_{name}.{kind}"
+        for name in names
+        for kind in ("png", "svg", "pdf", *(("csv",) if name in with_data else ()))
+    }
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -114,6 +119,21 @@ def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
         if name.endswith("svg"):
             assert b"cppo report tune_made" in files[name]
             assert b"run-22-1" in files[name]
+
+
+def test_the_numbers_of_the_figures(reported: dict[str, bytes]) -> None:
+    def rows(name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(reported[f"{name}.csv"].decode().splitlines()))
+
+    final = {row["trial"]: row["final_score"] for row in rows("table_trials") if row["state"] == "complete"}
+    history = rows("figure_history")
+    assert {row["trial"]: float(row["value"]) for row in history} == pytest.approx(
+        {trial: float(value) for trial, value in final.items()}, abs=1e-4
+    )
+    assert float(history[-1]["best_so_far"]) == max(float(row["value"]) for row in history)
+    steps = [int(row["step"]) for row in rows("figure_curves") if row["trial"] == "22"]
+    assert steps == sorted(set(steps))
+    assert sum(float(row["importance"]) for row in rows("figure_importances")) == pytest.approx(1)
 
 
 def test_the_tables(reported: dict[str, bytes]) -> None:
