@@ -86,6 +86,14 @@ def test_without_the_folder_they_come_from_the_store(run: Path, capsys: pytest.C
     ] == here
 
 
+def test_a_run_that_was_never_started_is_not_searched_for_in_sweeps(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cppo_lab.sweep.find._declared", lambda name: pytest.fail(f"{name} was composed"))
+    assert main(["samples", "0000"]) == 2
+    assert "run '0000' has not been started: no folder in " in capsys.readouterr().err
+
+
 def test_a_rule_is_replayed_with_its_constants(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By a loop: DPPO drops what moves away and is further than delta."""
     tokens = made.tokens()

@@ -95,15 +95,16 @@ def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     from cppo_lab import schema
     from cppo_lab.answers.reading import FolderFiles
     from cppo_lab.store import address
-    from cppo_lab.store.answers import stored_files
-    from cppo_lab.sweep.find import find_run
+    from cppo_lab.sweep.find import find_recorded_run
     from cppo_lab.sweep.paths import runs_folder
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
-    run = find_run(beginning, uri, runs)
+    run = find_recorded_run(beginning, uri, runs)
     own = FolderFiles(runs / run.run_id)
     if own.names():
         return run, own
+    from cppo_lab.store.answers import stored_files  # MLflow
+
     stored = stored_files(uri, schema.experiment_name(str(run.config.get("core"))), run.run_id)
     return run, own if stored is None else stored
 

@@ -1,7 +1,7 @@
 """A run by a prefix of its id: in the folders of runs, the tracking store, or the runs that sweeps declare."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,18 +63,36 @@ def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -
         lambda: _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps]),
     ]
     for source in sources:
-        found = source()
-        if len(found) > 1:
-            raise UserError(
-                f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(sorted(found)[:10])}: "
-                "give more digits"
-            )
-        if found:
-            return next(iter(found.values()))
+        if found := _only(beginning, source()):
+            return found
     raise UserError(
         f"unknown run {beginning!r}: no folder in {runs}, no run of the tracking store and no run of a shipped sweep "
         "has such an id: name the sweep that declares it with --in SWEEP"
     )
+
+
+def find_recorded_run(beginning: str, uri: str, runs: Path) -> Found:
+    """The run whose id begins with `beginning`, if it has been started; no sweep is read.
+
+    Raises UserError if there is none or more than one.
+    """
+    require_beginning(beginning)
+    found = _only(beginning, _recorded(beginning, uri, runs))
+    if found is None:
+        raise UserError(
+            f"run {beginning!r} has not been started: no folder in {runs} and no run of the tracking store has "
+            "such an id"
+        )
+    return found
+
+
+def _only(beginning: str, found: Mapping[str, Found]) -> Found | None:
+    """The one that was found, or None. Raises UserError if there are several."""
+    if len(found) > 1:
+        raise UserError(
+            f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(sorted(found)[:10])}: give more digits"
+        )
+    return next(iter(found.values()), None)
 
 
 def _recorded(beginning: str, uri: str, runs: Path) -> dict[str, Found]:
