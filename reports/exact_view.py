@@ -216,9 +216,7 @@ def _line(verdict: ErrorVerdict, registered: str) -> ErrorLine:
     rows = tuple(_row(verdict.claim, one) for one in verdict.comparisons)
     found, short = verdict.deciding, ""
     if found is not None and found.advantage is not None:
-        what = "per tenfold T" if verdict.claim.slope else "of DPPO's error"
-        if found.against != REFERENCE and not verdict.claim.slope:
-            what = "of the other's error"
+        what = "per tenfold T" if verdict.claim.slope else f"of the error of {display_name(found.against)}"
         short = f"{_ratio(found.advantage)} {what}, 95 % interval {_interval(found.advantage)}"
     return ErrorLine(verdict.claim.text, registered, verdict.outcome.value, short, _sentence(verdict), rows)
 
