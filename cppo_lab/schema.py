@@ -40,7 +40,7 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("rule/divergence_mean", "nats or TV", "mean divergence D_t over response tokens"),
     MetricInfo("rule/divergence_max", "nats or TV", "largest divergence D_t"),
     MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
-    MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t"),
+    MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t, each at most e^20"),
     MetricInfo("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
     # Between sampler and trainer (maths/mismatch.py), over the step's updates; also under the names that
     # `mismatch_metric` gives.

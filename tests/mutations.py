@@ -374,6 +374,13 @@ MATHS = (
         "drift = batch.log_ratio",
         "tests/maths/test_rules_2026.py",
     ),
+    Fault(
+        "VACO drops the whole response",
+        "cppo_lab/maths/vaco.py",
+        "batch.moves_away & (distance > delta)[:, None]",
+        "batch.valid & (distance > delta)[:, None]",
+        "tests/maths/test_rules_2026.py",
+    ),
 )
 
 LAUNCH = (

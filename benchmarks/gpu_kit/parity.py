@@ -59,6 +59,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "vespo",
         {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
     ),
+    "vaco": ("vaco", {"delta": 0.1}),
 }
 THRESHOLDS = frozenset(
     {

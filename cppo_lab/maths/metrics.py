@@ -8,7 +8,7 @@ the end, so that minibatches of different sizes weigh by their tokens.
     token_threshold_share  of the masked: w_t D_t > delta
     divergence_mean, _max  D_t over response tokens
     delta_b_mean           effective prefix-budget rate over non-empty responses
-    ratio_mean             rho_t over response tokens
+    ratio_mean             rho_t over response tokens, each at most e^20
     clip_fraction          tokens whose clipped ratio entered the objective / response tokens
 """
 

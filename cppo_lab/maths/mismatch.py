@@ -29,8 +29,8 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.maths.checks import same_shape
+from cppo_lab.maths.output import LARGEST_EXPONENT
 
-LARGEST_EXPONENT = 20.0  # verl's SAFETY_BOUND: exp(2 x) of a broken policy stays a number
 FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
 THIRDS = len(schema.THIRDS)
 # The histogram of abs(x): below 2^-16, four equal parts of each octave up to 16, and above.

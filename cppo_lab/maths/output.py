@@ -13,6 +13,9 @@ from torch.autograd.function import once_differentiable
 
 from cppo_lab.maths.checks import compute_dtype, finite, row_counts, same_shape, token_mask
 
+# Statistics take log rho up to this: verl's SAFETY_BOUND. The means of a broken policy stay numbers.
+LARGEST_EXPONENT = 20.0
+
 
 class RuleOutput(NamedTuple):
     """Result of a rule.
@@ -146,7 +149,7 @@ def common_stats(batch: Tokens, keep: Tensor) -> dict[str, Tensor]:
         "active_tokens": row_counts(batch.active).sum().to(counts),
         "masked": torch.where(batch.active, keep, 1.0).neg_().add_(1).sum(),
         # rho - 1 is 0 at padding and loses no digits near rho = 1.
-        "ratio": batch.log_ratio.detach().expm1().sum() + lengths.sum(),
+        "ratio": batch.log_ratio.detach().clamp_max(LARGEST_EXPONENT).expm1_().sum() + lengths.sum(),
     }
     if batch.divergence is not None:
         stats["divergence"] = batch.divergence.sum()

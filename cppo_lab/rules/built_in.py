@@ -284,6 +284,14 @@ BUILT_IN = (
         needs=frozenset({RESPONSE}),
         row=Row("product of ratios", per="response", beyond="weighed less"),
     ),
+    Rule(
+        name="vaco",
+        function="cppo_lab.maths.vaco:vaco",
+        title="VACO",
+        paper="2603.01365",
+        needs=frozenset({RESPONSE}),
+        row=Row("mean distance of the ratio from 1", per="response"),
+    ),
 )
 
 _FIXED_BUDGET = (Stroke("#FF7F0E"), Stroke(GREEN, DASH_DOT, "v"))

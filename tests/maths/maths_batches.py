@@ -38,12 +38,13 @@ CONSTANTS = {
     "geo_mask": {"ratio_low": 0.9, "ratio_high": 1.15},
     "opsm": {"delta": 0.05, "clip_low": 0.2, "clip_high": 0.28},
     "vespo": {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+    "vaco": {"delta": 0.3},
 }
 
 # Rules that decide without a divergence; one that is given enters their statistics.
 WITHOUT_DIVERGENCE = (
     *("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "sapo"),
-    *("icepop", "ipo", "kpop", "drpo", "m2po", "seq_tis", "seq_mis", "geo_mask", "opsm", "vespo"),
+    *("icepop", "ipo", "kpop", "drpo", "m2po", "seq_tis", "seq_mis", "geo_mask", "opsm", "vespo", "vaco"),
 )
 # Rules with a term whose gradient does not vanish where a token is dropped.
 PULL_BACK = ("ipo", "drpo")
@@ -79,6 +80,7 @@ STATISTICS: dict[str, set[str]] = {
     "geo_mask": set(),
     "opsm": {"clip_fraction"},
     "vespo": set(),
+    "vaco": set(),
 }
 
 

@@ -74,6 +74,7 @@ CONSTANT_ERRORS = [
     ("opsm", {"clip_low": 1.1}, r"clip_low=1.1 must lie in \[0, 1\]"),
     ("vespo", {"k_positive": -1.0}, r"k_positive=-1.0 must be a finite number >= 0"),
     ("vespo", {"lambda_negative": 0.0}, r"lambda_negative=0.0 must be a positive number"),
+    ("vaco", {"delta": 0.0}, r"delta=0.0 must be a positive number"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Statistics, advantages and aggregation on numbers small enough to check by hand."""
 
+import math
 from itertools import product
 
 import pytest
@@ -84,6 +85,17 @@ def empty_batch_gives_zeros_and_no_nan(name: str, shape: tuple[int, int]) -> Non
     for mode in MODES:
         loss = aggregate(result.objective, batch.valid, mode)
         assert float(loss.detach()) == 0 and not torch.autograd.grad(loss, logp, retain_graph=True)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_mean_ratio_of_a_broken_policy_is_a_number(dtype: torch.dtype) -> None:
+    """exp of 1,000 is none in either dtype; a cap keeps the objective finite, so the run goes on and logs it."""
+    logp = torch.tensor([[-1.0, 0.0]], dtype=dtype)
+    rollout_logp = torch.tensor([[-1.0, -1000.0]], dtype=dtype)
+    ones = torch.ones_like(logp)
+    result = get_rule("dppo")(logp, rollout_logp, -ones, ones.bool(), 0 * ones, delta=0.1, ratio_cap=20.0)
+    assert result.objective.isfinite().all()
+    assert summarise(result.stats)["ratio_mean"] == pytest.approx((1 + math.exp(20)) / 2)
 
 
 def test_merge_adds_sums_and_keeps_the_largest_maximum() -> None:

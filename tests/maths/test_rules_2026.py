@@ -1,4 +1,4 @@
-"""IcePop, IPO, KPop, DRPO, M2PO, Seq-TIS, Seq-MIS, Geo-Mask, OPSM, VESPO: by hand, against loops, and as reductions."""
+"""IcePop, IPO, KPop, DRPO, M2PO, Seq-TIS, Seq-MIS, Geo-Mask, OPSM, VESPO, VACO: by hand, by loops, as reductions."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ LOOPS: dict[str, Callable] = {
     name: getattr(rules_2026, name)
     for name in (
         *("icepop", "ipo", "kpop", "drpo", "m2po"),
-        *("seq_tis", "seq_mis", "geo_mask", "opsm", "vespo"),
+        *("seq_tis", "seq_mis", "geo_mask", "opsm", "vespo", "vaco"),
     )
 }
 INF = math.inf
@@ -96,6 +96,7 @@ PUBLISHED = {
     "geo_mask": {"ratio_low": 0.999, "ratio_high": 1.001},
     "opsm": {"delta": 1e-4, "clip_low": 0.2, "clip_high": 0.28},
     "vespo": {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+    "vaco": {"delta": 0.2},  # ours: none is published
 }
 
 
@@ -294,6 +295,21 @@ class TestReductions:
         assert torch.equal(mine[0].keep, grpo[0].keep) and torch.equal(mine[1], grpo[1])
         assert torch.equal(mine[0].objective, grpo[0].objective)
         assert torch.equal(mine[0].stats["clipped"], grpo[0].stats["clipped"])
+
+    def test_vaco_is_trm_avg_in_dppos_direction(self, seed: int) -> None:
+        """On abs(rho - 1) as the divergence: beyond the threshold it drops what DPPO would, and nothing else."""
+        batch = random_batch(seed)
+        shift = (batch.logp - batch.rollout_logp).expm1().abs()
+        mine = get_rule("vaco")(*batch, delta=0.3).keep
+        response = get_rule("trm_avg")(*batch[:4], shift, delta_avg=0.3).keep
+        direction = get_rule("dppo")(*batch[:4], shift, delta=1e-12).keep
+        assert torch.equal(mine, torch.maximum(response, direction))
+
+    def test_vaco_on_single_tokens_is_dppo(self, seed: int) -> None:
+        batch = random_batch(seed, rows=40, width=1)
+        shift = (batch.logp - batch.rollout_logp).expm1().abs()
+        mine, dppo = get_rule("vaco")(*batch, delta=0.3), get_rule("dppo")(*batch[:4], shift, delta=0.3)
+        assert torch.equal(mine.keep, dppo.keep) and torch.equal(mine.objective, dppo.objective)
 
     def test_ipo_and_kpop_are_dppo_where_a_token_moves_away(self, seed: int) -> None:
         """On Binary TV; KPop on the larger of the two binary KL. They drop tokens that move back besides."""

@@ -136,6 +136,21 @@ def opsm(batch: list[Response], *, delta: float, clip_low: float, clip_high: flo
     return result
 
 
+def vaco(batch: list[Response], *, delta: float) -> list[list[Token]]:
+    result = []
+    for one in batch:
+        distance = sum(abs(math.expm1(lp - mu)) for lp, mu in zip(one[0], one[1], strict=True)) / max(
+            len(one[0]), 1
+        )
+        result.append(
+            [
+                masked(not (distance > delta and a * (lp - mu) > 0), lp, mu, a)
+                for lp, mu, a in zip(*one, strict=True)
+            ]
+        )
+    return result
+
+
 def vespo(
     batch: list[Response],
     *,
