@@ -1,5 +1,6 @@
 """The declared grid of a sweep, with which the runs in the store are compared."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -23,17 +24,35 @@ class ExpectedRun:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """What differences are taken to: the variant `name`; empty for the usual one. With `matched`, `name` is a variant
+    of the sweep file with one value of each axis, and `matched` says to which of these each other variant is compared:
+    to the one with its own values.
+    """
+
+    name: str = ""
+    matched: Mapping[str, str] | None = None
+
+    def of(self, variant: str) -> str | None:
+        """What `variant` is compared with; None for a baseline itself, and where there is none at its values."""
+        found = self.name if self.matched is None else self.matched.get(variant)
+        return None if found == variant else found
+
+
+USUAL = Baseline()
+
+
+@dataclass(frozen=True)
 class SweepGrid:
-    """One sweep of a study: its name, its heading and the question it answers, and all its runs; `baseline` is the
-    variant that differences are taken to, empty for the usual one. `pairing`: whether its file says to compare runs
-    seed by seed; None if it says nothing.
+    """One sweep of a study: its name, its heading and the question it answers, and all its runs. `pairing`: whether its
+    file says to compare runs seed by seed; None if it says nothing.
     """
 
     name: str
     title: str
     question: str
     expected: tuple[ExpectedRun, ...]
-    baseline: str = ""
+    baseline: Baseline = USUAL
     pairing: bool | None = None
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.aggregates import Share
 from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
@@ -15,7 +16,7 @@ from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.figures.picture import Picture
 from cppo_lab.reports.headlines import points
-from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.names import OURS, baseline_name, display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
@@ -51,9 +52,11 @@ class CollapseView:
         return (Picture(name, "", info.title, "", draw, info.source, info.run_ids, figure_csv(info)),)
 
 
-def collapse_view(board: Scoreboard, title: str, palette: str = PAPER) -> CollapseView | None:
-    """The collapses of a scored sweep; None where no run is finished."""
-    baseline = baseline_of(board.variants)
+def collapse_view(
+    board: Scoreboard, title: str, palette: str = PAPER, baseline: Baseline = USUAL
+) -> CollapseView | None:
+    """The collapses of a scored sweep; None where no run is finished. `baseline`: as of `summary.sweep_statistics`."""
+    baseline = baseline_of(board.variants, baseline)
     cells = cell_collapses(board, run_values(board), baseline)
     if not cells:
         return None
@@ -79,7 +82,7 @@ def _row(board: Scoreboard, cell: CellCollapse, cells: tuple[str, ...]) -> TextR
     return TextRow(_label(board, cell), cell.variant == OURS, cells, pair)
 
 
-def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, baseline: str) -> TextTable:
+def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, baseline: Baseline) -> TextTable:
     rows = tuple(
         _row(
             board,
@@ -95,7 +98,7 @@ def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, basel
         )
         for cell in cells
     )
-    base = display_name(baseline)
+    base = baseline_name(baseline)
     headings = (
         "runs",
         "collapsed",

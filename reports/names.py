@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 
 from cppo_lab import schema
+from cppo_lab.analysis.grid import Baseline
 from cppo_lab.core_records import miniature_of
 from cppo_lab.rules import METHODS, known
 
@@ -21,6 +22,11 @@ def display_name(variant: str) -> str:
         return f"CPPO, delta_b {constants['delta_b']}, w_min {constants['w_min']}"
     found = known(variant)
     return found.title if found is not None and found.title else variant
+
+
+def baseline_name(baseline: Baseline) -> str:
+    """The baseline in headings and notes."""
+    return display_name(baseline.name) + ("" if baseline.matched is None else " at the same values")
 
 
 def benchmark_name(benchmark: str) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from cppo_lab.analysis.answers import RunAnswers
+from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.problems import (
@@ -19,7 +20,7 @@ from cppo_lab.analysis.statistics.repeated_draws import difference_variance, mea
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.headlines import estimate_text, points
-from cppo_lab.reports.names import OURS, display_name
+from cppo_lab.reports.names import OURS, baseline_name, display_name
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
 
@@ -153,7 +154,7 @@ def _differences(
     pairs: Sequence[PairedProblems],
     cells_shown: Sequence[CellProblems],
     phi: Mapping[tuple[str, str], tuple[float, str]],
-    baseline: str,
+    baseline: Baseline,
     core: str,
     title: str,
     several: bool,
@@ -182,7 +183,7 @@ def _differences(
                 (pair.model, pair.variant),
             )
         )
-    base = display_name(baseline)
+    base = baseline_name(baseline)
     headings = (
         "seeds",
         "other problems",

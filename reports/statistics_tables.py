@@ -14,7 +14,7 @@ from cppo_lab.analysis.statistics.sampling import SamplingError
 from cppo_lab.analysis.statistics.summary import Aggregate, CellStatistics, Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.headlines import estimate_text, points
-from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.names import OURS, baseline_name, display_name, origin
 from cppo_lab.reports.problem_tables import problem_tables
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
@@ -94,7 +94,7 @@ def _differences(found: Statistics, core: str, title: str, several_models: bool)
     rows = []
     for cell in found.cells:
         final = cell.differences.get(Score.FINAL)
-        if cell.variant == found.baseline:
+        if found.baseline.of(cell.variant) is None:
             continue
         p = found.adjusted.get((cell.model, cell.variant, Score.FINAL))
         cells = (
@@ -109,13 +109,13 @@ def _differences(found: Statistics, core: str, title: str, several_models: bool)
         rows.append(_row(cell.model, cell.variant, cells, several_models))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
     notes = (
-        f"Points above {display_name(found.baseline)}, with the 95 % interval; paired by seed where both have two or "
+        f"Points above {baseline_name(found.baseline)}, with the 95 % interval; paired by seed where both have two or "
         "more of the same seeds, else Welch's.",
         "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
         "P(improvement): that a run of the method has a higher final mean than one of "
-        f"{display_name(found.baseline)}, with its 95 % interval.",
+        f"{baseline_name(found.baseline)}, with its 95 % interval.",
     )
-    lead = f"minus {display_name(found.baseline)}"
+    lead = f"minus {baseline_name(found.baseline)}"
     return TextTable(f"Differences ({title})", core, lead, headings, tuple(rows), notes)
 
 
@@ -131,7 +131,7 @@ def _over_models(found: Statistics, core: str, title: str, models: int) -> TextT
             ABSENT if above is None else _share(above.improvement),
         )
         rows.append(TextRow(display_name(variant), variant == OURS, cells))
-    base = display_name(found.baseline)
+    base = baseline_name(found.baseline)
     headings = ("mean", "IQM", "median", f"minus {base}", "P(improvement)")
     notes = (
         "Final mean in percent, with the 95 % interval of a bootstrap stratified by model. IQM: mean of the middle "

@@ -156,7 +156,8 @@ def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
             sweep.grid.name: view
             for sweep in study.sweeps
             if sweep.board is not None
-            and (view := collapse_view(sweep.board, sweep.grid.title, palette)) is not None
+            and (view := collapse_view(sweep.board, sweep.grid.title, palette, sweep.grid.baseline))
+            is not None
         },
         verdicts=verdict_view(study.boards, study_core(study), whole=True, own=_own_claims(study, request)),
         answers=None if board is None else answers_view(board, kept),

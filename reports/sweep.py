@@ -9,7 +9,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.exact_study import READ
-from cppo_lab.analysis.grid import NO_AXES, Axes, ExpectedRun
+from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps, score_sweep
 from cppo_lab.analysis.statistics.summary import sweep_statistics
@@ -74,7 +74,7 @@ class ReportRequest:
     palette: str = PAPER
     stated: Hypotheses = NONE_STATED
     axes: Axes = NO_AXES
-    baseline: str = ""
+    baseline: Baseline = USUAL
     beside: tuple[str, ...] = ()
     pairing: bool | None = None
 
@@ -188,7 +188,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
             own={one: registration_words(request.stated, one, board) for one in request.stated.claims},
         ),
         statistics=statistics_tables(board, request.title, kept, found),
-        collapses=collapse_view(board, request.title, request.palette),
+        collapses=collapse_view(board, request.title, request.palette, request.baseline),
         mismatch=mismatch_view(board, request.title, request.palette),
         exact=exact_view(board, request.stated, request.title, request.palette),
         ablation=axes.axes_info(board, request.axes, f"Score by setting ({request.title})", request.palette),

@@ -13,7 +13,7 @@ from cppo_lab.analysis.selection import CellScore, SelectionState, Stat
 from cppo_lab.analysis.statistics.sampling import cell_sampling_error
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
-from cppo_lab.reports.names import OURS, benchmark_name, display_name, in_order, origin
+from cppo_lab.reports.names import OURS, baseline_name, benchmark_name, display_name, in_order, origin
 
 BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
@@ -146,7 +146,7 @@ def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
 
 
 def _test_note(found: Statistics) -> str:
-    base = display_name(found.baseline)
+    base = baseline_name(found.baseline)
     return (
         f"{ABOVE} above, {BELOW} below {base}: the final means differ significantly (two-sided p < {ALPHA:g} with "
         "Holm's adjustment over all methods and models of the table). Without an arrow no difference is shown."

@@ -1,5 +1,6 @@
 """`cppo report` again and again: what is up to date is said at once, and what is kept of it in MLflow."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,14 +11,17 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import attempt, schema
+from cppo_lab.analysis.grid import Baseline
 from cppo_lab.cli import main, reporting
 from cppo_lab.cli.unchanged import database_state
 from cppo_lab.errors import UserError
 from cppo_lab.reports.folder import MARKER
-from cppo_lab.store.address import tracking_uri
+from cppo_lab.reports.sweep import ReportRequest
+from cppo_lab.store.address import sqlite_file, tracking_uri
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.sweep_note import SweepText
 from tests.plausible import train
 
 ONE = ["quickstart", "variant=cppo"]
@@ -156,3 +160,39 @@ def test_the_state_of_a_database_changes_with_every_write(trained: Path) -> None
     MlflowClient(tracking_uri()).set_tag(parent().info.run_id, "x", "y")
     assert database_state(database) != first
     assert database_state(trained / "nothing.db") == ()
+
+
+SPANS = """\
+models: [mini_base]
+variants:
+  own: {rule: cppo, rule.position_span: own}
+  padded: {rule: cppo, rule.position_span: padded}
+  grpo: {rule: grpo}
+baseline: BASELINE
+axes: {rule.w_min: [0.6, 0.8], seed: [0]}
+"""
+AT_ITS_OWN = {f"{name} w_min={x}": f"own w_min={x}" for name in ("own", "padded") for x in (0.6, 0.8)}
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("own", Baseline("own", AT_ITS_OWN)),
+        ("own w_min=0.8", Baseline("own w_min=0.8")),
+        ("grpo", Baseline("grpo")),
+    ],
+)
+def test_a_baseline_of_several_values_is_matched_by_value(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, named: str, expected: Baseline
+) -> None:
+    Path("spans.yaml").write_text(SPANS.replace("BASELINE", named))
+    asked: list[ReportRequest] = []
+
+    def made(options: argparse.Namespace, wanted: tuple[ReportRequest, SweepText], said: str) -> None:
+        asked.append(wanted[0])
+        raise UserError("enough")
+
+    monkeypatch.setattr(reporting, "_report_runs", made)
+    Path(sqlite_file(tracking_uri()) or "").touch()  # the plan alone is asked
+    main(["report", "spans.yaml"])
+    assert [request.baseline for request in asked] == [expected]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
+from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.aggregates import FloatArray, Share
 from cppo_lab.analysis.statistics.estimate import Estimate, mean_estimate
@@ -161,7 +162,9 @@ class CellCollapse:
     last_step: int
 
 
-def cell_collapses(board: Scoreboard, runs: tuple[RunValues, ...], baseline: str) -> tuple[CellCollapse, ...]:
+def cell_collapses(
+    board: Scoreboard, runs: tuple[RunValues, ...], baseline: Baseline
+) -> tuple[CellCollapse, ...]:
     """Every cell with a finished run; behind them, of several models, each variant over all models that have it."""
     cells = [pair for pair in board.cells if cell_runs(runs, *pair)]
     found = [_cell(runs, model, variant, [model], baseline) for model, variant in cells]
@@ -174,17 +177,17 @@ def cell_collapses(board: Scoreboard, runs: tuple[RunValues, ...], baseline: str
 
 
 def _cell(
-    runs: tuple[RunValues, ...], model: str, variant: str, models: Sequence[str], baseline: str
+    runs: tuple[RunValues, ...], model: str, variant: str, models: Sequence[str], baseline: Baseline
 ) -> CellCollapse:
     times = [run_times(runs, one, variant) for one in models]
     every = [run for of_model in times for run in of_model]
     collapsed = sum(run.collapsed for run in every)
     own = cell_runs(runs, model, variant)
     kept = [run.final for run in own if not run.collapsed]
-    test = None
-    if variant != baseline:
+    test, against = None, baseline.of(variant)
+    if against is not None:
         test = logrank(
-            [(mine, run_times(runs, one, baseline)) for mine, one in zip(times, models, strict=True)]
+            [(mine, run_times(runs, one, against)) for mine, one in zip(times, models, strict=True)]
         )
     return CellCollapse(
         model=model,

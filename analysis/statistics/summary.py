@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.analysis.statistics.aggregates import AGGREGATES
@@ -58,7 +59,7 @@ class Statistics:
     `aggregates` and `overall` (mean differences over models) hold the variants that every model has finished runs of.
     """
 
-    baseline: str
+    baseline: Baseline
     cells: tuple[CellStatistics, ...]
     adjusted: dict[tuple[str, str, Score], float]
     aggregates: tuple[Aggregate, ...]
@@ -67,17 +68,17 @@ class Statistics:
     single: tuple[SingleRun, ...]
 
 
-def baseline_of(variants: Sequence[str], wanted: str = "") -> str:
+def baseline_of(variants: Sequence[str], wanted: Baseline = USUAL) -> Baseline:
     """What the others are compared with: the `wanted` one if it is there, or else DPPO, as in the paper's ablations, or
     else the first variant.
     """
-    if wanted in variants:
+    if wanted.matched is not None or wanted.name in variants:
         return wanted
-    return "dppo" if "dppo" in variants else variants[0]
+    return Baseline("dppo" if "dppo" in variants else variants[0])
 
 
 def sweep_statistics(
-    board: Scoreboard, seed: int = SEED, resamples: int = RESAMPLES, baseline: str = ""
+    board: Scoreboard, seed: int = SEED, resamples: int = RESAMPLES, baseline: Baseline = USUAL
 ) -> Statistics:
     """The statistics of a scored sweep; the same runs and `seed` give the same numbers. `baseline`: as `wanted` of
     `baseline_of`.
@@ -96,14 +97,14 @@ def sweep_statistics(
 
 
 def _cell(
-    board: Scoreboard, runs: tuple[RunValues, ...], model: str, variant: str, baseline: str
+    board: Scoreboard, runs: tuple[RunValues, ...], model: str, variant: str, baseline: Baseline
 ) -> CellStatistics:
-    scores, differences = {}, {}
+    scores, differences, against = {}, {}, baseline.of(variant)
     for score in Score:
         found = mean_estimate(list(by_seed(runs, model, variant, score).values()))
         if found is not None:
             scores[score] = found
-        if variant != baseline and (minus := difference(runs, model, variant, baseline, score)) is not None:
+        if against is not None and (minus := difference(runs, model, variant, against, score)) is not None:
             differences[score] = minus
     declared = board.runs_of(model, variant)
     finished = [run for run in declared if run.state in _RESULTS]

@@ -15,7 +15,7 @@ from cppo_lab.redaction import redacted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cppo_lab.analysis.grid import Axes
+    from cppo_lab.analysis.grid import Axes, Baseline
     from cppo_lab.reports.folder import Built
     from cppo_lab.reports.registration import Hypotheses
     from cppo_lab.reports.study import StudyRequest
@@ -219,7 +219,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
                 for run in plan.runs
                 if sweep.name in run.variants
             ),
-            _baseline(sweep, [run.variants[sweep.name] for run in plan.runs if sweep.name in run.variants]),
+            _baseline(plan, sweep, options.overrides),
             sweep.paired,
         )
         for sweep in plan.sweeps
@@ -239,25 +239,24 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         return StudyRequest(plan.name, uri, experiment, grids, out, stated=found, **about), text
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
     stated = _stated(plan, plan.sweeps[0], uri, experiment)
-    # The plan knows the core also where the command line leaves it to the sweep's models.
-    axes, baseline = _axes(plan.sweeps[0], [f"core={plan.core}", *options.overrides]), grids[0].baseline
     beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
     about |= {
         "stated": stated,
-        "axes": axes,
-        "baseline": baseline,
+        "axes": _axes(plan, plan.sweeps[0], options.overrides),
+        "baseline": grids[0].baseline,
         "beside": beside,
         "pairing": grids[0].pairing,
     }
     return ReportRequest(plan.name, uri, experiment, grids[0].expected, out, **about), text
 
 
-def _axes(sweep: "Sweep", overrides: "Sequence[str]") -> "Axes":
+def _axes(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Axes":
     """Where the variants of a sweep are on its axes."""
     from cppo_lab.analysis.grid import Axes, AxisPlace
     from cppo_lab.sweep.enumerate import axis_values
 
-    found = axis_values(sweep, overrides)
+    # The plan knows the core also where the command line leaves it to the sweep's models.
+    found = axis_values(sweep, [f"core={plan.core}", *overrides])
     keys = tuple(dict.fromkeys(key for _, values in found.values() for key in values))
     places = (
         AxisPlace(variant, group, tuple(values.get(key) for key in keys))
@@ -266,21 +265,26 @@ def _axes(sweep: "Sweep", overrides: "Sequence[str]") -> "Axes":
     return Axes(keys, tuple(places))
 
 
-def _baseline(sweep: "Sweep", variants: "Sequence[str]") -> str:
-    """The sweep's baseline among the reported variants; empty if it was not chosen.
+def _baseline(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Baseline":
+    """The sweep's baseline: a reported variant, or one of its file for each combination of values of its axes."""
+    from cppo_lab.analysis.grid import USUAL, Baseline
 
-    Raises UserError if its name is that of several.
-    """
     wanted = sweep.baseline
-    if not wanted or wanted in variants:
-        return wanted
-    named = [one for one in dict.fromkeys(variants) if one.startswith(f"{wanted} ")]
-    if len(named) > 1:
-        raise UserError(
-            f"sweep {sweep.source}: baseline={wanted!r} is {len(named)} variants, one for each value of its axes: "
-            f"name one of them, such as baseline: {named[0]!r}"
-        )
-    return named[0] if named else ""
+    if not wanted or any(run.variants.get(sweep.name) == wanted for run in plan.runs):
+        return Baseline(wanted)
+    axes = _axes(plan, sweep, overrides)
+    at = {place.variant: dict(zip(axes.keys, place.values, strict=True)) for place in axes.places}
+    named = {place.variant: at[place.variant] for place in axes.places if place.group == wanted}
+    if not named:
+        return USUAL
+
+    def counterpart(variant: str) -> str | None:
+        for name, values in named.items():
+            if all(value is None or at[variant][key] == value for key, value in values.items()):
+                return name
+        return None
+
+    return Baseline(wanted, {one: base for one in at if (base := counterpart(one)) is not None})
 
 
 def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":

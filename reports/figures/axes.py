@@ -19,6 +19,7 @@ from cppo_lab.reports.tables import core_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
 LOG_FROM = 8  # the largest value by the smallest: on a linear axis the small ones would lie on each other
+APART = 0.012  # of the axis, between the intervals of two lines at one value
 MAP = "viridis"  # light is high: it can be read in grey, and by readers who see fewer colours
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # no greys: a page keeps them as they are in the dark
 
@@ -36,6 +37,11 @@ class Axis:
     def at(self, value: Value) -> float:
         """Where a value is."""
         return float(self.values.index(value)) if self.scale == PLACES else float(value or 0)
+
+    def beside(self, place: float, share: float) -> float:
+        """`place` moved by a share of the axis."""
+        low, high = min(places := self.ticks[0]), max(places)
+        return float(place * (high / low) ** share if self.scale == LOG else place + share * (high - low))
 
     @property
     def ticks(self) -> tuple[tuple[float, ...], tuple[str, ...]]:
@@ -232,8 +238,10 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
             if line.low[0] is not None and line.high[0] is not None:
                 ax.axhspan(line.low[0], line.high[0], color=stroke.colour, alpha=0.1, linewidth=0)
             continue
-        ax.plot(line.x, line.mean, linewidth=1.4, zorder=3 + order, marker="o", markersize=5, **stroke.line())
-        for x, low, high in zip(line.x, line.low, line.high, strict=True):
+        # Side by side, so that no interval hides another.
+        places = [axis.beside(x, APART * (order - (len(panel.lines) - 1) / 2)) for x in line.x]
+        ax.plot(places, line.mean, linewidth=1.4, zorder=3 + order, marker="o", markersize=5, **stroke.line())
+        for x, low, high in zip(places, line.low, line.high, strict=True):
             if low is not None and high is not None:
                 ax.vlines(x, low, high, color=stroke.colour, linewidth=1.4, zorder=3 + order)
     _scale(ax, axis)

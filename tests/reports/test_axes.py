@@ -4,14 +4,17 @@ import math
 import statistics
 
 import pytest
+from matplotlib.figure import Figure
 
-from cppo_lab.analysis.grid import Axes, AxisPlace
+from cppo_lab.analysis.grid import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.summary import baseline_of, sweep_statistics
+from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports import markup
-from cppo_lab.reports.figures.axes import LINEAR, LOG, PLACES, AxesInfo, axes_info
+from cppo_lab.reports.figures.axes import LINEAR, LOG, PLACES, AxesInfo, axes_info, draw
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.inline import inline_axes
+from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import ABOVE, BELOW, main_table
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data
 
@@ -107,8 +110,8 @@ def test_no_axis_and_three_axes_have_no_such_figure() -> None:
 
 
 def test_the_baseline_of_the_file_counts() -> None:
-    assert baseline_of(("grpo", "dppo", "cppo"), "cppo") == "cppo"
-    assert baseline_of(("grpo", "dppo", "cppo"), "gone") == "dppo"
+    assert baseline_of(("grpo", "dppo", "cppo"), Baseline("cppo")).name == "cppo"
+    assert baseline_of(("grpo", "dppo", "cppo"), Baseline("gone")).name == "dppo"
     runs = [
         MadeRun(
             variant, seed=seed, scores=flat(score + more * (1 + place))
@@ -117,12 +120,44 @@ def test_the_baseline_of_the_file_counts() -> None:
         for seed, more in enumerate(SEEDS)
     ]
     board = score_sweep(make_data(runs), expect(runs))
-    found = sweep_statistics(board, resamples=10, baseline="grpo")
-    assert found.baseline == "grpo"
+    found = sweep_statistics(board, resamples=10, baseline=Baseline("grpo"))
+    assert found.baseline == Baseline("grpo")
     table = main_table(board, "Scores", found)
     cells = {row.variant: markup.plain(row.entries[0]) for row in table.rows}
     assert cells["dppo"].endswith(f" {ABOVE}")
     assert not cells["grpo"].endswith((ABOVE, BELOW)) and "above, " in table.notes[-1]
-    lower = main_table(board, "Scores", sweep_statistics(board, resamples=10, baseline="dppo"))
+    lower = main_table(board, "Scores", sweep_statistics(board, resamples=10, baseline=Baseline("dppo")))
     assert markup.plain(lower.rows[0].entries[0]).endswith(BELOW)
     assert r"$\downarrow$" in markup.main_latex(lower)
+
+
+def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:
+    scores = {"own x=1": 0.1, "own x=2": 0.3, "padded x=1": 0.2, "padded x=2": 0.25, "grpo": 0.4}
+    board = board_of(scores)
+    baseline = Baseline(
+        "own", {"own x=1": "own x=1", "own x=2": "own x=2", "padded x=1": "own x=1", "padded x=2": "own x=2"}
+    )
+    found = sweep_statistics(board, resamples=10, baseline=baseline)
+    final = {cell.variant: cell.differences[Score.FINAL] for cell in found.cells if cell.differences}
+    assert {name: (each.against, each.estimate.value) for name, each in final.items()} == {
+        "padded x=1": ("own x=1", pytest.approx(0.1)),
+        "padded x=2": ("own x=2", pytest.approx(-0.05)),
+    }
+    table = statistics_tables(board, "Title", {}, found)["differences"]
+    assert table.lead == "minus own at the same values"
+    assert [row.label for row in table.rows] == ["padded x=1", "padded x=2"]
+
+
+@pytest.mark.parametrize("values", [(1, 2), (1, 100), ("p", "q")])
+def test_lines_at_one_value_do_not_hide_each_other(values: tuple[int | str, int | str]) -> None:
+    places = [AxisPlace(f"{name} x={x}", name, (x,)) for name in ("a", "b") for x in values]
+    info = shown(board_of({place.variant: 0.3 for place in places}), Axes(("x",), tuple(places)))
+    figure = Figure()
+    draw(info, figure)
+    (ax,) = figure.axes
+    a, b = (
+        ax.transAxes.inverted().transform(ax.transData.transform(line.get_xydata()))[:, 0]
+        for line in ax.lines
+    )
+    assert (b - a == pytest.approx(b[0] - a[0])) and 0.005 < b[0] - a[0] < 0.02
+    assert a[0] > 0 and b[1] < 1

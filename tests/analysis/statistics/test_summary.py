@@ -21,7 +21,7 @@ def two_models() -> Statistics:
 
 def test_cells_and_adjusted_p_values() -> None:
     found = two_models()
-    assert found.baseline == "dppo"
+    assert found.baseline.name == "dppo"
     assert [(cell.model, cell.variant) for cell in found.cells][:3] == [
         ("m", "dppo"),
         ("m", "cppo"),
@@ -132,5 +132,5 @@ def test_a_score_that_no_run_has_is_left_out() -> None:
 
 
 def test_baseline() -> None:
-    assert baseline_of(["cppo", "dppo"]) == "dppo"
-    assert baseline_of(["cppo", "grpo"]) == "cppo"
+    assert baseline_of(["cppo", "dppo"]).name == "dppo"
+    assert baseline_of(["cppo", "grpo"]).name == "cppo"
