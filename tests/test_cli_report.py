@@ -163,6 +163,8 @@ def test_the_state_of_a_database_changes_with_every_write(trained: Path) -> None
 
 
 SPANS = """\
+title: Spans
+question: Which span?
 models: [mini_base]
 variants:
   own: {rule: cppo, rule.position_span: own}
