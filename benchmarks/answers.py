@@ -15,11 +15,10 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from baselines.clock import Clock
 from summary.form import result
 
 from cppo_lab.answers import outcomes as outcome_files
@@ -39,26 +38,6 @@ VALIDATIONS, PROBLEMS, SAMPLES, LENGTH = 112, 90, 16, 16_384
 DEFAULT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
 TARGETS = {"cost_ratio": 0.02, "texts_and_tokens_mebibytes": 50.0, "outcomes_mebibytes": 1.0}
 UNITS = {"cost_ratio": "", "*_mebibytes": "MiB", "*_kept": "", "step_seconds": "s"}
-
-
-class Clock:
-    """Adds up the processor time of calls."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def around(self, owner: Any, name: str) -> None:
-        """Watch a method of a class or object."""
-        real: Callable[..., Any] = getattr(owner, name)
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            began = time.process_time()
-            try:
-                return real(*arguments, **named)
-            finally:
-                self.seconds += time.process_time() - began
-
-        setattr(owner, name, timed)
 
 
 def cost(periods: int) -> dict[str, float]:
