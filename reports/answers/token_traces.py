@@ -102,8 +102,15 @@ class TokenResponse:
 def token_responses(
     runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_BYTES
 ) -> tuple[TokenResponse, ...]:
-    """The responses that have room in `most` bytes of JSON, the first of every run before the second of any."""
-    queues = [_responses(run, own.tokens[-1], _rules(run, runs)) for run, own in runs if own.tokens]
+    """The responses that have room in `most` bytes of JSON, the first of every run before the second of any. None of
+    the runs in `not_replayed`.
+    """
+    left_out = not_replayed(runs)
+    queues = [
+        _responses(run, own.tokens[-1], _rules(run, runs))
+        for run, own in runs
+        if own.tokens and run.variant not in left_out
+    ]
     found, used = [], 0
     for response in (one for row in zip_longest(*queues) for one in row if one is not None):
         size = len(escape_json(response.plain())) + 1
@@ -112,6 +119,23 @@ def token_responses(
         used += size
         found.append(response)
     return tuple(found)
+
+
+def not_replayed(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, str]:
+    """Variant -> why its decisions do not follow from the tokens that its runs kept."""
+    from cppo_lab.answers.replay import rule_of, why_not  # torch
+
+    found: dict[str, str] = {}
+    for run, own in runs:
+        if own.tokens:
+            used = own.tokens[-1].rule
+            try:
+                reason = why_not(rule_of(used.name, used.path), own.tokens[-1])
+            except UserError as error:  # a rule of a package that is not installed here
+                reason = str(error)
+            if reason is not None:
+                found[run.variant] = reason
+    return found
 
 
 def _rules(run: RunScore, runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[tuple[str, RuleUsed], ...]:

@@ -12,7 +12,7 @@ from cppo_lab.reports.answers import samples as texts
 from cppo_lab.reports.answers import token_traces
 from cppo_lab.reports.answers.problem_map import problem_maps
 from cppo_lab.reports.answers.samples import shown_samples
-from cppo_lab.reports.answers.token_traces import token_responses
+from cppo_lab.reports.answers.token_traces import not_replayed, token_responses
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import OURS, display_name
 
@@ -22,12 +22,15 @@ MOST_BYTES = 6_000_000  # that this part adds to a page; the sum of its parts' b
 
 @dataclass(frozen=True)
 class AnswersView:
-    """`content`: JSON that can be inside a <script> element. The others say which parts there are."""
+    """`content`: JSON that can be inside a <script> element. `maps`, `texts` and `tokens` say which parts there are,
+    `not_replayed` why some methods have no decisions on tokens.
+    """
 
     content: str
     maps: bool
     texts: bool
     tokens: bool
+    not_replayed: tuple[str, ...]
 
 
 def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
@@ -72,4 +75,5 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> Answer
         "tokens": [one.plain() for one in responses],
         "ours": display_name(OURS),  # its decisions are shown first
     }
-    return AnswersView(escape_json(content), bool(maps), bool(samples.samples), bool(responses))
+    reasons = tuple(dict.fromkeys(not_replayed(runs).values()))
+    return AnswersView(escape_json(content), bool(maps), bool(samples.samples), bool(responses), reasons)

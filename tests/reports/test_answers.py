@@ -129,6 +129,32 @@ def test_tokens_are_those_of_the_file_and_of_the_replay() -> None:
     assert "w" not in plain["rules"][1]
 
 
+def test_a_rule_over_whole_minibatches_has_no_decisions_to_show() -> None:
+    """The page of a sweep with M2PO is made, and says why it lacks those tokens."""
+    runs = {run.variant: run for run in shown_runs(pair())}
+    theirs = made_tokens("dppo", (30,))
+    kept = {
+        "cppo": RunAnswers((), (made_tokens("cppo", (40,)),)),
+        "dppo": RunAnswers(
+            (), (replace(theirs, rule=replace(theirs.rule, name="m2po", constants={"m2": 0.04})),)
+        ),
+    }
+    view = answers_view(pair(), {runs[name].mlflow_id or "": own for name, own in kept.items()})
+    assert view is not None and view.tokens
+    (shown,) = json.loads(view.content)["tokens"]
+    assert shown["method"] == "CPPO" and [rule["name"] for rule in shown["rules"]] == ["CPPO"]
+    (reason,) = view.not_replayed
+    assert reason.startswith("rule 'm2po' decides over a whole minibatch")
+
+
+def test_tokens_of_a_rule_that_is_not_installed() -> None:
+    runs = {run.variant: run for run in shown_runs(pair())}
+    theirs = made_tokens("dppo", (30,))
+    gone = replace(theirs, rule=replace(theirs.rule, name="somebodys"))
+    view = answers_view(pair(), {runs["dppo"].mlflow_id or "": RunAnswers((), (gone,))})
+    assert view is not None and not view.tokens and "somebodys" in view.not_replayed[0]
+
+
 def test_a_response_of_the_papers_length_has_room_in_every_method() -> None:
     runs = [(run, answers()[run.mlflow_id or ""]) for run in shown_runs(pair())]
     found = token_responses(runs)
