@@ -5,6 +5,7 @@ It names neither MLflow's ids nor times, so that equal runs in different stores 
 
 import json
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,12 @@ class About:
     core: str
     command: str
     beside: tuple[str, ...] = ()  # sweeps whose reports lie in folders of their names beside this one's
+
+    @property
+    def overrides(self) -> str:
+        """What was changed or selected on the command line; empty for the whole sweep as its file has it."""
+        words = (word for word in shlex.split(self.command) if "=" in word and not word.startswith("-"))
+        return shlex.join(words)
 
 
 def record(

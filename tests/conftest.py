@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
 TINY = [
+    "model=mini_base",
     "model.architecture.width=32",
     "model.architecture.mlp_width=64",
     "model.architecture.layers=1",

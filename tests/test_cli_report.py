@@ -57,6 +57,7 @@ def test_it_is_made_once_and_kept_in_mlflow(
     assert "index.html" in tags[schema.TAG_REPORT]
     assert "### Verdict" in tags[schema.TAG_NOTE]
     page = trained / "reports" / "build" / "quickstart" / "index.html"
+    assert "Overrides: <code>variant=cppo seed=0</code>" in page.read_text()
     before = page.stat().st_mtime_ns
     with monkeypatch.context() as patched:
         patched.setattr(reporting, "planned", None)  # neither planned nor read

@@ -123,19 +123,22 @@ def token_responses(
 
 def not_replayed(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, str]:
     """Variant -> why its decisions do not follow from the tokens that its runs kept."""
-    from cppo_lab.answers.replay import rule_of, why_not  # torch
-
     found: dict[str, str] = {}
     for run, own in runs:
-        if own.tokens:
-            used = own.tokens[-1].rule
-            try:
-                reason = why_not(rule_of(used.name, used.path), own.tokens[-1])
-            except UserError as error:  # a rule of a package that is not installed here
-                reason = str(error)
-            if reason is not None:
-                found[run.variant] = reason
+        if own.tokens and (reason := _why_not(own.tokens[-1])) is not None:
+            found[run.variant] = reason
     return found
+
+
+def _why_not(tokens: RecordedTokens) -> str | None:
+    try:
+        from cppo_lab.answers.replay import rule_of, why_not  # torch
+
+        return why_not(rule_of(tokens.rule.name, tokens.rule.path), tokens)
+    except ModuleNotFoundError as error:  # the page has all else without it
+        return f"package {error.name!r} is not installed"
+    except UserError as error:  # a rule of a package that is not installed here
+        return str(error)
 
 
 def _rules(run: RunScore, runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[tuple[str, RuleUsed], ...]:

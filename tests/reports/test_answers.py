@@ -2,10 +2,12 @@
 
 import base64
 import json
+import sys
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pytest
 
 from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
@@ -153,6 +155,14 @@ def test_tokens_of_a_rule_that_is_not_installed() -> None:
     gone = replace(theirs, rule=replace(theirs.rule, name="somebodys"))
     view = answers_view(pair(), {runs["dppo"].mlflow_id or "": RunAnswers((), (gone,))})
     assert view is not None and not view.tokens and "somebodys" in view.not_replayed[0]
+
+
+def test_without_torch_the_page_has_all_but_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "cppo_lab.answers.replay")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    view = answers_view(pair(), answers())
+    assert view is not None and view.maps and view.texts and not view.tokens
+    assert view.not_replayed == ("package 'torch' is not installed",)
 
 
 def test_a_response_of_the_papers_length_has_room_in_every_method() -> None:

@@ -196,7 +196,7 @@ def test_paths_in_a_study_are_beside_it(workspace: Path, monkeypatch: pytest.Mon
     (folder / "two.yaml").write_text(HEAD + "axes: {rule: [cppo, minpro]}")
     plan = make_plan(load_sweep("deep/er/all.yaml"))
     assert [sweep.name for sweep in plan.sweeps] == ["one", "two", "quickstart"]
-    assert (len(plan.runs), plan.places) == (2 * (2 + 2 + 2), 2 * (2 + 4 + 3))
+    assert (len(plan.runs), plan.places) == (2 * (2 + 2 + 3), 2 * (2 + 4 + 3))
 
 
 def test_the_papers_study_in_places() -> None:

@@ -116,7 +116,7 @@ def test_a_rule_constant_goes_to_the_rules_that_have_it() -> None:
         (["launcher=slurmm"], "unknown launcher 'slurmm'"),
         (["launcher.workrs=1"], "did you mean 'launcher.workers'?"),
         (["training.t_stop=12"], "make it a multiple of validation.every=5"),
-        (["batch.minibatch_prompts=5"], "must divide prompts=32 (valid: [1, 2, 4, 8, 16, 32])"),
+        (["batch.minibatch_prompts=5"], "must divide prompts=16 (valid: [1, 2, 4, 8, 16])"),
         (["seed"], "override 'seed' is not of the form key=value"),
         (["seed=x"], "seed='x'"),
         (["rule.w_min=null", "variant=cppo"], "rule.w_min=null: rule 'cppo' needs a value"),

@@ -97,7 +97,7 @@ def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(
     (child,) = [one for one in all_runs(uri) if schema.TAG_RUN_ID in one.data.tags]
     first = child.data.tags[schema.TAG_PARENT]
     (workspace / "other.yaml").write_text(
-        "title: Other\nquestion: Why?\nmodels: [mini_base]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
+        "title: Other\nquestion: Why?\nmodels: [mini_small_base]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
     )
     other = make_plan(load_sweep("./other.yaml"), ["launcher=inline"])
     launch(other, uri)

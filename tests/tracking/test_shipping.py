@@ -421,7 +421,7 @@ def test_a_result_that_is_deleted_before_its_files_have_come_blocks_nothing(
 def test_an_experiment_that_is_deleted_does_not_hold_the_others_up(folder: Path, tiny_spec: RunSpec) -> None:
     client = open_client(tracking_uri())
     client.delete_experiment(client.create_experiment("cppo-verl"))
-    verl = compose([*TINY, "core=verl", "model=tiny_qwen3"]).run
+    verl = compose([*TINY[1:], "core=verl", "model=tiny_qwen3"]).run
     folders = [folder.with_name(verl.run_id), folder]
     for spec, path in zip((verl, tiny_spec), folders, strict=True):
         path.mkdir(exist_ok=True)
