@@ -16,6 +16,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports.answers.shown_text import visible
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
+from cppo_lab.rules import rule_of
 
 MOST_BYTES = 3_000_000  # of all responses of a page, as they are on it
 MOST_TOKENS = 20_000  # of one response, its first ones; the paper's are at most 16,384
@@ -132,7 +133,7 @@ def not_replayed(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, str]:
 
 def _why_not(tokens: RecordedTokens) -> str | None:
     try:
-        from cppo_lab.answers.replay import rule_of, why_not  # torch
+        from cppo_lab.answers.replay import why_not  # torch
 
         return why_not(rule_of(tokens.rule.name, tokens.rule.path), tokens)
     except ModuleNotFoundError as error:  # the page has all else without it
