@@ -10,7 +10,9 @@ from cppo_lab.sweep.search.declare import Search
 from cppo_lab.sweep.search.space import Tuning, resolve
 from tests.conftest import TINY
 
-SETTINGS = {"rule": "cppo", **yaml.safe_load("\n".join(text.replace("=", ": ", 1) for text in TINY))}
+# A search names its models elsewhere.
+_KEYS = [text.replace("=", ": ", 1) for text in TINY if not text.startswith("model=")]
+SETTINGS = {"rule": "cppo", **yaml.safe_load("\n".join(_KEYS))}
 
 
 def search_values(**changes: Any) -> dict[str, Any]:
