@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cppo_lab.analysis.grid import Baseline
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.collapse import (
     cell_collapses,
@@ -112,7 +113,9 @@ def test_cells_and_their_tests() -> None:
     runs = flat({"dppo": [0.3, 0.31, 0.32], "grpo": [0.3]}) + [broken("grpo", seed, 0.4) for seed in (1, 2)]
     runs += flat({"dppo": [0.3, 0.31]}, "n")
     board = board_of(runs)
-    found = {(one.model, one.variant): one for one in cell_collapses(board, run_values(board), "dppo")}
+    found = {
+        (one.model, one.variant): one for one in cell_collapses(board, run_values(board), Baseline("dppo"))
+    }
     assert set(found) == {("m", "dppo"), ("m", "grpo"), ("n", "dppo"), ("", "dppo"), ("", "grpo")}
     cell = found["m", "grpo"]
     assert (cell.collapsed, cell.runs, cell.last_step) == (2, 3, 100)
