@@ -39,8 +39,11 @@ class About:
     @property
     def overrides(self) -> str:
         """What was changed or selected on the command line; empty for the whole sweep as its file has it."""
-        words = (word for word in shlex.split(self.command) if "=" in word and not word.startswith("-"))
-        return shlex.join(words)
+        try:
+            words = shlex.split(self.command)
+        except ValueError:  # no command of a shell
+            return ""
+        return shlex.join(word for word in words if "=" in word and not word.startswith("-"))
 
 
 def record(

@@ -180,7 +180,7 @@ VALUES = [
         "configuration: batch.prompts='eight': must be a whole number in [1, 1000000000]",
     ),
     _plan("batch.prompts=[8]", "configuration: batch.prompts=[8]: must be a whole number in [1, 1000000000]"),
-    _plan("batch.minibatch_prompts=7", "batch: minibatch_prompts=7 must divide prompts=32 (valid: [1, 2"),
+    _plan("batch.minibatch_prompts=7", "batch: minibatch_prompts=7 must divide prompts=16 (valid: [1, 2"),
     _plan("batch.responses=1", "configuration: batch.responses=1: must be in [2, 1000000000]"),
     _plan(
         "optim.learning_rate=nan",
@@ -214,7 +214,7 @@ VALUES = [
     _plan("data.benchmarks=['a/b']", f"configuration: data.benchmarks.0='a/b': {NAME}"),
     _plan("data.benchmarks=x", "configuration: data.benchmarks='x': must be a list: [...]"),
     _plan("data.operations=128", "configuration: data.operations=128: must be in [1, 127]"),
-    _plan("divergence.k=1000000", "set divergence.k=16 or less"),
+    _plan("divergence.k=1000000", "set divergence.k=1006 or less"),
     _plan("divergence.estimator=binary", "k and convention belong to estimator 'topk', and only to it"),
     _plan(
         "divergence.measure=l2", "configuration: divergence.measure='l2': must be 'tv', 'kl', 'k2' or 'k3'"
