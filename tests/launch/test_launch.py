@@ -351,7 +351,7 @@ def test_a_study_trains_shared_runs_once_and_reports_them(
     Path("small.yaml").write_text(
         "title: Small\nquestion: q\nsweeps: [single_mechanism, mask_vs_soft]\naxes: {seed: [0, 1]}\n"
     )
-    small = ["small.yaml", *TINY, "seed=0"]
+    small = ["small.yaml", *TINY[1:], "seed=0"]
     assert main(["launch", *small, "launcher=inline"]) == 0
     tags = [run.data.tags for run in mlflow_runs()]
     assert len(tags) == 5  # of seven places
