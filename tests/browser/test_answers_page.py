@@ -88,9 +88,9 @@ def test_a_click_on_a_cell_shows_its_answers(opened: "Page") -> None:
     assert tip(opened) == f"{IDS[0]}, CPPO, step {T_STOP}: {share}"
     answers = opened.locator("#answers h3:has-text('Answers by step') ~ div .answer")
     assert answers.count() >= 2
-    assert "cppo at step 200, draw 0: " in answers.first.inner_text()
+    shows(answers.first, "cppo at step 200, draw 0: ")
     click_cell(opened, 0, row, 0)
-    assert "dppo at step 0, draw 0: " in answers.first.inner_text()
+    shows(answers.first, "dppo at step 0, draw 0: ")
     click_cell(opened, 0, order.index(IDS[5]), 0)
     assert opened.get_by_text("No answers to this problem are kept").is_visible()
 
@@ -163,8 +163,11 @@ def show_dppo(page: "Page") -> None:
     page.get_by_label("Rule", exact=True).select_option(label="DPPO")
 
 
-def facts(page: "Page") -> str:
-    return page.locator(".token-facts").inner_text()
+def shows(place: "Locator", text: str) -> None:
+    """Wait until the text is there: a page draws when its browser has time."""
+    from playwright.sync_api import expect
+
+    expect(place).to_contain_text(text, timeout=WAIT_MS)
 
 
 def pane(page: "Page", number: int = 0) -> "Locator":
@@ -181,8 +184,8 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
     assert pane(opened).locator("span").count() == TOKENS
     assert pane(opened).locator("span.dropped").count() == len(dropped)
     opened.get_by_role("button", name="Next dropped").click()
-    assert f"token {dropped[0] + 1} of {TOKENS}" in facts(opened)
-    assert f"DPPO: dropped by {own.tests[own.reason[dropped[0]] - 1]}" in facts(opened)
+    shows(opened.locator(".token-facts"), f"token {dropped[0] + 1} of {TOKENS}")
+    shows(opened.locator(".token-facts"), f"DPPO: dropped by {own.tests[own.reason[dropped[0]] - 1]}")
     opened.get_by_label("beside").select_option(label="CPPO")
     assert pane(opened, 1).locator("span.dropped").count() == int((other.reason[:TOKENS] > 0).sum())
     assert pane(opened, 1).locator("span.differs").count() == len(different)
@@ -190,15 +193,16 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
     opened.keyboard.press("Home")
     opened.keyboard.press("d")
     place = next(one for one in different if one > 0)
-    assert f"token {place + 1} of {TOKENS}" in facts(opened)
-    assert other.weight is not None and "w (CPPO)" in facts(opened)
+    shows(opened.locator(".token-facts"), f"token {place + 1} of {TOKENS}")
+    assert other.weight is not None
+    shows(opened.locator(".token-facts"), "w (CPPO)")
     opened.keyboard.press("End")
-    assert f"token {TOKENS} of {TOKENS}" in facts(opened)
+    shows(opened.locator(".token-facts"), f"token {TOKENS} of {TOKENS}")
     opened.wait_for_function(BOTH_SEEN)
     opened.keyboard.press("ArrowLeft")
     opened.keyboard.press("p")
     before = [one for one in range(TOKENS - 2) if own.reason[one] or other.reason[one]]
-    assert f"token {before[-1] + 1} of {TOKENS}" in facts(opened)
+    shows(opened.locator(".token-facts"), f"token {before[-1] + 1} of {TOKENS}")
 
 
 def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
