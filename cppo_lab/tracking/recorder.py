@@ -207,14 +207,21 @@ class Recorder:
         if self._ended:
             return
         self._write_waiting(quiet=False)
-        if status in schema.FINISHED:  # else the run is continued from the older files, and makes these again
+        finished = (
+            status in schema.FINISHED
+        )  # else the run is continued from the older files, and makes these again
+        if finished:
             for name, content in self._waiting.items():
-                with contextlib.suppress(OSError):  # an older one of the name
-                    (self.folder / name).unlink(missing_ok=True)
                 self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True
+        if (
+            finished and not self.spool.unwritten
+        ):  # an end that no disk took is none: the run is continued too
+            for name in self._waiting:
+                with contextlib.suppress(OSError):  # an older one of the name
+                    (self.folder / name).unlink(missing_ok=True)
         # What broke the run (a full disk) may break these too, and must not hide the reason.
         with contextlib.suppress(OSError):
             self.spool.sync()

@@ -185,3 +185,26 @@ def test_a_store_that_is_away_and_a_full_disk(
     said = capsys.readouterr().err
     assert f"the disk of {folder} has no room for the rest: launch it again" in said
     assert "safe" not in said
+
+
+@pytest.mark.parametrize("spool", [True, False])
+def test_an_end_that_no_disk_took_leaves_the_older_files(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, spool: bool
+) -> None:
+    """Killed before the store has the end, the next attempt continues from its checkpoint and needs them."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(None)
+    log(recorder, 0)
+    assert recorder.file("answers/outcomes.npz", b"of step 0")
+    with monkeypatch.context() as patch:
+        fill_disk(patch, folder, spool)
+        log(recorder, 1)
+        assert not recorder.file("answers/outcomes.npz", b"of steps 0 and 1")
+        recorder.finish(FINISHED)
+    older = folder / "answers" / "outcomes.npz"
+    if spool:
+        assert older.read_bytes() == b"of step 0"
+    else:  # the end is on disk, and the newer content with it
+        assert not older.exists()
