@@ -2,8 +2,9 @@
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -20,24 +21,24 @@ class Artifacts:
     client: MlflowClient
     mlflow_id: str
     folder: Path
-    lines: Callable[
-        [], Sequence[Line]
-    ]  # of the record; asked for only if they are needed, since they may be many
+    lines: Callable[[], Sequence[Line]]  # of the record; asked for only if needed, since they may be many
 
     def upload(self, name: str) -> None:
-        """A file of the run's folder, or its recorded content; one that is gone, or outside the folder, is omitted."""
+        """Upload the newest content of a file: what its last line holds, else what is in the run's folder.
+
+        One that is gone, or outside the folder, is omitted.
+        """
         parent = Path(name).parent.as_posix()
         place = None if parent == "." else parent
-        if (path := self._own_file(name)) is not None:
-            self.client.log_artifact(self.mlflow_id, str(path), place)
-        elif content := self._carried().get(name):
+        if content := self._carried.get(name):  # a full disk may still have an older file of the name
             self._upload_content(Path(name).name, content, place)
+        elif (path := self._own_file(name)) is not None:
+            self.client.log_artifact(self.mlflow_id, str(path), place)
 
     def missing(self) -> list[str]:
         """Files of a record that the store lacks although it accepted them: a gateway may have answered for it."""
         named = dict.fromkeys(line.path for line in self.lines() if isinstance(line, Artifact))
-        carried = self._carried()
-        names = [name for name in named if self._own_file(name) is not None or name in carried]
+        names = [name for name in named if self._own_file(name) is not None or name in self._carried]
         places = {Path(name).parent.as_posix() for name in names}
         there = {
             one.path
@@ -66,8 +67,9 @@ class Artifacts:
             copy.write_bytes(content)
             self.client.log_artifact(self.mlflow_id, str(copy), place)
 
-    def _carried(self) -> dict[str, bytes]:
-        """The content of files that a full disk did not accept, by their names."""
+    @cached_property
+    def _carried(self) -> Mapping[str, bytes]:
+        """The content of files that a full disk did not accept, by their names: those whose last line holds it."""
         found = {line.path: line.content() for line in self.lines() if isinstance(line, Artifact)}
         return {name: content for name, content in found.items() if content and self._is_ours(name)}
 

@@ -207,18 +207,16 @@ class Recorder:
         if self._ended:
             return
         self._write_waiting(quiet=False)
-        finished = (
-            status in schema.FINISHED
-        )  # else the run is continued from the older files, and makes these again
+        # A run that is not finished is continued from the older files, and makes what waits again.
+        finished = status in schema.FINISHED
         if finished:
             for name, content in self._waiting.items():
                 self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True
-        if (
-            finished and not self.spool.unwritten
-        ):  # an end that no disk took is none: the run is continued too
+        # An end that no disk took is none if this process is killed before the store has it: the run is continued too.
+        if finished and not self.spool.unwritten:
             for name in self._waiting:
                 with contextlib.suppress(OSError):  # an older one of the name
                     (self.folder / name).unlink(missing_ok=True)

@@ -98,7 +98,7 @@ class _Shipment:
 
         The newest record has continued since and is uploaded again as a whole; any other stays as it is.
         """
-        if not self.token or self._exists(self.record.mlflow_id):
+        if not self.token or self._active(self.record.mlflow_id) is not None:
             return False
         newest = newest_record(self.folder)
         if newest is not None and newest.begin.record == self.token:
@@ -112,13 +112,15 @@ class _Shipment:
         save_shipped(self.folder, self.uri, self.state)
         return True
 
-    def _exists(self, mlflow_id: str) -> bool:
+    def _active(self, mlflow_id: str) -> Run | None:
+        """The MLflow run; None if it is deleted."""
         try:
-            return bool(self.client.get_run(mlflow_id).info.lifecycle_stage == "active")
+            run = self.client.get_run(mlflow_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return False
+                return None
             raise
+        return run if run.info.lifecycle_stage == "active" else None
 
     def _goes_on(self, token: str) -> bool:
         newest = newest_record(self.folder)
@@ -291,12 +293,17 @@ class _Shipment:
     def _artifacts(self, token: str, record: ShippedRecord) -> None:
         if not record.mlflow_id or not (record.pending or record.ended):
             return
-        if record.ended and not self._exists(record.mlflow_id):  # deleted since its end
+        run = self._active(record.mlflow_id)
+        if record.ended and run is None:  # deleted since its end
             record.pending, record.ended = [], False
             save_shipped(self.folder, self.uri, self.state)
             return
         lines = cache(partial(self._lines, token))
         store = Artifacts(self.client, record.mlflow_id, self.folder, lines)
+        if run and run.info.status == "FINISHED" and run.data.tags.get(schema.TAG_FILES) == "complete":
+            # Sent again, since a full disk did not keep how far the store had got: it may also have kept older files.
+            missing = store.missing()
+            record.pending = [name for name in record.pending if name in missing]
         while record.pending:
             store.upload(record.pending[0])
             del record.pending[0]

@@ -194,17 +194,60 @@ def test_an_end_that_no_disk_took_leaves_the_older_files(
     """Killed before the store has the end, the next attempt continues from its checkpoint and needs them."""
     folder = workspace / "runs" / tiny_spec.run_id
     folder.mkdir(parents=True)
-    recorder = Recorder(tiny_spec, {}, folder)
-    recorder.begin(None)
-    log(recorder, 0)
-    assert recorder.file("answers/outcomes.npz", b"of step 0")
     with monkeypatch.context() as patch:
-        fill_disk(patch, folder, spool)
-        log(recorder, 1)
-        assert not recorder.file("answers/outcomes.npz", b"of steps 0 and 1")
-        recorder.finish(FINISHED)
+        full_disk_at_the_end(Recorder(tiny_spec, {}, folder), patch, spool)
     older = folder / "answers" / "outcomes.npz"
     if spool:
         assert older.read_bytes() == b"of step 0"
     else:  # the end is on disk, and the newer content with it
         assert not older.exists()
+
+
+@pytest.mark.parametrize("spool", [True, False])
+def test_the_store_gets_the_newest_content_and_keeps_it(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, spool: bool
+) -> None:
+    """Also when the lines that name the older file are sent again: a full disk may not keep how far it had got."""
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, folder)
+    with monkeypatch.context() as patch, Shipper(folder, tracking_uri(), recorder):
+        full_disk_at_the_end(recorder, patch, spool)
+    assert stored(folder, "answers/outcomes.npz") == b"of steps 0 and 1"
+    (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
+    send([folder], tracking_uri())
+    assert stored(folder, "answers/outcomes.npz") == b"of steps 0 and 1"
+    assert mlflow_run(folder).info.status == "FINISHED"
+
+
+def test_a_file_that_is_written_after_all_is_newer_than_what_a_line_held(
+    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = workspace / "runs" / tiny_spec.run_id
+    folder.mkdir(parents=True)
+    recorder = Recorder(tiny_spec, {}, folder)
+    recorder.begin(None)
+    with monkeypatch.context() as patch:
+        fill_disk(patch, folder, spool=False)
+        recorder.artifact("positions.json", {"position": [1]})
+    recorder.artifact("positions.json", {"position": [1, 2]})
+    recorder.finish(FINISHED)
+    send([folder], tracking_uri())
+    assert stored(folder, "positions.json") == b'{"position": [1, 2]}'
+
+
+def full_disk_at_the_end(recorder: Recorder, patch: pytest.MonkeyPatch, spool: bool) -> None:
+    """A run of two steps; the disk takes the outcomes of the first only."""
+    recorder.begin(None)
+    log(recorder, 0)
+    assert recorder.file("answers/outcomes.npz", b"of step 0")
+    fill_disk(patch, recorder.folder, spool)
+    log(recorder, 1)
+    assert not recorder.file("answers/outcomes.npz", b"of steps 0 and 1")
+    recorder.finish(FINISHED)
+
+
+def stored(folder: Path, name: str) -> bytes:
+    """A file of the run, as the store has it."""
+    client, run = open_client(tracking_uri()), mlflow_run(folder)
+    return Path(client.download_artifacts(run.info.run_id, name)).read_bytes()
