@@ -206,7 +206,8 @@ TAG_ENV_PREFIX = "cppo.env."
 TAG_HOST = "cppo.env.host"
 TAG_PYTHON = "cppo.env.python"
 TAG_PLATFORM = "cppo.env.platform"
-TAG_PACKAGE_PREFIX = "cppo.env.package."  # + name of the package; the value is its version
+TAG_PACKAGES = "cppo.env.packages"  # name==version of the main ones, with spaces between
+TAG_OLD_PACKAGE_PREFIX = "cppo.env.package."  # + name: the value is its version; of runs until November 2026
 TAG_CPU = "cppo.env.cpu"  # model of the machine's processors
 TAG_CORES = "cppo.env.cores"  # hardware threads that the process may use
 TAG_MEMORY = "cppo.env.memory_gib"  # of the machine

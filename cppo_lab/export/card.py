@@ -14,6 +14,7 @@ from cppo_lab.errors import printable
 from cppo_lab.export.subject import Subject
 from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.tracking.code_version import code_version
+from cppo_lab.tracking.environment import versions_in
 from cppo_lab.tracking.markdown import code
 from cppo_lab.tracking.naming import resolved_yaml
 
@@ -118,8 +119,8 @@ def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
     facts["Score before training"] = _score(scores, 0, spec.validation.samples)
     facts["Weights"] = f"{exported.parameters:,} in {exported.dtype}"
     facts["Code"] = _code_of(tags)
-    versions = {name: tags.get(f"{schema.TAG_PACKAGE_PREFIX}{name}") for name in _PACKAGES}
-    facts["Packages"] = ", ".join(f"{name} {code(found)}" for name, found in versions.items() if found)
+    found = versions_in(tags)
+    facts["Packages"] = ", ".join(f"{name} {code(found[name])}" for name in _PACKAGES if name in found)
     if subject.ended is not None:
         facts["Ended"] = f"{datetime.fromtimestamp(subject.ended / 1000, UTC):%Y-%m-%d %H:%M} UTC"
     facts["Exported by"] = f"CPPO Lab {code(code_version())}"

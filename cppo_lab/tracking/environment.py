@@ -1,5 +1,6 @@
 """Where, with what and by which code a run is trained, as tags: single facts by name, never the whole environment."""
 
+import contextlib
 import os
 import platform
 import pwd
@@ -49,7 +50,7 @@ def environment_tags() -> dict[str, str]:
         schema.TAG_MLFLOW_SOURCE: "cppo_lab",
         schema.TAG_MLFLOW_SOURCE_TYPE: "JOB" if "SLURM_JOB_ID" in os.environ else "LOCAL",
         schema.TAG_MLFLOW_USER: _user(),
-        **_versions(),
+        schema.TAG_PACKAGES: _versions(),
         **_gpus(),
         **_slurm(),
         **_code(),
@@ -80,13 +81,21 @@ def packages() -> list[str]:
     return [f"{name}=={found[name]}" for name in sorted(found, key=str.casefold)]
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def _versions() -> str:
+    found = []
     for name in PACKAGES:
-        try:
-            found[schema.TAG_PACKAGE_PREFIX + name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name}=={metadata.version(name)}")
+    return " ".join(found)
+
+
+def versions_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """The versions of the main packages that the tags of a run name."""
+    old = schema.TAG_OLD_PACKAGE_PREFIX
+    found = {key.removeprefix(old): value for key, value in tags.items() if key.startswith(old)}
+    for one in tags.get(schema.TAG_PACKAGES, "").split():
+        name, _, version = one.partition("==")
+        found[name] = version
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.tracking.environment import PACKAGES, environment_tags, packages
+from cppo_lab.tracking.environment import PACKAGES, environment_tags, packages, versions_in
 
 SECRET = "hunter2-s3cret"
 
@@ -36,16 +36,23 @@ def test_this_machine() -> None:
 
 
 def test_versions_of_what_is_installed() -> None:
-    tags = environment_tags()
+    found = versions_in(environment_tags())
     for name in PACKAGES:
         try:
             version: str | None = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             version = None
-        assert tags.get(schema.TAG_PACKAGE_PREFIX + name) == version
+        assert found.get(name) == version
     import numpy
 
-    assert tags[schema.TAG_PACKAGE_PREFIX + "numpy"] == numpy.__version__
+    assert found["numpy"] == numpy.__version__
+
+
+def test_versions_of_an_older_run() -> None:
+    """It has a tag for each package; one that is resumed has both, and the newer ones count."""
+    old = {"cppo.env.package.torch": "2.11.0", "cppo.env.package.verl": "0.8.0", "cppo.env.host": "node1"}
+    assert versions_in(old) == {"torch": "2.11.0", "verl": "0.8.0"}
+    assert versions_in({**old, schema.TAG_PACKAGES: "torch==2.13.0"}) == {"torch": "2.13.0", "verl": "0.8.0"}
 
 
 def test_a_job_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
