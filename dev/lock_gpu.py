@@ -2,8 +2,8 @@
 
 `python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` and `verl[vllm,megatron]`
 for CPython 3.12 on Linux (x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl
-settles in its own `[tool.uv]`, which pip ignores, is repeated here. The locks record until when a release counts:
-resolving again with that date gives the same packages, whatever has been released since.
+settles in its own `[tool.uv]`, which pip ignores, is repeated here. The locks record until when a release counts. A
+mirror may show an older release later all the same: only with the lock's own versions does a resolution give it again.
 
 Three packages that Megatron needs are only in verl's own wheelhouse. requirements-gpu-megatron-wheels.txt names their
 files as verl's uv.lock does; that file has no hashes for them, and nothing here has fetched them.
@@ -12,6 +12,7 @@ files as verl's uv.lock does; that file has no hashes for them, and nothing here
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -82,22 +83,27 @@ def until(text: str) -> str:
     return found[1]
 
 
-def resolved(requirements: tuple[str, ...], newest: str) -> dict[str, Pin]:
+def resolved(requirements: tuple[str, ...], newest: str, versions: Mapping[str, Pin] = {}) -> dict[str, Pin]:
     """The pins that uv finds for this project with `requirements`, with the SHA-256 of their files.
 
-    `newest` is the time (RFC 3339) until when a release counts.
+    `newest` is the time (RFC 3339) until when a release counts; a package in `versions` is taken in that version.
 
     Raises:
         DevError: no uv, or there is no solution.
     """
     with tempfile.TemporaryDirectory() as folder:
-        wanted, config = Path(folder, "wanted.in"), Path(folder, "uv.toml")
+        wanted, config, kept = (Path(folder, name) for name in ("wanted.in", "uv.toml", "kept.txt"))
         ours = f"cppo-lab[{EXTRAS}] @ {ROOT.as_uri()}"
         wanted.write_text("\n".join([ours, *requirements]) + "\n", encoding="utf-8")
         config.write_text(CONFIG, encoding="utf-8")
+        kept.write_text(
+            "".join(f"{name}=={pin.version}\n" for name, pin in versions.items()), encoding="utf-8"
+        )
         # To read this project's metadata any Python does: none is downloaded.
         options = ("--exclude-newer", newest, "--no-python-downloads")
-        text = compiled("--config-file", str(config), *PLATFORM, *options, str(wanted))
+        text = compiled(
+            "--config-file", str(config), *PLATFORM, *options, "--constraints", str(kept), str(wanted)
+        )
     lines = [line for line in text.splitlines() if not line.startswith("cppo-lab")]
     return pins("\n".join(lines))
 

@@ -16,7 +16,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "benchmarks/test_gpu_kit.py": (FULL, "makes a bare environment, and runs the whole kit on the CPU"),
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
-    "dev/test_gpu_lock.py": (FULL, "asks the package index"),
+    "dev/test_gpu_lock_resolves.py": (SOAK, "asks the package index, whose answer changes"),
     "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),
     "launch/test_conformance.py": (FULL, "twenty processes"),
     "launch/test_cancel.py": (FULL, "launches and ends runs, a dozen processes"),
