@@ -10,6 +10,8 @@ import torch
 
 from cppo_lab.cli.parser import parse
 from cppo_lab.rules.built_in import BUILT_IN
+from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.plan import make_plan
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
@@ -73,6 +75,17 @@ def test_commands_are_found() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readmes_sweep_shares_a_run_with_the_quickstart(tmp_path: Path) -> None:
+    """The README says that the quickstart's `cppo` is not retrained for it."""
+    [block] = re.findall(
+        r"```yaml\n(# mine\.yaml\n.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    )
+    (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+    mine = make_plan(load_sweep(str(tmp_path / "mine.yaml")), [])
+    quickstart = make_plan(load_sweep("quickstart"), ["variant=cppo"])
+    assert {one.run_id for one in quickstart.runs} <= {one.run_id for one in mine.runs}
 
 
 def test_every_rule_is_documented() -> None:
