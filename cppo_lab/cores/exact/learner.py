@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.exact.policy import PolicyTables, starting_parameters, student
@@ -57,7 +58,7 @@ class Learner:
         )
         self.parameters = starting_parameters(self.process, spec.model, self.start).requires_grad_()
         optim = spec.optim
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = AdamW(
             [self.parameters],
             lr=optim.learning_rate,
             betas=(optim.beta1, optim.beta2),

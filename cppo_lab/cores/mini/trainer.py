@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.collapse import NotFinite
 from cppo_lab.cores.diagnostics import Diagnostics
@@ -59,7 +60,7 @@ class Trainer:
         start = load_warm_start(made, spec.data, self.model, resources.shared / "warm_starts", self.doing)
         self.tags = {schema.TAG_WARM_START: start}
         optim = spec.optim
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = AdamW(
             self.model.parameters(),
             lr=optim.learning_rate,
             betas=(optim.beta1, optim.beta2),

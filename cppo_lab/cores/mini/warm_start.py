@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cppo_lab.cores.adamw import AdamW
 from cppo_lab.cores.base import Doing, say_nothing
 from cppo_lab.cores.mini.checkpoint import load_whole, same_form, save_whole
 from cppo_lab.cores.mini.model import Transformer
@@ -117,7 +118,7 @@ def train_warm_start(
     settings, task = made.warm_start, make_task(data)
     generator = torch.Generator().manual_seed(made.start_seed)
     held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     loss = torch.tensor(0.0)
