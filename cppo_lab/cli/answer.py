@@ -57,7 +57,7 @@ ANSWERS: dict[str, dict[str, str]] = {
     "retry": _TRAINED,
     "preflight": {
         **{"sweep": "name", "core": "trainer core"},
-        "kinds": "for each kind: model, layout, runs (ids), measured, error, hours (low, high; of all its runs), folder",
+        "kinds": "of each kind: model, layout, runs (ids), measured, error, hours (low, high; of all its runs), folder",
     },
     "status": {"runs": _RUNS, "states": "state -> number of runs, before --state filters them"},
     "watch": {"runs": _RUNS, "states": "state -> number of runs, when all have ended"},
