@@ -50,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="cppo",
         description="Plan, run and report ablations of CPPO (arXiv 2606.10968).",
-        epilog="Runs are tracked in MLflow: MLFLOW_TRACKING_URI (default: sqlite:///mlflow.db in the working folder).",
+        epilog="Runs are tracked in MLflow, in the store that MLFLOW_TRACKING_URI names (default: sqlite:///mlflow.db "
+        "in the working folder).",
     )
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
