@@ -18,7 +18,7 @@ HEADING = {
     "schema": "version of this format: 1; keys may be added, but none is removed or changes its meaning",
     "command": "the command, as in `plan` or `data check`",
     "exit_code": "the command's exit code",
-    "error": "what was wrong, as on standard error; null if nothing was. With an error the other keys are missing",
+    "error": "the error message, as on standard error; null if there was none. On an error the other keys are missing",
 }
 _RUNS = "one object per run, see below"
 _PLAN = {
@@ -29,7 +29,7 @@ _PLAN = {
 }
 _TRAINED = {
     **_PLAN,
-    "dry_run": "true: nothing was trained",
+    "dry_run": "true if nothing was trained",
     "to_train": "ids of the runs that were (or would be) trained",
     "left": "ids of failed runs, which only `cppo retry` retrains",
     "replaced": "run id -> MLflow ids of the results that were replaced",
@@ -40,9 +40,9 @@ ANSWERS: dict[str, dict[str, str]] = {
     "plan": {
         **{"sweep": "name", "core": "trainer core", "runs?": _RUNS},
         "totals?": "runs, places, states and costs of all runs",
-        "effect?": "`--power`: the assumed lead in points, or `paper`",
-        "claims?": "`--power`: each claim with its power",
-        "hours_are?": "`--power`: `gpu` or `machine`, the unit of hours_needed; null where no cost is known",
+        "effect?": "with `--power`: the assumed lead in points, or `paper`",
+        "claims?": "with `--power`: each claim with its power",
+        "hours_are?": "with `--power`: `gpu` or `machine`, the unit of hours_needed; null if no cost is known",
         "search?": "for a search: study, model, seeds, objectives, parameters, trials, states",
     },
     "show": {
@@ -57,9 +57,9 @@ ANSWERS: dict[str, dict[str, str]] = {
     "retry": _TRAINED,
     "preflight": {
         **{"sweep": "name", "core": "trainer core"},
-        "kinds": "model, layout, runs (ids), measured, error, hours (low, high; of all its runs), folder",
+        "kinds": "of each kind: model, layout, runs (ids), measured, error, hours (low, high; of all its runs), folder",
     },
-    "status": {"runs": _RUNS, "states": "state -> number of runs, before --state"},
+    "status": {"runs": _RUNS, "states": "state -> number of runs, before --state filters them"},
     "watch": {"runs": _RUNS, "states": "state -> number of runs, when all have ended"},
     "logs": {
         "run_id": "the run",
@@ -68,25 +68,25 @@ ANSWERS: dict[str, dict[str, str]] = {
     },
     "cancel": {
         "runs": "run_id, text and done of each run that was chosen",
-        "dry_run": "true: nothing was cancelled",
+        "dry_run": "true if nothing was cancelled",
     },
     "sync": {
         **{
             "store": "address",
             "runs": "ids of the runs with metrics to upload",
-            "dry_run": "true: nothing was uploaded",
+            "dry_run": "true if nothing was uploaded",
         },
         "points": "number of metric points uploaded",
     },
     "tune": {
         "search": "study, model, seeds, objectives, parameters, trials, states",
         "storage": "address of the study",
-        "dry_run": "true: nothing was trained",
+        "dry_run": "true if nothing was trained",
         "text": "the result in words",
     },
     "report": {
         **{"sweep": "name", "page": "path of index.html", "folder": "path"},
-        "rebuilt": "false: nothing had changed",
+        "rebuilt": "false if nothing had changed",
     },
     "compare": {
         **{"same": "whether nothing differs", "before": "report", "after": "report"},
@@ -106,9 +106,9 @@ ANSWERS: dict[str, dict[str, str]] = {
         **{"run": "run id", "step": "training step", "left_out": "responses that were not kept"},
         **{
             "rule": "name",
-            "constants": "of the rule",
+            "constants": "constants of the rule",
             "divergence": "the D_t passed to it",
-            "share_kept": "of the tokens",
+            "share_kept": "share of the tokens that the rule keeps",
         },
         "own": "the same for the rule that the run was trained with",
         "responses": "both rules' tests and the tokens on which they differ, for each response (docs/answers.md)",
@@ -119,7 +119,7 @@ ANSWERS: dict[str, dict[str, str]] = {
         "bounds": "rule, constant, ratio (to DPPO's) and limit (of delta_b) of each",
     },
     "check-vectors": {
-        **{"checked": "number of arrays", "mismatches": "one text each"},
+        **{"checked": "number of arrays", "mismatches": "one message for each mismatch"},
         "unknown": "keys that were not checked",
     },
     "data prepare": _FILES,
@@ -138,7 +138,7 @@ RUN_KEYS = {
     "model": "model name",
     "seed": "whole number, or null",
     "state": "one of the states of `cppo status`",
-    "reason": "why it ended, what it waits for, or what it does",
+    "reason": "why the run ended, what it is waiting for, or what it is doing",
     "step": "last step, or null",
 }
 

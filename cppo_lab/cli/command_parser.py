@@ -17,12 +17,12 @@ else:
     Commands = object  # what argparse returns has no public name
 
 OVERRIDES = (
-    "configuration overrides in Hydra's syntax: rule.delta=0.1 training.t_stop=20 launcher=inline. "
-    "model=, variant= and the sweep's axes (seed=0,1,2) select runs."
+    "configuration overrides in Hydra's syntax, for example rule.delta=0.1 training.t_stop=20 launcher=inline. "
+    "model=, variant= and the sweep's axes (seed=0,1,2) select which runs to use."
 )
-SWEEP = "name of a shipped sweep or study, or path to a sweep file"
-RUN = "run id or prefix (at least 4 digits) of a launched run or of a run in a shipped sweep"
-JSON = "print one JSON object, with nothing else on standard output (docs/commands.md)"
+SWEEP = "name of a shipped sweep or study, or path of a sweep file"
+RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a shipped sweep"
+JSON = "print one JSON object and nothing else to standard output (docs/commands.md)"
 SWEEP_OR_RUN = f"{SWEEP}; or {RUN}"
 
 
@@ -121,7 +121,7 @@ def add_sweep(
 def add_listing(command: argparse.ArgumentParser) -> None:
     """Which runs a command lists, and in which form."""
     command.add_argument(
-        "--state", metavar="STATE,...", help=f"only runs in these states: {', '.join(schema.STATES)}"
+        "--state", metavar="STATE,...", help=f"list only runs in these states: {', '.join(schema.STATES)}"
     )
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help=JSON)

@@ -24,7 +24,7 @@ MEANINGS = {
     Exit.RUNS_FAILED: "runs have failed with an error",
     Exit.PACKAGE: "a package that the command needs is not installed",
     Exit.INTERRUPTED: "interrupted; run the same command to continue",
-    Exit.READER_GONE: "the output's reader has gone, as `head` does",
+    Exit.READER_GONE: "the program that reads the output has exited, as `head` does early",
 }
 
 

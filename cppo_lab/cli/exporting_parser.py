@@ -23,7 +23,7 @@ def add_export(commands: Commands) -> None:
     export = commands.add_parser(
         "export",
         help="export a run's best checkpoint in Hugging Face format, or the metrics of a sweep as tables",
-        description="Without ACTION: `cppo export RUN --out DIR` is `cppo export model RUN --out DIR`.",
+        description="ACTION may be left out: `cppo export RUN --out DIR` means `cppo export model RUN --out DIR`.",
     )
     actions = export.add_subparsers(metavar="ACTION", required=True, parser_class=CommandParser)
     _add_model(actions)
@@ -40,7 +40,7 @@ def _add_model(actions: Commands) -> None:
         "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
     )
     model.set_defaults(command=exporting.model)
-    model.add_argument("run", metavar="RUN", help="run id or prefix (at least 4 digits)")
+    model.add_argument("run", metavar="RUN", help="run id, or a prefix of it (at least 4 digits)")
     model.add_argument(
         "--out",
         type=Path,
@@ -52,13 +52,17 @@ def _add_model(actions: Commands) -> None:
 
 def _add_metrics(actions: Commands) -> None:
     metrics = add_sweep(
-        actions, _METRICS, exporting.metrics, "export what the runs of a sweep have logged (docs/notebook.md)"
+        actions,
+        _METRICS,
+        exporting.metrics,
+        "export the metrics that the runs of a sweep have logged (docs/notebook.md)",
     )
     metrics.add_argument(
         "--format",
         choices=FORMATS,
         default=FORMATS[0],
-        help="parquet (default) or csv: tables `runs`, `history` and `outcomes`; tensorboard: a folder of event files",
+        help="parquet (default) and csv write the tables `runs`, `history` and `outcomes`; tensorboard writes "
+        "a folder of event files",
     )
     metrics.add_argument(
         "--out",
@@ -69,12 +73,14 @@ def _add_metrics(actions: Commands) -> None:
     )
     metrics.add_argument("--force", action="store_true", help="replace an earlier export of metrics in DIR")
     metrics.add_argument(
-        "--metrics", metavar="PATTERN,...", help="only these metrics: 'val/*,train/reward' (default: all)"
+        "--metrics",
+        metavar="PATTERN,...",
+        help="export only these metrics, for example 'val/*,train/reward' (default: all)",
     )
     metrics.add_argument(
         "--from",
         dest="source",
         choices=["runs", "paper"],
         default="runs",
-        help="your runs (default), or the paper's curves (main, study and the ablations; no overrides)",
+        help="export your runs (default) or the paper's curves (main, study and the ablations; without overrides)",
     )

@@ -50,7 +50,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="cppo",
         description="Plan, run and report ablations of CPPO (arXiv 2606.10968).",
-        epilog="Runs are tracked in MLflow: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working folder.",
+        epilog="Runs are tracked in MLflow, in the store that MLFLOW_TRACKING_URI names (default: sqlite:///mlflow.db "
+        "in the working folder).",
     )
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
@@ -74,14 +75,16 @@ def _add_training(commands: Commands) -> None:
         commands,
         "plan",
         training.plan,
-        "list the runs of a sweep with ids, states and cost",
+        "list the runs of a sweep with their ids, states and cost",
     )
     add_listing(plan)
     plan.add_argument(
-        "--power", action="store_true", help="show what the planned runs can decide: the power of each claim"
+        "--power", action="store_true", help="show the statistical power of each claim with the planned runs"
     )
     plan.add_argument(
-        "--deviation", metavar="POINTS,...", help="with --power: standard deviation over seeds (default: 1,2)"
+        "--deviation",
+        metavar="POINTS,...",
+        help="with --power: the standard deviations over seeds to assume (default: 1,2)",
     )
     plan.add_argument(
         "--effect",
@@ -96,7 +99,7 @@ def _add_training(commands: Commands) -> None:
         metavar="sweep|run",
     )
     _add_within(show)
-    show.add_argument("--run", metavar="ID", help="only the run with this id or prefix")
+    show.add_argument("--run", metavar="ID", help="print only the run with this id or prefix")
     show.add_argument("--verl", action="store_true", help="also print verl's full configuration of each run")
     diff = commands.add_parser("diff", help="show how two runs differ")
     diff.set_defaults(command=training.diff)
@@ -105,26 +108,28 @@ def _add_training(commands: Commands) -> None:
     _add_within(diff)
     launch = add_sweep(commands, "launch", training.launch, "train the unfinished runs of a sweep")
     launch.add_argument(
-        "--dry-run", action="store_true", help="only list what would be trained; nothing is written"
+        "--dry-run", action="store_true", help="only list what would be trained; write nothing"
     )
     launch.add_argument(
         "--replace",
         action="store_true",
-        help="retrain runs finished by another code version; each old result is deleted once its new one is finished",
+        help="retrain runs that another code version finished; each old result is deleted once the new one is finished",
     )
 
     flight = add_sweep(
         commands,
         "preflight",
         preflight.preflight,
-        "run a short test job for each kind of run (core=verl): does it start, does it fit, what will it cost",
+        "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
     )
-    flight.add_argument("--again", action="store_true", help="repeat measurements that have stored results")
+    flight.add_argument(
+        "--again", action="store_true", help="repeat measurements whose results are already stored"
+    )
     flight.add_argument("--show", action="store_true", help="only show stored results")
     flight.add_argument(
         "--random-weights",
         action="store_true",
-        help="measure models of the same shapes with random weights, and generated problems; needs no download",
+        help="measure with random weights of the same shapes and with generated problems; needs no download",
     )
 
 
@@ -141,17 +146,19 @@ def _add_within(command: argparse.ArgumentParser) -> None:
 
 def _add_searching(commands: Commands) -> None:
     tune = add_sweep(
-        commands, "tune", searching.tune, "search for the best constants (Optuna); run again to resume"
+        commands, "tune", searching.tune, "search for the best constants with Optuna; run it again to resume"
     )
     tune.add_argument(
         "--storage",
         metavar="URL",
-        help="storage of the study: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, or "
-        "sqlite:///optuna.db in the working folder)",
+        help="where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
+        "or sqlite:///optuna.db in the working folder)",
     )
     tune.add_argument("--dry-run", action="store_true", help="only show the search and its remaining trials")
     tune.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
-    tune.add_argument("--trials", type=int, metavar="N", help="total number of trials; overrides the file")
+    tune.add_argument(
+        "--trials", type=int, metavar="N", help="total number of trials; overrides the number in the file"
+    )
 
 
 def _add_reporting(commands: Commands) -> None:
@@ -166,27 +173,27 @@ def _add_reporting(commands: Commands) -> None:
         dest="source",
         choices=["runs", "paper"],
         default="runs",
-        help="your runs (default), or the paper's curves (main and study; see `cppo reference import`)",
+        help="report your runs (default) or the paper's curves (main and study; see `cppo reference import`)",
     )
     report.add_argument("--partial", action="store_true", help="report even if runs are missing")
     report.add_argument(
         "--watch",
         action="store_true",
-        help="with --partial: report again and again, until every run is a result or Ctrl-C",
+        help="with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
     )
     report.add_argument(
         "--every",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="with --watch: how often (default: 60)",
+        help="with --watch: time between updates (default: 60)",
     )
     report.add_argument(
         "--palette",
         choices=["paper", "colorblind"],
         default="paper",
-        help="colours of the figures: the paper's (default), or a palette for colour-blind readers and black-and-white "
-        "prints, with dashes and markers",
+        help="colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
+        "black-and-white prints, with dashes and markers",
     )
     report.add_argument(
         "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"
@@ -201,8 +208,10 @@ def _add_reporting(commands: Commands) -> None:
     compare = commands.add_parser("compare", help="show how two reports differ")
     compare.set_defaults(command=comparing.compare)
     for side in ("before", "after"):
-        compare.add_argument(side, metavar="REPORT", help="folder of a report, or its sweep")
-    reference = commands.add_parser("reference", help="the paper's own curves")
+        compare.add_argument(
+            side, metavar="REPORT", help="folder of a report, or the sweep that it belongs to"
+        )
+    reference = commands.add_parser("reference", help="import the paper's own curves")
     actions = reference.add_subparsers(metavar="ACTION", required=True)
     load = actions.add_parser(
         "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
@@ -211,7 +220,7 @@ def _add_reporting(commands: Commands) -> None:
 
 
 def _add_theory(commands: Commands) -> None:
-    bounds = commands.add_parser("bounds", help="the constants of CPPO's bounds, compared with DPPO's")
+    bounds = commands.add_parser("bounds", help="print the constants of CPPO's bounds, compared with DPPO's")
     # Read as text: argparse would answer a misspelt number with its usage as well.
     bounds.add_argument("--delta", default="0.15", help="token threshold (default: 0.15)")
     bounds.add_argument("--delta-b", default="0.02", help="prefix-budget rate (default: 0.02)")
@@ -229,12 +238,12 @@ def _add_theory(commands: Commands) -> None:
 
 def _add_ui(commands: Commands) -> None:
     page = commands.add_parser("ui", help="serve the MLflow UI for the tracking store until Ctrl-C")
-    page.add_argument("--port", type=int, metavar="N", help="port (default: the first free one from 5000)")
+    page.add_argument("--port", type=int, metavar="N", help="port (default: the first free port from 5000)")
     page.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, reachable from this machine only)",
+        help="address to listen on (default: 127.0.0.1, which only this machine can reach)",
     )
     page.add_argument("--open", action="store_true", help="also open a browser")
     page.add_argument(
@@ -247,7 +256,9 @@ def _add_ui(commands: Commands) -> None:
 
 
 def _add_data(commands: Commands) -> None:
-    data = commands.add_parser("data", help="training and validation sets of the verl core")
+    data = commands.add_parser(
+        "data", help="prepare or check the training and validation sets of the verl core"
+    )
     actions = data.add_subparsers(metavar="ACTION", required=True)
     prepare = actions.add_parser("prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 in verl's format")
     prepare.add_argument(
@@ -255,7 +266,7 @@ def _add_data(commands: Commands) -> None:
         dest="source",
         default="sample",
         metavar="SOURCE",
-        help="hub (downloads 300 MB), a file or folder of .jsonl or .parquet, or sample (default): "
+        help="hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
         "8 training problems and the AIME problems shipped with this package",
     )
     prepare.add_argument(
@@ -269,20 +280,22 @@ def _add_data(commands: Commands) -> None:
 
 def _add_completion(commands: Commands) -> None:
     shells = commands.add_parser(
-        "completion", help="print the script that lets a shell complete commands, sweeps, keys and run ids"
+        "completion", help="print a script with which a shell completes commands, sweeps, keys and run ids"
     )
     shells.add_argument(
         "shell",
         choices=sorted(completion.SCRIPTS),
         metavar="SHELL",
-        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: the same in ~/.zshrc, after `compinit`; '
-        "fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
+        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
+        "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
     )
     shells.set_defaults(command=completion.completion)
 
 
 def _add_doctor(commands: Commands) -> None:
-    doctor = commands.add_parser("doctor", help="check what this machine lacks for a run, and how to fix it")
+    doctor = commands.add_parser(
+        "doctor", help="check what this machine lacks for a run, and say how to fix it"
+    )
     doctor.add_argument(
         "--core",
         default=DEFAULT_CORE,
@@ -293,6 +306,6 @@ def _add_doctor(commands: Commands) -> None:
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="overrides of the run to check for: model=tiny_qwen3 layout=two_nodes paths.data=/data",
+        help="overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
     )
     doctor.set_defaults(command=environment.doctor)
