@@ -1,1 +1,1 @@
-"""MLflow -> tidy frames -> selection -> statistics. Never draws."""
+"""From MLflow to tidy frames, selection and statistics. Nothing here draws."""

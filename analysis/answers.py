@@ -1,4 +1,4 @@
-"""The answers kept by a report's runs, from the store: outcomes, texts, tokens (`cppo_lab.answers`)."""
+"""Reads the answers of a report's runs from the store: outcomes, texts and tokens (`cppo_lab.answers`)."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.store import address
 
-MOST_RUNS = 300  # of a larger sweep the answers are not read, as its page shows no single curve either
+MOST_RUNS = 300  # answers of a larger sweep are not read: its page shows no single runs
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunAnswers:
-    """What one run kept: texts and tokens of some of its validated steps, in the order of the steps."""
+    """The texts and tokens that one run kept of some of its validated steps, by step."""
 
     texts: tuple[Texts, ...]
     tokens: tuple[RecordedTokens, ...]
@@ -29,9 +29,10 @@ class RunAnswers:
 def read_outcomes(
     uri: str, artifacts: Mapping[str, str], *, of_any_number: bool = False
 ) -> dict[str, Outcomes]:
-    """MLflow run -> its outcomes, of those that have them; nothing for more than MOST_RUNS runs, unless asked.
+    """MLflow run -> its outcomes, for the runs that have them. Empty for more than MOST_RUNS runs, unless
+    `of_any_number`.
 
-    `artifacts`: MLflow run -> the address of its artifacts. Those on this machine are read without asking the store.
+    `artifacts`: MLflow run -> the URI of its artifacts. Artifacts on this machine are read without querying the store.
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
     if len(artifacts) > MOST_RUNS and not of_any_number:
@@ -50,8 +51,8 @@ def read_outcomes(
 def read_answers(
     uri: str, mlflow_ids: Iterable[str], text_steps: int, token_steps: int
 ) -> Mapping[str, RunAnswers]:
-    """MLflow run -> its texts at so many validations, evenly spread with the first and the last, and its tokens at its
-    last `token_steps`; only runs that have any.
+    """MLflow run -> its texts at up to `text_steps` validations, evenly spaced and including the first and the last,
+    and its tokens at the last `token_steps`. Runs without either are left out.
 
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
@@ -73,8 +74,10 @@ def read_answers(
 
 
 def _stored_files(uri: str) -> Callable[[str], reading.AnswerFiles]:
-    """MLflow run -> its answer files in the store, which is opened for the first of them: MLflow takes seconds."""
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one for each file
+    """MLflow run -> its answer files in the store. The store is opened on first use, because importing MLflow takes
+    seconds.
+    """
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one bar per file
 
     @cache
     def client() -> Any:
@@ -91,7 +94,7 @@ def _stored_files(uri: str) -> Callable[[str], reading.AnswerFiles]:
 
 
 def spread(items: Sequence[T], most: int) -> list[T]:
-    """At most `most` of them, evenly spread, with the first and the last."""
+    """At most `most` of the items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)
     if most < 2:

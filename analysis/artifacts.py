@@ -1,6 +1,9 @@
-"""What runs leave as JSON artifacts. The diagnostics: how far the policies part at each token position, and one
-response through CPPO's two tests. Checked on reading: a file that is not what it should be is an error. The
-state of a search: its text alone (`search` has its meaning).
+"""Reads the JSON artifacts of runs.
+
+`diagnostics/positions.json` has the gap between the policies at each token position, `diagnostics/window.json` one
+response under CPPO's two tests. Both are validated: a malformed file is an error. `search.json` is returned as text
+(`search_file` parses it).
+
 """
 
 import math
@@ -33,8 +36,8 @@ T = TypeVar("T")
 class PositionGaps:
     """|pi(y_t) - mu(y_t)| by token position 1..T of one run: `mean`, and the mean `top10` of the largest tenth.
 
-    `tokens`: how many tokens were seen at a position; where none was, the gaps are NaN. `w_min` and `delta` are
-    the rule's, None where it has none. `span` is T of its position weight where that is the padded width, else None.
+    `tokens`: how many tokens each position has; the gap is NaN where there is none. `w_min` and `delta` are the rule's
+    constants, None if it has none. `span` is T of the position weight if that is the padded width, else None.
     """
 
     positions: tuple[int, ...]
@@ -48,8 +51,8 @@ class PositionGaps:
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """One response under CPPO, a value per token: w_t D_t, both thresholds it is held against, whether the token
-    moves pi away from mu, and what masked it (one of REASONS; empty: kept).
+    """One response under CPPO, with one value per token: w_t D_t, the two thresholds it is compared with, whether the
+    token moves pi away from mu, and what masked it (one of REASONS; empty if it was kept).
     """
 
     step: int
@@ -65,8 +68,8 @@ class TokenWindow:
         return tuple(min(self.token_threshold, value) for value in self.prefix_threshold)
 
     def span(self, width: int) -> "TokenWindow":
-        """The `width` neighbouring tokens that show most: both kinds of masking before one, then masked tokens beside
-        kept ones that move away as well, then the most masked tokens, then the earliest.
+        """The most instructive `width` consecutive tokens. Preferred, in this order: both kinds of masking; masked
+        tokens together with kept ones that also move away; the most masked tokens; the earliest.
         """
         last = max(0, len(self.symbols) - width)
 
@@ -136,13 +139,13 @@ def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Field
 
 
 def _content(client: MlflowClient, mlflow_id: str, folder: str, path: str, largest: int) -> str | None:
-    """The file's text; None if the run has no such file, or its artifacts are not to be seen from here."""
+    """The file's text; None if the run has no such file, or its artifacts cannot be reached from here."""
     entry = next((one for one in client.list_artifacts(mlflow_id, folder or None) if one.path == path), None)
     if entry is None or entry.is_dir:
         return None
-    # Asked of the store first, so that a file that is far too large is not brought here at all.
+    # The listed size is checked first, so that an oversized file is not downloaded at all.
     _small_enough(entry.file_size or 0, largest, f"{path} of MLflow run {mlflow_id}")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for some kilobytes
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # no bar for a few kilobytes
     with tempfile.TemporaryDirectory(prefix="cppo-") as target:
         local = Path(client.download_artifacts(mlflow_id, path, target))
         _small_enough(local.stat().st_size, largest, f"{path} of MLflow run {mlflow_id}")
@@ -158,7 +161,7 @@ def _small_enough(size: int, largest: int, what: str) -> None:
 
 
 def _gap(value: Any) -> float | None:
-    """A position that no response reached has no gap: null, or not a number."""
+    """A position that no response reached has no gap: it is null or NaN."""
     absent = value is None or (isinstance(value, float) and math.isnan(value))
     return math.nan if absent else number(value)
 

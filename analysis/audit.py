@@ -1,7 +1,7 @@
-"""The recomputed tables held against the printed ones, cell by cell, and what the curves say about the
+"""Compares the recomputed tables with the printed ones, cell by cell, and says what the curves show about the
 differences.
 
-Everything here is in percent, as printed, and derived from the curves; nothing is taken on trust from notes.
+All values are in percent, as printed, and derived from the curves; nothing is taken from notes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,16 @@ from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.window import LateMean, ends_early, late_means, rank_descending, step_noise
 
 CENT = Decimal("0.01")
-# Curves are given to 1e-6 as fractions, so a percent is known to 1e-4: digits beyond are noise of the
-# arithmetic.
+# The curves give fractions to 1e-6, so a percentage is known to 1e-4; further digits are rounding noise.
 _KNOWN = Decimal("0.0001")
 EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
-AVERAGE = "avg"  # the printed tables' name of the mean column
+AVERAGE = "avg"  # the mean column in the printed tables
 
 
 class Printing(StrEnum):
     """How a printed number relates to the exact one."""
 
-    EITHER = "either"  # cutting and rounding give the same digits
+    EITHER = "either"  # truncating and rounding give the same digits
     TRUNCATED = "truncated"
     ROUNDED = "rounded"
     NEITHER = "neither"
@@ -57,12 +56,11 @@ class AuditCell:
 
 @dataclass(frozen=True)
 class AuditRun:
-    """One run of the paper: where it was selected and how firm that is.
+    """One run of the paper: its selected step, and how robust that selection is.
 
-    `points`: evaluations inside the window; `half_grid`: how many of its single-benchmark values are not
-    k/480 but an odd multiple of 1/960, i.e. the mean of two evaluations; `noise`: see `window.step_noise`,
-    in points. `late`: mean of the last 30 % of the window in percent; `printed_rank` and `late_rank` are
-    inside the model.
+    `points`: evaluations inside the window; `half_grid`: how many of its single-benchmark values are an odd multiple of
+    1/960 rather than k/480, i.e. the mean of two evaluations; `noise`: see `window.step_noise`, in points. `late`: mean
+    of the last 30 % of the window in percent; `printed_rank` and `late_rank` are ranks within the model.
     """
 
     score: RunScore
@@ -97,12 +95,12 @@ def percent(fraction: float) -> Decimal:
 
 
 def round_half_up(value: Decimal) -> Decimal:
-    """Two decimals, a five rounds up (Python's own rounding would send 30.625 to 30.62)."""
+    """Two decimals, half rounded up (Python's own rounding would turn 30.625 into 30.62)."""
     return value.quantize(CENT, ROUND_HALF_UP)
 
 
 def classify(printed: str, exact: Decimal | None) -> Printing:
-    """How `printed` came about from `exact`."""
+    """How `printed` was derived from `exact`: truncated, rounded, either, or neither."""
     if printed == SelectionState.COLLAPSE.value or exact is None:
         return Printing.COLLAPSE
     shown = Decimal(printed)
@@ -115,15 +113,13 @@ def classify(printed: str, exact: Decimal | None) -> Printing:
 
 
 def half_grid_values(values: pd.DataFrame) -> int:
-    """How many values are no multiple of 1/480 (the curves are given to 1e-6, hence the tolerance)."""
+    """How many values are not a multiple of 1/480 (with a tolerance, because the curves are given to 1e-6)."""
     scaled = values * EVALUATIONS
     return int(((scaled - scaled.round()).abs() > 0.01).to_numpy().sum())
 
 
 def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Audit:
-    """Holds the board against the rows of the printed full table (`model`, `method`, benchmarks and AVERAGE
-    as text).
-    """
+    """Compare the board with the rows of the printed full table (`model`, `method`, benchmarks and AVERAGE as text)."""
     late = late_means(board)
     by_pair = {(run.model, run.variant): run for run in board.runs}
     cells, runs = [], []
@@ -173,8 +169,8 @@ def same_curve(one: pd.Series, other: pd.Series, tolerance: float = 2e-6) -> boo
 
 
 def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """(ablation, variant) -> the method of the main grid whose mean curve it is, for the ablation curves
-    that are one.
+    """(ablation, variant) -> the method of the main grid with the same mean curve, for the ablation curves that equal
+    one.
 
     `ablations`: columns ablation, model, variant, step, value (fraction).
     """

@@ -1,6 +1,4 @@
-"""Validation curves out of the tidy metrics: one row per (run, step), one column per benchmark, and their
-mean.
-"""
+"""Validation curves from the tidy metrics: one row per (run, step), one column per benchmark and one for their mean."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ class ValidationCurves:
     """Avg@`samples` of every run as fractions in [0, 1].
 
     `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the
-    unweighted mean of the benchmarks of the run's model: those that any run on it has logged (models on
-    different tasks have different ones). A run that logged no benchmark at all but the mean (the paper's
-    ablation curves) has the mean it logged. MEAN is NaN at a step where one of the benchmarks is missing.
+    unweighted mean of the benchmarks of the run's model, i.e. of those that any run on that model has logged (models on
+    different tasks have different benchmarks). A run that logged only the mean and no benchmark (the paper's ablation
+    curves) keeps the mean it logged. MEAN is NaN at a step where a benchmark is missing.
     """
 
     frame: pd.DataFrame
@@ -34,7 +32,7 @@ class ValidationCurves:
 
     @cached_property
     def _of_run(self) -> Mapping[str, pd.DataFrame]:
-        """Cut up once: to look a run up in the whole frame takes longer the more runs there are."""
+        """Split once: looking a run up in the whole frame takes longer the more runs there are."""
         parts = self.frame.groupby(level="mlflow_id", sort=False, observed=True)
         return {str(mlflow_id): part.droplevel("mlflow_id") for mlflow_id, part in parts}
 
@@ -42,15 +40,15 @@ class ValidationCurves:
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
     """The validation curves in the `metrics` and `runs` frames of `reader.SweepData`.
 
-    Where benchmarks were evaluated with several numbers of samples (Avg@1 and Avg@16), the largest counts.
+    If benchmarks were evaluated with several sample counts (Avg@1 and Avg@16), the largest is used.
     """
-    # Of very many points few are validations: those are picked by number, before any name is written out.
+    # Few of very many points are validations: they are picked by category code, before names are expanded.
     names = metrics["metric"].astype("category").cat
     parsed = [schema.parse_validation_metric(name) for name in names.categories]
     known = np.array([found is not None for found in parsed], dtype=bool)
     codes = names.codes.to_numpy()
     picked = known[codes] if len(parsed) else np.zeros(len(codes), dtype=bool)
-    # Column by column: a choice of rows and columns at once copies whole columns first.
+    # Column by column: selecting rows and columns at once would copy whole columns first.
     columns = ("mlflow_id", "step", "value")
     rows = pd.DataFrame({name: metrics[name].array[picked] for name in columns})
     codes = codes[picked]

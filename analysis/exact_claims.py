@@ -1,8 +1,8 @@
 """Hypotheses about the surrogate's error, judged as claims about scores are (`statistics/verdicts.py`).
 
-What is compared is an advantage: minus the log of the ratio of errors at equal movement (`exact_study`), or minus what
-that log changes by when the horizon is ten times as long. Sizes of claims are percent of the error: an advantage of 10
-percent is a ratio of 0.9. Two one-sided tests for each comparison, at level 0.025:
+The compared quantity is an advantage: minus the log of the ratio of errors at equal movement (`exact_study`), or minus
+the change of that log when the horizon is ten times as long. Sizes of claims are in percent of the error: an advantage
+of 10 percent is a ratio of 0.9. Each comparison has two one-sided tests at level 0.025:
 
     superiority   for: the advantage is 0 or less           against: it is `smallest` or more
     equivalence   for: it is outside the margin (TOST)      against: it is inside the margin
@@ -27,12 +27,12 @@ from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
 
 @dataclass(frozen=True)
 class ErrorClaim:
-    """One hypothesis: each of `better` has a smaller error at equal movement than each of `than`, or with `within` one
-    that differs by less than that.
+    """One hypothesis: each variant of `better` has a smaller error at equal movement than each of `than`; or, with
+    `within`, an error that differs by less than that.
 
-    `slope`: not the ratio (mean over the horizons) but its change with the horizon. `models`: that it is about, () for
-    all; `over_models`: their mean in one test. `smallest`, `within`: fractions of the error. `seeds`: of the runs that
-    judge it. `after`: key of the one that must be supported first.
+    `slope`: compare the change of the ratio with the horizon, not the ratio itself (mean over the horizons). `models`:
+    the models it is about, () for all; `over_models`: test their mean once. `smallest`, `within`: fractions of the
+    error. `seeds`: seeds of the runs that test it. `after`: key of the hypothesis that must be supported first.
     """
 
     key: str
@@ -50,14 +50,15 @@ class ErrorClaim:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """All that are compared."""
+        """All variants that are compared."""
         return self.better + self.than
 
 
 @dataclass(frozen=True)
 class ErrorComparison:
-    """Two variants on one model, or in the mean over several (`model` is then ""). `advantage`: see the module's text;
-    None where they cannot be compared. `by_return`: the same at an equal return before the update, too.
+    """Two variants on one model, or averaged over several (`model` is then ""). `advantage`: see the module docstring;
+    None if they cannot be compared. `by_return`: the advantage when steps must also have an equal return before the
+    update.
     """
 
     model: str
@@ -72,8 +73,8 @@ class ErrorComparison:
 
 @dataclass(frozen=True)
 class ErrorVerdict:
-    """A hypothesis judged. `closed_by`: the one that had to be supported first and is not: the outcome is exploratory.
-    `provisional`: runs that test it are missing.
+    """The verdict on one hypothesis. `closed_by`: the hypothesis that had to be supported first and is not, which makes
+    this outcome exploratory. `provisional`: runs that test it are missing.
     """
 
     claim: ErrorClaim
@@ -84,7 +85,9 @@ class ErrorVerdict:
 
     @property
     def deciding(self) -> ErrorComparison | None:
-        """Not supported: the surest refutation; else the least sure comparison, or one without a number."""
+        """The comparison that decides the outcome: the strongest refutation if the hypothesis is not supported, else
+        the least certain comparison, or one without a number.
+        """
         if self.outcome is VerdictOutcome.NOT_SUPPORTED:
             refuted = [one for one in self.comparisons if one.outcome is self.outcome]
             return min(refuted, key=lambda one: 1.0 if one.p_against is None else one.p_against)
@@ -94,8 +97,8 @@ class ErrorVerdict:
 def judge_errors(
     claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves], missing: Mapping[str, bool]
 ) -> tuple[ErrorVerdict, ...]:
-    """The hypotheses in their order; `curves` may hold runs of other seeds, which do not count. `missing`: by key,
-    whether runs that test it are no results yet.
+    """Judge the hypotheses, in their order. `curves` may hold runs of other seeds, which are ignored. `missing`: by
+    key, whether runs that test the hypothesis have no result yet.
     """
     found: dict[str, ErrorVerdict] = {}
     for claim in claims:
@@ -107,7 +110,7 @@ def judge_errors(
 
 
 def _closed_by(claim: ErrorClaim, found: Mapping[str, ErrorVerdict]) -> ErrorClaim | None:
-    """The first claim of those that come before it which is not supported."""
+    """The first claim that must be supported before this one and is not."""
     if claim.after is None:
         return None
     before = found[claim.after]
@@ -116,7 +119,7 @@ def _closed_by(claim: ErrorClaim, found: Mapping[str, ErrorVerdict]) -> ErrorCla
 
 
 def of_seeds(curves: Curves, seeds: Sequence[int]) -> Curves:
-    """The runs of some seeds."""
+    """The runs with these seeds."""
     rows = [i for i, seed in enumerate(curves.seeds) if seed in seeds]
     parts = {name: value[rows] for name, value in vars(curves).items() if name != "seeds"}
     return Curves(tuple(curves.seeds[i] for i in rows), **parts)
@@ -145,7 +148,7 @@ def _comparison(
     one: str,
     other: str,
 ) -> ErrorComparison:
-    """Not yet decided: that takes all of the claim's."""
+    """One comparison, without its outcome, which depends on all comparisons of the claim."""
     found = _advantage(claim, curves, models, one, other, by_return=False)
     again = _advantage(claim, curves, models, one, other, by_return=True)
     p_for, p_against = _p_for(claim, found), _p_against(claim, found)
@@ -201,7 +204,7 @@ def _one_outcome(found: ErrorComparison, p_against: float) -> VerdictOutcome:
 
 
 def _outcome(found: Sequence[ErrorComparison]) -> VerdictOutcome:
-    """All must hold; one that is refuted refutes the claim."""
+    """Supported if all comparisons hold; not supported if any is refuted."""
     outcomes = {one.outcome for one in found}
     if VerdictOutcome.NOT_SUPPORTED in outcomes:
         return VerdictOutcome.NOT_SUPPORTED

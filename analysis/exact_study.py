@@ -1,7 +1,7 @@
-"""The exact core's runs: curves by condition, the surrogate's error at equal movement, and what it depends on.
+"""Curves of the exact core's runs by condition, the surrogate's error at equal movement, and what it depends on.
 
-A curve is one run's values step by step. `Condition` tells runs apart that differ in more than the seed; seeds are the
-units of every interval. docs/exact.md has the estimator and its type I error.
+A curve has one run's values step by step. Runs of one `Condition` differ only in the seed; seeds are the sampling units
+of every interval. docs/exact.md describes the estimator and its type I error.
 """
 
 import math
@@ -19,10 +19,10 @@ from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate
 Array = NDArray[np.float64]
 Reduce = Callable[[Array], Array]
 
-BIN = math.log(1.25)  # width of a movement bin: steps within it count as equally far
+BIN = math.log(1.25)  # width of a movement bin, within which movement counts as equal
 RETURN_BIN = 0.1
 LEAST = 5  # steps that each rule must have in a bin
-CORE = "exact"  # in the name of its metrics, too
+CORE = "exact"  # also the prefix of its metrics
 HORIZON = "rollout.max_response_length"
 POSITIONS = tuple(schema.position_metric("movement", part) for part in range(1, schema.POSITION_BINS + 1))
 METRICS = {
@@ -34,12 +34,12 @@ METRICS = {
     "bound": "exact/bound",
     "product_bound": "exact/product_bound",
 }
-READ = frozenset([*METRICS.values(), *POSITIONS])  # what a report has to read of a run
+READ = frozenset([*METRICS.values(), *POSITIONS])  # the metrics that a report reads
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What all runs of one family of curves have in common; `variant` without the horizon."""
+    """What all runs of one group of curves share; `variant` is without the horizon."""
 
     model: str
     variant: str
@@ -50,7 +50,7 @@ class Condition:
 class Curves:
     """The runs of one condition, [seed, step] each, and movement by eighth of the response [seed, step, 8].
 
-    `before`: movement before the step's first update, that is by mismatch and staleness alone. `returns` and
+    `before`: movement before the step's first update, which comes from mismatch and staleness alone. `returns` and
     `rollout_returns`: J(pi), J(mu). A run that ended early has NaN from there on.
     """
 
@@ -66,8 +66,8 @@ class Curves:
 
 
 def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[Condition, Curves]:
-    """The finished runs of a scored sweep by condition, in its order; `seeds`: of these alone. Runs that did not log
-    `exact/error` are left out.
+    """The finished runs of a scored sweep by condition, in declaration order; with `seeds`, only the runs with these
+    seeds. Runs that did not log `exact/error` are left out.
     """
     found: dict[Condition, Curves] = {}
     for model, variant in board.cells:
@@ -120,7 +120,7 @@ def _padded(table: Array, steps: int) -> Array:
 class Pair:
     """Two rules on one process and horizon, by seed: steps and summed |Delta| in every bin, [2, seed, bin].
 
-    A bin is of equal movement; with `by_return` also of an equal return before the update.
+    Steps in a bin have equal movement and, with `by_return`, also an equal return before the update.
     """
 
     seeds: tuple[int, ...]
@@ -129,8 +129,8 @@ class Pair:
 
     def log_ratios(self, weights: Array) -> Array:
         """The log of the first rule's mean |Delta| over the second's at equal movement, for each row of `weights`
-        [draw, seed]: how often each seed counts. Mean over the bins in which each rule has LEAST steps, weighted by the
-        steps of the one that has fewer; NaN where there is none.
+        [draw, seed]: how often each seed counts. Averaged over the bins in which each rule has at least LEAST steps,
+        weighted by the smaller of the two counts; NaN if there is no such bin.
         """
         steps, errors = weights @ self.steps, weights @ self.errors  # [2, draw, bin]
         shared = (steps.min(0) >= LEAST) & (errors.min(0) > 0)
@@ -143,7 +143,7 @@ class Pair:
 
 
 def paired(one: Curves, other: Curves, by_return: bool = False) -> Pair:
-    """The steps of two conditions in bins, for the seeds that both have."""
+    """The binned steps of two conditions, for the seeds that both have."""
     seeds = tuple(sorted(set(one.seeds) & set(other.seeds)))
     sides = [_binned(curves, seeds, by_return) for curves in (one, other)]
     keys = sorted({key for side in sides for _, key, _ in side})
@@ -187,7 +187,7 @@ def pairs_of(
 
 
 def ratio_estimates(pairs: Mapping[int, Pair]) -> dict[int, Estimate]:
-    """The log ratio of errors at each horizon; those that share no bin of movement are left out."""
+    """The log ratio of errors at each horizon; horizons where the two share no movement bin are left out."""
     found = {h: combined([{h: pair}], lambda logs: logs[0]) for h, pair in pairs.items()}
     return {h: one for h, one in found.items() if one is not None}
 
@@ -198,8 +198,8 @@ def mean_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
 
 
 def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
-    """The slope of the log ratio in log10 T, mean over models: what it changes by when the horizon is ten times as
-    long. None if a horizon cannot be compared, or there is one alone.
+    """The slope of the log ratio in log10 T, averaged over models: its change when the horizon is ten times as long.
+    None if a horizon cannot be compared, or there is only one.
     """
     if any(len(pairs) < 2 for pairs in by_model):
         return None
@@ -208,7 +208,7 @@ def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
 
 
 def _slope_weights(horizons: Sequence[int]) -> Array:
-    """What least squares multiplies the values at each horizon by."""
+    """The least-squares weight of the value at each horizon."""
     x = np.log10(np.array(horizons, dtype=np.float64))
     x -= x.mean()
     return np.asarray(x / (x @ x))
@@ -217,8 +217,9 @@ def _slope_weights(horizons: Sequence[int]) -> Array:
 def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate | None:
     """A linear `reduce` of the log ratios of all models and horizons, [part, draw] -> [draw], and its jackknife error.
 
-    The jackknife leaves one seed out of all parts at once, since the runs of a seed share their start: so however parts
-    and rules hang together, seeds are the units. None where a part shares no bin of movement, or no seeds are common.
+    The jackknife leaves one seed out of all parts at once, since the runs of a seed share their start. So seeds are the
+    sampling units, however parts and rules are correlated. None if the two rules of a part share no movement bin, or
+    the parts share no seeds.
     """
     parts = [pair for pairs in by_model for pair in pairs.values()]
     seeds = sorted(set.intersection(*(set(part.seeds) for part in parts))) if parts else []
@@ -226,7 +227,7 @@ def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate
     if not n:
         return None
     draws = np.concatenate([np.ones((1, n)), 1 - np.eye(n)]) if n > 1 else np.ones((1, 1))
-    logs = np.stack([part.log_ratios(_spread(draws, seeds, part.seeds)) for part in parts])
+    logs = np.stack([part.log_ratios(_expand_weights(draws, seeds, part.seeds)) for part in parts])
     values = reduce(logs)
     if not np.isfinite(values).all():
         return None
@@ -236,8 +237,8 @@ def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate
     return estimate(float(values[0]), n, error, n - 1)
 
 
-def _spread(draws: Array, seeds: Sequence[int], own: Sequence[int]) -> Array:
-    """The weights of common `seeds` as weights of a part's `own`, which may be more; those count 0."""
+def _expand_weights(draws: Array, seeds: Sequence[int], own: Sequence[int]) -> Array:
+    """The weights of the common `seeds` as weights of a part's `own` seeds; its further seeds have weight 0."""
     weights = np.zeros((len(draws), len(own)))
     weights[:, [own.index(seed) for seed in seeds]] = draws
     return weights
@@ -259,7 +260,7 @@ class ConditionSummary:
 
 
 def summarise(curves: Curves) -> ConditionSummary:
-    """The means of one condition."""
+    """The means over the runs and steps of one condition."""
     error = np.abs(curves.error)
     some = error > 1e-12
     fell = np.diff(curves.returns, axis=1)

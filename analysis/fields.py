@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Fields:
-    """The fields of one JSON object `what`; `remedy` ends every message on a wrong one.
+    """The fields of one JSON object. `what` names it in messages, `remedy` ends each of them.
 
-    A check turns a value into what it should be, or into None. Every method raises UserError if a field is absent
-    or fails its check.
+    A check returns the parsed value, or None if the value is invalid. Every method raises UserError if a field is
+    absent or fails its check.
     """
 
     def __init__(self, values: object, what: str, remedy: str = REMEDY) -> None:
@@ -34,12 +34,12 @@ class Fields:
         except (
             ValueError,
             RecursionError,
-        ) as error:  # ValueError: also a number of more digits than Python reads
+        ) as error:  # ValueError also covers a number with more digits than Python parses
             raise UserError(f"{what} is not JSON ({error}): {remedy}") from None
         return cls(values, what, remedy)
 
     def bad(self, why: str) -> UserError:
-        """The error that says `why` the object is not what it should be."""
+        """The error for an invalid object; `why` continues its name."""
         return UserError(f"{self.what} {why}: {self.remedy}")
 
     def one(self, key: str, check: Callable[[Any], T | None], kind: str) -> T:
@@ -72,7 +72,7 @@ class Fields:
         return result
 
     def optional(self, key: str) -> float | None:
-        """A number, or None where there is none."""
+        """A number; None if the value is null."""
         return None if self.values.get(key) is None else self.one(key, number, "number")
 
     def inner(self, key: str) -> "Fields":

@@ -1,4 +1,4 @@
-"""The declared grid of a sweep, with which the runs in the store are compared."""
+"""The declared grid of a sweep, against which the runs in the store are compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class ExpectedRun:
     """One run of a declared sweep.
 
-    `run_id` is the hash of the run's resolved configuration, or None where only the name is known (the
+    `run_id` is the hash of the run's resolved configuration, or None if only the name is known (the
     paper's runs): then `model`, `variant` and, if not None, `seed` identify the run.
     """
 
@@ -25,16 +25,16 @@ class ExpectedRun:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What differences are taken to: the variant `name`; empty for the usual one. With `matched`, `name` is a variant
-    of the sweep file with one value of each axis, and `matched` says to which of these each other variant is compared:
-    to the one with its own values.
+    """The variant that differences are taken from: `name`, or the default baseline if empty. With `matched`, `name` is
+    a variant of the sweep file that itself has axis values, and `matched` maps each variant to the baseline variant
+    with the same values.
     """
 
     name: str = ""
     matched: Mapping[str, str] | None = None
 
     def of(self, variant: str) -> str | None:
-        """What `variant` is compared with; None for a baseline itself, and where there is none at its values."""
+        """The baseline of `variant`; None for a baseline itself, and if there is none with its axis values."""
         found = self.name if self.matched is None else self.matched.get(variant)
         return None if found == variant else found
 
@@ -45,7 +45,7 @@ USUAL = Baseline()
 @dataclass(frozen=True)
 class SweepGrid:
     """One sweep of a study: its name, its heading and the question it answers, and all its runs. `pairing`: whether its
-    file says to compare runs seed by seed; None if it says nothing.
+    file requests comparison seed by seed; None if it does not say.
     """
 
     name: str
@@ -58,8 +58,8 @@ class SweepGrid:
 
 @dataclass(frozen=True)
 class AxisPlace:
-    """Where one variant of a sweep is on the sweep's axes: `group` is its name without the values; a value is None on
-    an axis that it does not have.
+    """The position of one variant on the sweep's axes. `group` is its name without the axis values; a value is None on
+    an axis that does not apply to it.
     """
 
     variant: str
@@ -69,7 +69,7 @@ class AxisPlace:
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a sweep, without seeds and models: their configuration keys, and where each variant is."""
+    """The axes of a sweep except seeds and models: their configuration keys, and each variant's position."""
 
     keys: tuple[str, ...] = ()
     places: tuple[AxisPlace, ...] = ()

@@ -1,9 +1,9 @@
 """The metric histories of many runs at once, as one tidy frame.
 
-A run that has ended left its whole history in the artifact `history.npz`: one file instead of a request for each
-metric. What it says counts as far as the last point of a metric is the one that the store has. For everything else,
-and for runs that go on, the store is asked metric by metric. Answers that did not come from a file of this machine
-are kept in a cache under the run's version: its state and its last points.
+A run that has ended has its whole history in the artifact `history.npz`: one file instead of one request per metric. A
+metric is taken from it if its last point is the last one in the store. All others, and the metrics of unfinished runs,
+are queried from the store one by one. Results that did not come from a file on this machine are cached under the run's
+version, i.e. its state and its last points.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from cppo_lab.store.history import (
 
 ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})  # MLflow's statuses
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
-# Artifacts are fetched where the tracking server hands them out. Other places have clients and errors of their own.
+# Artifacts are fetched only through the tracking server. Other locations need their own clients and raise other errors.
 _SERVED = frozenset({"mlflow-artifacts", "http", "https"})
 
 _log = logging.getLogger(__name__)
@@ -53,9 +53,10 @@ Columns = dict[str, Column]  # by metric
 def read_points(client: MlflowClient, uri: str, runs: Sequence[Run], wanted: Wanted | None) -> pd.DataFrame:
     """All points of the metrics whose names are `wanted` (None: of all), one for each (run, metric, step).
 
-    A frame as `points_frame` makes it, in the order of `runs`. What is not wanted is in memory for one run at a time.
+    The frame is that of `points_frame`, in the order of `runs`. Unwanted metrics are held in memory for one run at a
+    time.
 
-    Raises what MLflow raises if the store fails; an artifact that is missing or broken is no error.
+    Raises MLflow's exceptions if the store fails. A missing or broken artifact is not an error.
     """
     source = _Source(client, uri, wanted)
     if urlsplit(uri).scheme in ("http", "https"):
@@ -70,7 +71,7 @@ def read_points(client: MlflowClient, uri: str, runs: Sequence[Run], wanted: Wan
 
 
 class _Source:
-    """Where the history of a run of one store comes from. `read` may be called by several threads at once."""
+    """Reads the histories of the runs of one store. `read` is thread-safe."""
 
     def __init__(self, client: MlflowClient, uri: str, wanted: Wanted | None) -> None:
         self._client, self._uri = client, uri
@@ -88,15 +89,15 @@ class _Source:
         folder = address.artifact_folder(run.info.artifact_uri)
         local = None if folder is None else folder / HISTORY
         if ended and local is not None and names:
-            found, _ = self._agreed(lambda: _read_local(local), run, latest)
+            found, _ = self._from_artifact(lambda: _read_local(local), run, latest)
         if any(name not in found for name in names):
-            found |= self._kept_or_asked(run, latest, [name for name in names if name not in found])
+            found |= self._cached_or_queried(run, latest, [name for name in names if name not in found])
         return from_columns({name: found[name] for name in names if name in found})
 
-    def _kept_or_asked(
+    def _cached_or_queried(
         self, run: Run, latest: Mapping[str, tuple[int, float]], names: Sequence[str]
     ) -> Columns:
-        """The metrics `names`, and others that came with them."""
+        """The metrics `names`, possibly with others, from the cache or the store."""
         mlflow_id, version = run.info.run_id, _version(run)
         kept = self._cache.get(mlflow_id, version)
         found = _by_metric(kept) if kept is not None else {}
@@ -104,20 +105,22 @@ class _Source:
             return found
         packed = None
         if run.info.status in ENDED and urlsplit(run.info.artifact_uri).scheme in _SERVED:
-            fetched, packed = self._agreed(lambda: self._fetch(run), run, latest)
+            fetched, packed = self._from_artifact(lambda: self._fetch(run), run, latest)
             found |= fetched
         missing = [name for name in names if name not in found]
-        found |= {name: _asked(self._client, mlflow_id, name) for name in missing}
+        found |= {name: _query(self._client, mlflow_id, name) for name in missing}
         if missing or kept is not None or packed is None:
             packed = pack(from_columns(found))
         self._cache.put(mlflow_id, version, packed)
         self._written = True
         return found
 
-    def _agreed(
+    def _from_artifact(
         self, load: Callable[[], bytes | None], run: Run, latest: Mapping[str, tuple[int, float]]
     ) -> tuple[Columns, bytes | None]:
-        """The metrics in the run's artifact that end where the store says they do; the artifact if all of them do."""
+        """The metrics of the run's artifact whose last point agrees with the store; and the artifact itself if all of
+        them agree.
+        """
         try:
             data = load()
             if data is None:
@@ -126,7 +129,7 @@ class _Source:
         except UserError as error:
             self._broken.append(str(error))
             return {}, None
-        except (MlflowException, OSError) as error:  # OSError: also the HTTP client's
+        except (MlflowException, OSError) as error:  # OSError includes the HTTP client's errors
             reason = redacted(str(error).partition("\n")[0])
             self._broken.append(f"{HISTORY} of MLflow run {run.info.run_id} cannot be read ({reason})")
             return {}, None
@@ -135,9 +138,9 @@ class _Source:
 
     def _fetch(self, run: Run) -> bytes | None:
         """The artifact from the server; None if the run has none."""
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # a bar for each run
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # one bar per run
         repository = get_artifact_repository(run.info.artifact_uri, tracking_uri=self._uri)
-        # Asked of the server first, so that a file that is far too large is not brought here at all.
+        # The listed size is checked first, so that an oversized file is not downloaded at all.
         entry = next((one for one in repository.list_artifacts() if one.path == HISTORY), None)
         if entry is None or entry.is_dir or (entry.file_size or 0) > LARGEST:
             return None
@@ -145,7 +148,9 @@ class _Source:
             return _read_local(Path(repository.download_artifacts(HISTORY, folder)))
 
     def finish(self) -> None:
-        """Bound the cache if it has grown, and say what could not be used: nothing is lost, but it takes longer."""
+        """Prune the cache if it has grown, and log which artifacts could not be used: nothing is lost, but reading
+        takes longer.
+        """
         if self._written:
             self._cache.prune()
         if self._broken:
@@ -161,7 +166,7 @@ def _latest(run: Run) -> dict[str, tuple[int, float]]:
 
 
 def _version(run: Run) -> str:
-    """Changes with the run's state and with every point that is the last of its metric."""
+    """A key that changes with the run's state and with the last point of any metric."""
     points = sorted(
         (point.key, point.step, point.timestamp, repr(point.value)) for point in run.data.to_proto().metrics
     )
@@ -183,8 +188,8 @@ def _ends_at(column: Column, last: tuple[int, float] | None) -> bool:
     return step == last[0] and (value == last[1] or (math.isnan(value) and math.isnan(last[1])))
 
 
-def _asked(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
-    """One metric from the store, which orders by time: of a step that was logged twice the last value counts."""
+def _query(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
+    """One metric from the store, which orders points by time. If a step was logged twice, the last value counts."""
     with address.no_collection():
         points = client.get_metric_history(mlflow_id, metric)
     return last_of_each_step((point.step, point.value, point.timestamp) for point in points)

@@ -1,6 +1,6 @@
 """Histories already fetched from a store, cached on this machine so that an unchanged run is not fetched again.
 
-One file for each run of a store under `cppo-lab/histories/` of the cache (see `cppo_lab.file_cache`), a `history.npz`.
+Each run of a store has one `history.npz` under `cppo-lab/histories/` of the cache (see `cppo_lab.file_cache`).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ MOST_BYTES = (
 
 
 class HistoryCache:
-    """The cache of one store. Any number of processes and threads may use it at once."""
+    """The cache of one store. It is safe to use from several processes and threads at once."""
 
     def __init__(self, uri: str) -> None:
         self._files = FileCache(FOLDER)
@@ -40,15 +40,15 @@ class HistoryCache:
             self._files.put(name, version, packed)
 
     def prune(self) -> None:
-        """Delete the files that were not used for longest, of whatever store, if all have more than MOST_BYTES."""
+        """Delete the least recently used files of all stores if the cache exceeds MOST_BYTES."""
         self._files.prune(MOST_BYTES)
 
     def _name(self, mlflow_id: str) -> Path | None:
-        """None for an id that makes no file name."""
+        """The file of a run; None if its id is not a valid file name."""
         return self._folder / f"{mlflow_id}.history" if mlflow_id.isalnum() else None
 
 
 def _place(uri: str) -> str:
-    """The store without the name and password that it is opened with."""
+    """The store's URI without user name and password."""
     parts = urlsplit(uri)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -11,11 +11,13 @@ from cppo_lab.redaction import redacted
 from cppo_lab.store import address
 from cppo_lab.store.database import experiment_runs, require_answer
 
-PAGE = 200  # runs per request: a server takes seconds for them
+PAGE = 200  # runs per request; a server takes seconds for a page
 
 
 def open_store(uri: str) -> MlflowClient:
-    """A client that reads the store at `uri`. Raises SQLAlchemyError if that is a database that does not answer."""
+    """A client that reads the store at `uri`. Raises SQLAlchemyError if it is a database server that does not
+    answer.
+    """
     require_answer(uri)
     return MlflowClient(uri)
 
@@ -44,7 +46,7 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
 
 
 def unreadable(uri: str, error: Exception) -> UserError:
-    """What to say when MLflow fails on the store at `uri`."""
+    """The error to raise when MLflow fails on the store at `uri`."""
     if text := address.outdated(uri):
         return UserError(text)
     reason = address.no_answer(error) or redacted(str(error).splitlines()[0])

@@ -14,18 +14,18 @@ _FROM_MLFLOW = {
 
 
 def status_of(run: StoredRun) -> str:
-    """Our status tag; where a run has none, what MLflow itself says."""
+    """Our status tag, or MLflow's own status if the run has none."""
     tag = run.tags.get(schema.TAG_STATUS)
     return tag if tag in schema.STATUSES else _FROM_MLFLOW.get(run.status, schema.FAILED)
 
 
 def run_id_of(run: StoredRun) -> str:
-    """The id of its configuration; MLflow's id where it has none."""
+    """The id of the run's configuration, or MLflow's id if it has none."""
     return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
 
 
 def newest_of_each(found: Iterable[StoredRun]) -> list[StoredRun]:
-    """One run for each id, by id: the newest that is a result, or the newest of all when none is."""
+    """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
     best: dict[str, StoredRun] = {}
 
     def rank(run: StoredRun) -> tuple[bool, int, str]:

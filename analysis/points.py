@@ -1,4 +1,4 @@
-"""Many points in one tidy frame of few bytes: 15 for each point of 1,000 runs."""
+"""Many metric points in one compact tidy frame: 15 bytes per point for 1,000 runs."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 
 
 def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
-    """The histories of runs, each with its MLflow id, as one tidy frame: one row for each (run, metric, step).
+    """The histories of runs, given as (MLflow id, history), as one tidy frame with one row per (run, metric, step).
 
     Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if one does not fit), `value`
     float64; sorted by the order of the runs, metric and step.
@@ -28,12 +28,12 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
             segments.append((len(ids), number.setdefault(name, len(number)), place.stop - place.start))
         ids.append(mlflow_id)
         steps.append(_narrow(history.step))
-        values.append(np.array(history.value))  # of its own: the file's bytes can go
+        values.append(np.array(history.value))  # a copy, so that the file's buffer can be freed
     runs, metrics, lengths = (np.array(column, dtype=np.int64) for column in _columns(segments))
     names = sorted(number)
     place_of = np.empty(len(names), dtype=np.int64)
     place_of[[number[name] for name in names]] = np.arange(len(names))
-    # A column is joined and its parts dropped before the next, so that the whole is never there twice.
+    # Each column is joined and its parts dropped before the next one, so that the data is never held twice.
     step = np.concatenate([np.empty(0, np.int32), *steps])
     steps.clear()
     value = np.concatenate([np.empty(0, np.float64), *values])
@@ -50,18 +50,18 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
 
 
 class PointsByMetric:
-    """The points of single runs and metrics out of a frame of `points_frame`: found by its order, where a choice among
-    all points would take longer the more of them there are.
+    """Looks up the points of single runs and metrics in a frame of `points_frame` by its sort order; filtering the
+    whole frame would take longer the more points it has.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._frame = frame
         self._of_metric: dict[
             str, tuple[NDArray[Any], NDArray[Any]]
-        ] = {}  # their rows, and the runs of these
+        ] = {}  # metric -> its rows, and their runs
 
     def of(self, metric: str, mlflow_ids: Iterable[str | None]) -> pd.DataFrame:
-        """Those of some runs, in the order of the frame."""
+        """The points of a metric in these runs, in the order of the frame."""
         if metric not in self._of_metric:
             metrics = self._frame["metric"].cat
             code = metrics.categories.get_indexer([metric])[0]

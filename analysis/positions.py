@@ -1,5 +1,5 @@
-"""The position diagnostic over several seeds: how far the policies part at each token position, and the threshold
-that position weights make of it.
+"""The position diagnostic over several seeds: the gap between the policies at each token position, and the threshold
+that position weights induce.
 """
 
 import math
@@ -13,13 +13,13 @@ from cppo_lab.analysis.artifacts import PositionGaps
 from cppo_lab.analysis.statistics.bands import band
 
 BINS = 60  # points per line at most
-FEWEST = 20  # tokens behind a point: the few longest responses would show themselves, not the position
+FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position
 
 
 @dataclass(frozen=True)
 class GapCurve:
-    """A gap by token position: per bin of neighbouring positions the mean over the runs and its band (`band`: the
-    kind, see `statistics.bands`).
+    """A gap by token position: for each bin of neighbouring positions the mean over the runs and its band (`band` is
+    the kind, see `statistics.bands`).
     """
 
     positions: tuple[float, ...]
@@ -39,7 +39,7 @@ class GapCurves:
 
 
 def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
-    """Each run is averaged over the tokens of a bin, then the runs are; None where no bin has enough tokens."""
+    """Average each run over the tokens of a bin, then average the runs; None if no bin has enough tokens."""
     longest = max((len(run.positions) for run in runs), default=0)
     width = max(1, math.ceil(longest / BINS))
     steps, mean, top10 = [], [], []
@@ -47,7 +47,7 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
         cut = slice(start, start + width)
         seen = [(run, np.array(run.tokens[cut], dtype=float)) for run in runs]
         seen = [(run, tokens) for run, tokens in seen if tokens.sum() >= FEWEST]
-        if len(seen) < len(runs):  # every point is of the same runs
+        if len(seen) < len(runs):  # every point is a mean over the same runs
             continue
         steps.append(start + (min(width, longest - start) + 1) / 2)
         mean.append([_weighted(run.mean[cut], tokens) for run, tokens in seen])
@@ -71,7 +71,7 @@ def induced_threshold(delta: float, w_min: float, length: int, span: int | None 
     """delta / w_t at t = 1..length of a response of that length: the limit on D_t that w_t D_t <= delta sets.
 
     w_t = 1 - (1 - w_min)/(T - 1) (t - 1) as in `maths.weights`, which analysis may not import (torch); T is `span`, or
-    the length where that is None.
+    the length if that is None.
     """
     last = max(1, (span or length) - 1)
     return tuple(delta / (1 - (1 - w_min) * index / last) for index in range(length))

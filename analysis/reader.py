@@ -1,4 +1,4 @@
-"""MLflow -> tidy frames of sweeps: their runs here, what they logged by `histories`.
+"""From MLflow to the tidy frames of a sweep. Runs are read here, their metrics by `histories`.
 
 `runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
@@ -28,7 +28,7 @@ from cppo_lab.store.reader import StoredRun
 
 @dataclass(frozen=True, eq=False)
 class StoreListing:
-    """The runs of `experiment` in the store at `uri` as they were at one moment, without their histories."""
+    """A snapshot of the runs of `experiment` in the store at `uri`, without their histories."""
 
     uri: str
     experiment: str
@@ -42,7 +42,9 @@ class StoreListing:
         ]
 
     def versions(self, sweeps: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-        """The state of every run that belongs to one of the sweeps (name -> run ids), in no order of the store's."""
+        """The version of every run that belongs to one of the sweeps (name -> run ids), independent of the store's
+        order.
+        """
         found = {
             run.info.run_id: run for sweep, run_ids in sweeps.items() for run in self.of_sweep(sweep, run_ids)
         }
@@ -50,7 +52,9 @@ class StoreListing:
 
 
 def list_runs(uri: str, experiment: str) -> StoreListing:
-    """All runs of an experiment. Raises UserError if the store or the experiment does not exist, or it was deleted."""
+    """All runs of an experiment. Raises UserError if the store or the experiment does not exist, or if the experiment
+    was deleted.
+    """
     address.require_store(uri)
     try:
         client = open_store(uri)
@@ -68,8 +72,8 @@ def read_sweep(
     listing: StoreListing | None = None,
 ) -> SweepData:
     """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
-    `run_ids` (a run that another sweep trained is the same run). `metrics` says of a metric's name whether to
-    read it (None: everything). `listing`: the runs, where they are known already.
+    `run_ids` (a run may have been trained by another sweep). `metrics` decides by name which metrics to read (None:
+    all). `listing`: the runs, if they have been listed already.
 
     Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of
     it belongs to the sweep.
@@ -87,8 +91,8 @@ def read_sweep(
 def read_runs(
     uri: str, experiment: str, run_ids: Collection[str], metrics: Callable[[str], bool] | None = None
 ) -> SweepData:
-    """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, in whatever sweep; those that are not there
-    are left out. Raises UserError as `read_sweep` does for a store or an experiment.
+    """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, of any sweep; missing ones are left out. Raises
+    UserError as `read_sweep` does for a store or an experiment.
     """
     address.require_store(uri)
     try:

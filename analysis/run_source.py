@@ -1,7 +1,7 @@
-"""Where runs come from one by one: a store whose tables are read as they are, or MLflow's client.
+"""Sources of single runs: the tables of a SQLite store, or MLflow's client.
 
-A SQLite file is read with the standard library, without the seconds that importing MLflow takes. Every other store, and
-a file that a killed writer left to be repaired, is read by MLflow's client (`store_source`).
+A SQLite file is read with the standard library, which saves the seconds that importing MLflow takes. Every other store,
+and a file that a killed writer left in need of recovery, is read by MLflow's client (`store_source`).
 """
 
 from collections import defaultdict
@@ -25,10 +25,12 @@ Wanted = Callable[[str], bool]
 
 
 class RunSource(Protocol):
-    """Runs, and what they logged. Every method raises UserError if the store fails."""
+    """Runs and their logged data. Every method raises UserError if the store fails."""
 
     def find(self, run_ids: Collection[str]) -> list[StoredRun]:
-        """The run of each id that is there, by id: the newest that is a result, or the newest of all."""
+        """One run for each id that the store has, sorted by id: the newest that is a result, or else the newest
+        of all.
+        """
         ...
 
     def metric_names(self, runs: Sequence[StoredRun]) -> frozenset[str]:
@@ -36,7 +38,7 @@ class RunSource(Protocol):
         ...
 
     def points(self, runs: Sequence[StoredRun], wanted: Wanted) -> pd.DataFrame:
-        """The points of the metrics whose names are `wanted`, as `points.points_frame`, in the order of the runs."""
+        """The points of the `wanted` metrics, as a frame of `points.points_frame`, in the order of the runs."""
         ...
 
     def outcomes(self, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
@@ -60,7 +62,9 @@ def open_source(uri: str, experiment: str) -> RunSource:
 
 
 class SqliteSource:
-    """The tables of a SQLite store; as `RunSource`. Each call opens the file anew, so that no writer waits for it."""
+    """Implements `RunSource` on the tables of a SQLite store. Each call opens the file again, so that no writer has to
+    wait.
+    """
 
     def __init__(self, uri: str, experiment: str) -> None:
         self._uri, self._experiment = uri, experiment

@@ -14,16 +14,16 @@ _RESULT_TAGS = (
 
 
 def is_result(metric: str) -> bool:
-    """Whether reports are about this metric: all but how fast a run was and what its machine did."""
+    """Whether this metric is part of a run's result: all are, except speed and system metrics."""
     return not metric.startswith(_BESIDE)
 
 
 def stored_version(run: Run) -> str:
-    """Changes with everything that the store says of the run, ids and times included: a report may show it.
+    """A digest of everything that the store has of the run, ids and times included, since a report may show it.
 
-    Histories and diagnostics count too, though they are not looked at: a run that goes on has other last points, and
-    a tag says when the artifacts of one that has ended are there. A point that somebody puts behind the last one later
-    goes unseen.
+    It also covers histories and diagnostics, without reading them: an unfinished run gets new last points, and a tag
+    marks when the artifacts of a finished run are uploaded. A point added later at a step before the last one goes
+    unnoticed.
     """
     info = run.info
     points = sorted(
@@ -35,7 +35,7 @@ def stored_version(run: Run) -> str:
 
 
 def result_version(run: Run) -> str:
-    """Changes with the configuration and the result of the run: equal for copies of it in different stores."""
+    """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
     tags = [(name, run.data.tags.get(name, "")) for name in _RESULT_TAGS]
     points = sorted(
         (one.key, one.step, repr(one.value)) for one in run.data.to_proto().metrics if is_result(one.key)

@@ -1,4 +1,4 @@
-"""A sweep's runs compared with its declared grid: every expected run is scored, every gap named."""
+"""Scores the runs of a sweep's declared grid and names every gap."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,20 +25,19 @@ from cppo_lab.analysis.selection import (
 from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.errors import UserError
 
-_LISTED = 20  # gaps named one by one; a longer list says how many more
+_MOST_LISTED = 20  # gaps that are named individually; the others are counted
 
 
 class NothingScored(UserError):
-    """No run has been validated yet: a report has to wait."""
+    """No run has been validated yet, so there is nothing to report."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scoreboard:
-    """A scored sweep. `models` and `variants` are in the order of the declaration, `cells` has every pair
-    declared.
+    """A scored sweep. `models` and `variants` are in declaration order; `cells` has every declared pair.
 
-    `unused` are runs of the sweep that the declaration does not name (older configurations): listed, never
-    counted. `pairing`: what the sweep file says of comparing runs seed by seed, None for nothing.
+    `unused` are runs of the sweep that the declaration does not name (older configurations); they are listed but never
+    counted. `pairing`: whether the sweep file requests comparison seed by seed; None if it does not say.
     """
 
     data: SweepData
@@ -60,12 +59,12 @@ class Scoreboard:
         return self.curves.of_model.get(model, ())
 
     def runs_of(self, model: str, variant: str) -> tuple[RunScore, ...]:
-        """The runs of one cell in their order; none if the declaration does not have it."""
+        """The runs of one cell in declaration order; empty if the cell is not declared."""
         return self._of_cell.get((model, variant), ())
 
     @cached_property
     def _of_cell(self) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
-        """Sorted once: to go through all runs for every cell takes longer the more of both there are."""
+        """Grouped once, so that a lookup does not scan all runs."""
         return _by_cell(self.runs)
 
     def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
@@ -86,20 +85,19 @@ class Scoreboard:
 def score_sweep(
     data: SweepData, expected: Sequence[ExpectedRun], partial: bool = False, pairing: bool | None = None
 ) -> Scoreboard:
-    """Scores every expected run and cell; `pairing` as the scoreboard has it.
+    """Score every expected run and cell. `pairing` is passed on to the scoreboard.
 
-    Raises UserError if the grid has gaps (unless `partial`), listing them; if nothing at all can be scored;
-    or if `expected` is empty or gives one name to two
-    configurations.
+    Raises UserError if the grid has gaps (unless `partial`), listing them; if nothing can be scored; or if `expected`
+    is empty or has two configurations of the same name.
     """
     if not expected:
         raise UserError(
             f"sweep {data.sweep!r} declares no runs: add variants or models to its file in sweeps/"
         )
-    _refuse_twins(data.sweep, expected)
+    _refuse_duplicates(data.sweep, expected)
     curves = validation_curves(data.metrics, data.runs)
-    listed = _Listed(data.runs)
-    runs = tuple(_score(entry, listed.find(entry), curves) for entry in dict.fromkeys(expected))
+    stored_runs = _StoredRuns(data.runs)
+    runs = tuple(_score(entry, stored_runs.find(entry), curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if run.state in GAPS]
     if gaps and not partial:
         raise UserError(_incomplete(data, runs, gaps))
@@ -122,8 +120,8 @@ def score_sweep(
     )
 
 
-def _refuse_twins(sweep: str, expected: Sequence[ExpectedRun]) -> None:
-    """Different configurations under one name would be averaged as if they were seeds."""
+def _refuse_duplicates(sweep: str, expected: Sequence[ExpectedRun]) -> None:
+    """Different configurations with the same name would be averaged as if they were seeds."""
     named: dict[tuple[str, str, int | None], ExpectedRun] = {}
     for entry in expected:
         twin = named.setdefault((entry.model, entry.variant, entry.seed), entry)
@@ -135,16 +133,16 @@ def _refuse_twins(sweep: str, expected: Sequence[ExpectedRun]) -> None:
 
 
 def _by_cell(runs: Sequence[RunScore]) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
-    """(model, variant) -> its runs, in the order of the first of each."""
+    """(model, variant) -> its runs; cells in the order of their first run."""
     found: dict[tuple[str, str], list[RunScore]] = defaultdict(list)
     for run in runs:
         found[run.model, run.variant].append(run)
     return {pair: tuple(own) for pair, own in found.items()}
 
 
-class _Listed:
-    """The runs of the store by what a declaration may call them. By name alone several may fit: then a done one first,
-    the newest of those.
+class _StoredRuns:
+    """The runs of the store by the ways in which a declaration may identify them. If several runs match by name alone,
+    finished runs are preferred, then newer ones.
     """
 
     def __init__(self, runs: pd.DataFrame) -> None:
@@ -161,7 +159,7 @@ class _Listed:
                 self._by_seed[row.model, row.variant, int(row.seed)] = row
 
     def find(self, entry: ExpectedRun) -> Any:
-        """The row of the run that `entry` means; None if there is none."""
+        """The row of the run that matches `entry`; None if there is none."""
         if entry.run_id is not None:
             return self._by_id.get(entry.run_id)
         if entry.seed is None:
@@ -211,9 +209,9 @@ def describe_gap(run: RunScore) -> str:
 
 
 def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
-    """Each of them; of a long list the first, and how many more there are."""
-    more = [f"and {len(gaps) - _LISTED} more"] if len(gaps) > _LISTED else []
-    return [*(describe_gap(run) for run in gaps[:_LISTED]), *more]
+    """Every gap; of a long list the first ones and the number of the others."""
+    more = [f"and {len(gaps) - _MOST_LISTED} more"] if len(gaps) > _MOST_LISTED else []
+    return [*(describe_gap(run) for run in gaps[:_MOST_LISTED]), *more]
 
 
 def _incomplete(data: SweepData, runs: Sequence[RunScore], gaps: Sequence[RunScore]) -> str:

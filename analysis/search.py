@@ -1,5 +1,6 @@
-"""A hyper-parameter search as far as it has come, and what its trials say: the best, the Pareto front, the trials
-near the best, and points for figures. `search_file` reads it, `search_noise` says how sure it is. Never draws.
+"""The state of a hyper-parameter search and the results of its trials: the best trial, the Pareto front, the best
+trial's neighbours, and points for figures. `search_file` reads it, `search_noise` quantifies its noise. Nothing here
+draws.
 """
 
 import math
@@ -9,16 +10,16 @@ from dataclasses import dataclass
 OBJECTIVES = ("final_score", "best_score", "mean_score", "stability")
 COMPLETE, PRUNED, FAILED, RUNNING = "complete", "pruned", "failed", "running"
 STATES = (COMPLETE, RUNNING, PRUNED, FAILED)
-TOLERANCE = 1e-9  # of a bound, relative: a grid of steps is computed in floats
+TOLERANCE = 1e-9  # relative, at a bound: the grid of steps is computed in floats
 
 Value = float | str | bool | None
 
 
 @dataclass(frozen=True)
 class Space:
-    """What the search may choose for the configuration key `name`: an interval, or `choices` (then both ends are 0).
+    """The search space of the configuration key `name`: an interval, or `choices` (then `low` and `high` are 0).
 
-    `log`: searched, and drawn, on a logarithmic scale. `step`: the grid, None where there is none.
+    `log`: searched and drawn on a logarithmic scale. `step`: the grid spacing, None without a grid.
     """
 
     name: str
@@ -29,7 +30,7 @@ class Space:
     choices: tuple[Value, ...]
 
     def scaled(self, value: Value) -> float:
-        """Where `value` lies in the space, 0 to 1, on the declared scale; a choice by its place in the list."""
+        """The position of `value` in the space, from 0 to 1 on the declared scale; for a choice, by its index."""
         if self.choices:
             return self.place(value) / max(1, len(self.choices) - 1)
         place, low, high = (
@@ -55,8 +56,8 @@ class Space:
 class TrialResult:
     """One trial. `values`: one fraction for each objective, None unless it is complete.
 
-    `curve`: (step, score) of the mean over the seeds so far; training step s of the seed of index i is step
-    i * t_stop + s. `run_ids`: its training runs, in the order of the seeds. `seconds`: None where not known.
+    `curve`: (step, mean score over the seeds so far); training step s of the i-th seed (from 0) is step i * t_stop + s.
+    `run_ids`: its training runs, in the order of the seeds. `seconds`: None if unknown.
     """
 
     number: int
@@ -72,8 +73,8 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search as far as it has come. All objectives are fractions and maximised. `best`: numbers of the best trial,
-    or of the Pareto front where there are several objectives. `mlflow_id`: the run that holds the file.
+    """The current state of a search. All objectives are fractions and are maximised. `best`: the number of the best
+    trial, or with several objectives those of the Pareto front. `mlflow_id`: the run that holds the file.
     """
 
     mlflow_id: str
@@ -104,7 +105,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class SlicePoint:
-    """One complete trial: the value `x` of a parameter, and what an objective came to (a fraction)."""
+    """One complete trial: the value `x` of a parameter, and an objective's value (a fraction)."""
 
     number: int
     x: Value
@@ -113,7 +114,7 @@ class SlicePoint:
 
 @dataclass(frozen=True)
 class PairPoint:
-    """One complete trial: the values of two parameters, and what an objective came to (a fraction)."""
+    """One complete trial: the values of two parameters, and an objective's value (a fraction)."""
 
     number: int
     x: Value
@@ -140,7 +141,7 @@ def value_of(trial: TrialResult, index: int) -> float:
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether `one` is at least as good in everything and better in something; all are maximised."""
+    """Whether `one` Pareto-dominates `other`: nowhere worse and somewhere better; all values are maximised."""
     pairs = list(zip(one, other, strict=True))
     return all(a >= b for a, b in pairs) and any(a > b for a, b in pairs)
 
@@ -159,8 +160,8 @@ def front_of(result: SearchResult) -> tuple[int, ...]:
 
 
 def ranking(result: SearchResult) -> tuple[TrialResult, ...]:
-    """The complete trials, best first: the front before the others where there are several objectives, then by the
-    first objective; of equals the earlier.
+    """The complete trials, best first. With several objectives the front comes first; then by the first objective; ties
+    by trial number.
     """
     front = set(front_of(result))
     several = len(result.objectives) > 1
@@ -173,7 +174,9 @@ def ranking(result: SearchResult) -> tuple[TrialResult, ...]:
 
 
 def by_importance(result: SearchResult) -> tuple[Space, ...]:
-    """The parameters, those that matter most to the first objective first; as declared where that is not known."""
+    """The parameters by importance for the first objective, highest first; in declaration order if importances are
+    unknown.
+    """
     known = result.importances.get(result.objectives[0], {})
     return tuple(sorted(result.parameters, key=lambda space: -known.get(space.name, 0.0)))
 
@@ -192,7 +195,7 @@ def neighbours(result: SearchResult, trial: TrialResult, number: int = 3) -> tup
 
 
 def slice_points(result: SearchResult, parameter: str, objective: int = 0) -> tuple[SlicePoint, ...]:
-    """What each complete trial chose for `parameter`, and objective `objective` of it, by number."""
+    """The value of `parameter` and of objective number `objective` in each complete trial, by trial number."""
     return tuple(
         SlicePoint(trial.number, trial.params[parameter], value_of(trial, objective))
         for trial in complete_trials(result)
@@ -200,7 +203,9 @@ def slice_points(result: SearchResult, parameter: str, objective: int = 0) -> tu
 
 
 def pair_points(result: SearchResult, x: str, y: str, objective: int = 0) -> tuple[PairPoint, ...]:
-    """What each complete trial chose for the parameters `x` and `y`, and objective `objective` of it, by number."""
+    """The values of the parameters `x` and `y` and of objective number `objective` in each complete trial, by trial
+    number.
+    """
     return tuple(
         PairPoint(trial.number, trial.params[x], trial.params[y], value_of(trial, objective))
         for trial in complete_trials(result)
@@ -208,5 +213,5 @@ def pair_points(result: SearchResult, x: str, y: str, objective: int = 0) -> tup
 
 
 def _same(one: Value, other: Value) -> bool:
-    """Equal, and not a number beside a truth value: 1 is not True."""
+    """Equality that distinguishes numbers from booleans: 1 is not True."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other

@@ -1,6 +1,4 @@
-"""`search.json`, which a search keeps in its MLflow run: found, checked field by field, and turned into a
-`SearchResult`.
-"""
+"""Finds `search.json` in a search's MLflow run, validates it field by field, and parses it into a `SearchResult`."""
 
 import re
 from itertools import pairwise
@@ -29,10 +27,10 @@ _KEY = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def read_search(uri: str, experiment: str, study: str) -> SearchResult:
-    """The newest state of `study` in `experiment` of the store at `uri`.
+    """The latest state of `study` in `experiment` of the store at `uri`.
 
-    Raises UserError if the store or the experiment cannot be read, there is no such study (the message lists those
-    there are) or it has no state yet, or if the file is not what it should be.
+    Raises UserError if the store or the experiment cannot be read, if there is no such study (the message lists the
+    existing ones), if it has no state yet, or if the file is malformed.
     """
     studies = read_studies(uri, experiment)
     if study not in studies:
@@ -58,7 +56,7 @@ def read_search(uri: str, experiment: str, study: str) -> SearchResult:
 
 
 def parse_search(fields: Fields, mlflow_id: str) -> SearchResult:
-    """The search that `fields` describe. Raises UserError where they are not what they should be."""
+    """The search that `fields` describe. Raises UserError if they are invalid."""
     if fields.one("format", count, "count") != FORMAT:
         raise fields.bad(
             f"has format {fields.values['format']}, not {FORMAT}: it was written by another version of this code"
@@ -104,7 +102,9 @@ def parse_search(fields: Fields, mlflow_id: str) -> SearchResult:
 
 
 def _require_best(fields: Fields, result: SearchResult) -> None:
-    """The best trials that the file names must be the best of its trials; of equal ones it may name any."""
+    """Raise UserError unless the best trials that the file names are the best of its trials; among ties it may name
+    any.
+    """
     front = set(front_of(result))
     values = {trial.number: trial.values for trial in complete_trials(result)}
     named = set(result.best)
@@ -115,7 +115,7 @@ def _require_best(fields: Fields, result: SearchResult) -> None:
 
 
 def _distinct(fields: Fields, key: str, check: Any, kind: str) -> tuple[Any, ...]:
-    """A list of at least one value and no value twice."""
+    """A list of one or more distinct values."""
     values = fields.listed(key, check, kind)
     if not values or len(set(values)) < len(values):
         raise fields.bad(f"has no list of different values as {key!r}")
@@ -192,7 +192,7 @@ def _line(value: Any) -> str | None:
 
 
 def _value(fields: Fields, value: Any) -> Value:
-    """A scalar; whole numbers stay whole, so that an override reads as it was chosen."""
+    """A scalar. Integers stay integers, so that an override is written as it was chosen."""
     if value is None or isinstance(value, bool):
         return value
     found = _line(value) if isinstance(value, str) else (value if number(value) is not None else None)

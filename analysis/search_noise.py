@@ -1,8 +1,8 @@
-"""How sure a search is: what each trial's seeds came to on their own, recomputed from the validation curves of its
-training runs, and what their scatter says of the differences between trials.
+"""The noise of a search: each seed's objective values, recomputed from the validation curves of the training runs, and
+what their spread says about the differences between trials.
 
-A search selects the highest of many noisy values: the value of the best trial is too high on average. With one seed
-per trial nothing in the search tells noise from difference.
+A search selects the highest of many noisy values, so the value of the best trial has a selection bias: it is too high
+on average. With one seed per trial, noise cannot be told from a real difference.
 """
 
 import math
@@ -22,10 +22,10 @@ FAR = 2.0  # standard errors beyond which a difference is more than noise
 
 @dataclass(frozen=True)
 class SeedValues:
-    """What the seeds of the complete trials came to, for one objective.
+    """The values of one objective for each seed of the complete trials.
 
     `values`: trial -> its seeds' values, for the trials whose runs are all in the store. `differ`: the trials among
-    them whose mean is not what the search recorded.
+    them whose mean differs from the recorded value.
     """
 
     objective: str
@@ -33,16 +33,16 @@ class SeedValues:
     differ: tuple[int, ...]
 
     def std(self, number: int) -> float | None:
-        """Sample standard deviation over the seeds of a trial; None with a single seed, or where not known."""
+        """Sample standard deviation over the seeds of a trial; None for a single seed, or if unknown."""
         found = self.values.get(number, ())
         return _std(found) if len(found) > 1 else None
 
 
 @dataclass(frozen=True)
 class BestTrialLead:
-    """The lead of the best trial. `scatter`: standard deviation over seeds, pooled over `trials` trials; `error`:
-    standard error of the difference of two trials' means. `close`: the other trials within FAR errors of the best.
-    `second`: how far the runner-up lies below the best.
+    """The lead of the best trial. `scatter`: standard deviation over seeds, pooled over `trials` trials. `error`:
+    standard error of the difference between two trials' means. `close`: the other trials within FAR standard errors of
+    the best. `second`: the margin to the runner-up.
     """
 
     scatter: float
@@ -53,7 +53,9 @@ class BestTrialLead:
 
 
 def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[SeedValues, ...]:
-    """Per objective; empty with one seed, which has no scatter. Raises UserError if the store cannot be read."""
+    """The seeds' values per objective; empty with one seed, which has no spread. Raises UserError if the store cannot
+    be read.
+    """
     if len(result.seeds) < 2:
         return ()
     wanted = {run_id for trial in complete_trials(result) for run_id in trial.run_ids}
@@ -61,7 +63,7 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
 
 
 def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]:
-    """Per objective, from the training runs in `data`."""
+    """The seeds' values per objective, from the training runs in `data`."""
     curves = mean_curves(data, result.t_stop)
     found = []
     for index, objective in enumerate(result.objectives):
@@ -79,8 +81,8 @@ def seed_values(result: SearchResult, data: SweepData) -> tuple[SeedValues, ...]
 
 
 def mean_curves(data: SweepData, t_stop: int) -> dict[str, tuple[float, ...]]:
-    """Run id -> its mean scores over the benchmarks, one for each validation up to `t_stop`, in order. Those that a
-    run which collapsed did not come to count as its last score.
+    """Run id -> its mean scores over the benchmarks, one for each validation up to `t_stop`, in order. The missing
+    validations of a collapsed run are filled in with its last score.
     """
     curves = {}
     for run in data.runs.itertuples():
@@ -95,7 +97,7 @@ def mean_curves(data: SweepData, t_stop: int) -> dict[str, tuple[float, ...]]:
 
 
 def _spacing(params: Mapping[str, str], steps: Sequence[int]) -> int:
-    """Steps from one validation to the next: as configured, else as between the last two."""
+    """Steps between validations: as configured, or else as between the last two."""
     configured = params.get("validation.every", "")
     if configured.isdecimal() and int(configured) > 0:
         return int(configured)
@@ -106,7 +108,7 @@ def objective_value(objective: str, scores: Sequence[float]) -> float:
     """One of `search.OBJECTIVES` of the scores of one training run, which has at least one.
 
     final_score: mean of the last three. best_score: the highest. mean_score: mean of all. stability: 1 minus the
-    largest fall below the best so far. Raises ValueError for another objective.
+    largest drop below the best so far. Raises ValueError for another objective.
     """
     if objective == "final_score":
         return math.fsum(scores[-LAST:]) / len(scores[-LAST:])
@@ -120,8 +122,8 @@ def objective_value(objective: str, scores: Sequence[float]) -> float:
 
 
 def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> BestTrialLead | None:
-    """The lead of the best trial of a search with one objective; None where the scatter over seeds is not known,
-    or there is nothing to compare.
+    """The lead of the best trial of a search with one objective; None if the spread over seeds is unknown or there is
+    nothing to compare.
     """
     ranked = ranking(result)
     if not seeds or len(result.objectives) > 1 or len(ranked) < 2:

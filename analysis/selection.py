@@ -1,8 +1,8 @@
-"""The selection rule: which checkpoint of a run is scored, and the value of a table's cell.
+"""The selection rule: which checkpoint of a run is scored, and how table cells are computed.
 
 Rule (the paper's): inside the matched window [0, T_stop] of its model, a run is scored at the step with the
 highest unweighted mean over the benchmarks, and the benchmark columns are the components at that same step.
-Seeds are averaged after each run has been selected on its own.
+The step is selected for each run separately; seeds are averaged afterwards.
 """
 
 import math
@@ -19,17 +19,15 @@ from cppo_lab import schema
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
 # tie.
 TIE = 1e-5
-# PAPER: the paper prints `collapse` without a definition. For its curves, and for them alone (a run of ours ends
-# itself, by the rule of cores/collapse.py, whose share of 0.4 needs several validations in a row): the last mean score
-# inside the window is below this share of the run's own best. That is CISPO on Qwen3-30B-A3B-Base (ends at 0) and no
-# other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
+# PAPER: the paper prints `collapse` without a definition. We define it for the paper's curves only: the last mean score
+# inside the window is below this share of the run's best. This holds for CISPO on Qwen3-30B-A3B-Base (ends at 0) and no
+# other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best). Our own runs stop by the rule of
+# cores/collapse.py, whose share of 0.4 has to persist over several validations.
 COLLAPSE_SHARE = 0.1
 
 
 class SelectionState(StrEnum):
-    """What became of a run. Only SCORED and COLLAPSE are results; everything else is a gap that must be
-    named.
-    """
+    """The state of a run. Only SCORED and COLLAPSE are results; every other state is a gap, which reports must name."""
 
     SCORED = "scored"
     COLLAPSE = "collapse"
@@ -46,7 +44,7 @@ GAPS = frozenset(SelectionState) - {SelectionState.SCORED, SelectionState.COLLAP
 
 @dataclass(frozen=True)
 class Choice:
-    """What the selection rule says about one validation curve. Scores are fractions in [0, 1].
+    """The result of the selection rule on one validation curve. Scores are fractions in [0, 1].
 
     `ties`: every step whose mean is within TIE of the best, `step` being the first; empty when nothing was
     selectable.
@@ -69,10 +67,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class RunScore:
-    """One expected run with what was found: the run itself (`mlflow_id` None: there is none) and its choice.
+    """One expected run, the stored run that was found for it (`mlflow_id` None: none) and its choice.
 
-    `state` is the run's state in the table: the choice's, unless the run is not finished. An unfinished run
-    keeps the choice from what it has logged so far.
+    `state` is the run's state in the table: that of the choice if the run is finished. The choice of an unfinished run
+    is based on what it has logged so far.
     """
 
     run_id: str | None
@@ -91,7 +89,7 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Stat:
-    """Mean and sample standard deviation (None for a single value) over `n` runs."""
+    """Mean and sample standard deviation over `n` runs; the latter is None for a single run."""
 
     mean: float
     std: float | None
@@ -117,8 +115,8 @@ class CellScore:
     """One (model, variant) over its seeds.
 
     `provisional`: a run is missing or unfinished, so the numbers will change. `collapsed`: how many runs
-    collapsed; one is enough to make the cell a collapse, because the mean of the survivors would flatter an
-    unstable method.
+    collapsed. One is enough to make the cell a collapse, because the mean of the others would flatter an unstable
+    method.
     """
 
     model: str
@@ -136,11 +134,10 @@ class CellScore:
 
 
 def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -> Choice:
-    """Applies the rule to one run's curves: indexed by step, columns `benchmarks` and MEAN
+    """Apply the rule to one run's curves, indexed by step with the columns `benchmarks` and MEAN
     (`curves.ValidationCurves`).
 
-    `t_stop` None leaves the window open. A mean that is NaN although every benchmark was logged does not
-    occur in `curve` (NaN means a missing component), so such steps are no candidates.
+    `t_stop` None leaves the window open. Steps whose MEAN is NaN are not candidates: a benchmark is missing there.
     """
     steps, scores = curve.index.to_numpy(), curve[schema.MEAN].to_numpy(dtype=np.float64)
     inside = np.full(len(steps), True) if t_stop is None else steps <= t_stop
@@ -169,8 +166,8 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
 def run_state(status: str, core: str, choice: Choice) -> SelectionState:
     """The state of a run with this status tag: its choice's if it is done, else what the tag says.
 
-    A run of ours says itself that it collapsed (cores/collapse.py), and is then a collapse whatever its last score
-    was; only the paper's curves are judged by their shape.
+    Our runs detect a collapse themselves (cores/collapse.py) and record it, whatever the last score was. Only the
+    paper's curves are judged by their shape.
     """
     if status == schema.DONE and core != schema.PAPER and choice.state is SelectionState.COLLAPSE:
         return SelectionState.SCORED
@@ -184,8 +181,8 @@ def run_state(status: str, core: str, choice: Choice) -> SelectionState:
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:
-    """What the runs of one (model, variant) say together. Finished runs count; if there is none, what the
-    others have so far.
+    """The score of one (model, variant) over its runs. Only finished runs count; if there is none, the others count
+    with what they have so far.
     """
     model, variant = runs[0].model, runs[0].variant
     gaps = [run for run in runs if run.state in GAPS]

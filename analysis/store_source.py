@@ -1,4 +1,4 @@
-"""Runs by MLflow's client, from any store it knows; as `run_source.RunSource`."""
+"""Implements `run_source.RunSource` with MLflow's client, for any store that MLflow supports."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -19,7 +19,7 @@ from cppo_lab.store.reader import StoredRun
 
 
 class StoreSource:
-    """The runs of `experiment` as they were when it was last asked to `find` some."""
+    """The runs of `experiment`, as of the last call of `find`."""
 
     def __init__(self, uri: str, experiment: str) -> None:
         self._uri, self._experiment = uri, experiment

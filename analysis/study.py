@@ -1,4 +1,4 @@
-"""Several sweeps read and scored together, and the roles that models and runs play in the paper's figures."""
+"""Reads and scores several sweeps together, and assigns models their roles in the paper's figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ OURS, COMPARED = "cppo", "dppo"
 
 @dataclass(frozen=True, eq=False)
 class StudySweep:
-    """One sweep of the study; `board` None: nothing of it can be scored, and `absent` says why."""
+    """One sweep of the study. If `board` is None, nothing of it can be scored, and `absent` says why."""
 
     grid: SweepGrid
     board: Scoreboard | None
@@ -30,8 +30,8 @@ class StudySweep:
 
 @dataclass(frozen=True, eq=False)
 class StudyResults:
-    """Everything a study's report is made of. `positions` and `windows` map an MLflow run to its diagnostics;
-    they hold what the figures need and the runs have.
+    """All data for a study's report. `positions` and `windows` map an MLflow run to its diagnostics, as far as the
+    figures need them and the runs have them.
     """
 
     name: str
@@ -45,7 +45,7 @@ class StudyResults:
         return next((sweep for sweep in self.sweeps if sweep.grid.name == name), None)
 
     def board(self, name: str) -> Scoreboard | None:
-        """The scores of a sweep; None if the study does not have it, or nothing of it."""
+        """The scores of a sweep; None if the study does not have it, or if nothing of it can be scored."""
         sweep = self.sweep(name)
         return None if sweep is None else sweep.board
 
@@ -74,10 +74,10 @@ def read_study(
     partial: bool = False,
     listing: StoreListing | None = None,
 ) -> StudyResults:
-    """Reads and scores every sweep. `listing`: the runs of the experiment, where they are known already.
+    """Read and score every sweep. `listing`: the runs of the experiment, if they have been listed already.
 
-    Raises UserError as `read_sweep` and `score_sweep` do for the first sweep that is not complete; if `partial`,
-    only if no sweep has any score.
+    Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
+    sweep has any score.
     """
     listed = listing or list_runs(uri, experiment)
     found = tuple(_sweep(listed, grid, partial) for grid in sweeps)
@@ -103,13 +103,13 @@ def read_study(
 
 
 def runs_of(board: Scoreboard, model: str, variant: str) -> tuple[RunScore, ...]:
-    """The runs of one cell, seed by seed as declared."""
+    """The runs of one cell, in the declared order of seeds."""
     return board.runs_of(model, variant)
 
 
 def _sweep(listing: StoreListing, grid: SweepGrid, partial: bool) -> StudySweep:
     run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
-    # The ablations show scores alone; what training logged beside them is read for the main sweep only.
+    # The ablations show scores only; training metrics are read for the main sweep alone.
     wanted = is_result if grid.name == MAIN else _is_validation
     try:
         data = read_sweep(listing.uri, listing.experiment, grid.name, wanted, run_ids, listing)

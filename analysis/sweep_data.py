@@ -1,4 +1,4 @@
-"""The tidy frames of a sweep: what a reader of a store returns."""
+"""The tidy frames of a sweep, as returned by the readers of a store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,13 +26,13 @@ RUN_COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class SweepData:
-    """The runs of one sweep and everything they logged (or the metrics asked for).
+    """The runs of one sweep and all their logged metrics (or the requested ones).
 
     `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
     `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
-    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
-    where a run logged none. `versions`: MLflow run -> what changes with its result (`run_versions.result_version`).
-    `outcomes`: MLflow run -> each problem's outcome at each validation, of the runs that kept them.
+    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none.
+    `versions`: MLflow run -> its `run_versions.result_version`. `outcomes`: MLflow run -> each problem's outcome at
+    each validation, of the runs that kept them.
     """
 
     experiment: str

@@ -1,7 +1,7 @@
-"""How firm a selected score is: the late part of the window, ranks, and the step-to-step noise of one run.
+"""Robustness of a selected score: the late part of the window, ranks, and the step-to-step noise of a run.
 
-A best-of-many-steps score favours a noisy run. The mean over the last 30 % of the matched window does not
-select, so it is shown beside the selected score.
+The score of the best step favours a noisy run. The mean over the last 30 % of the matched window has no selection bias,
+so it is reported next to the selected score.
 """
 
 import math
@@ -30,26 +30,22 @@ class LateMean:
 
 
 def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
-    """The mean scores of one run in the last LATE_SHARE of [0, T_stop]; of its own length where T_stop is
-    unknown.
-    """
+    """The mean scores of one run in the last LATE_SHARE of [0, T_stop]; or of its own length if T_stop is unknown."""
     end = t_stop if t_stop is not None else (int(curve.index.max()) if len(curve) else 0)
     steps, means = curve.index.to_numpy(), curve[schema.MEAN]
     return means[(steps > schema.late_after(end)) & (steps <= end) & means.notna().to_numpy()]
 
 
 def step_noise(curve: pd.DataFrame, t_stop: int | None) -> float | None:
-    """Standard deviation of one evaluation around the run's trend, in the late window; None for under 3
-    points.
+    """Standard deviation of one evaluation around the run's trend, in the late window; None for fewer than 3 points.
 
-    Estimated from differences of neighbouring evaluations (divided by sqrt 2), which a slow trend hardly
-    touches.
+    Estimated from differences of neighbouring evaluations (divided by sqrt 2), which a slow trend hardly affects.
     """
     return noise(late_curve(curve, t_stop))
 
 
 def noise(late: pd.Series) -> float | None:
-    """The same of what `late_curve` gives."""
+    """`step_noise` for the result of `late_curve`."""
     steps = np.diff(late.to_numpy(dtype=np.float64))
     if len(steps) < 2:
         return None

@@ -1,1 +1,1 @@
-"""Scored sweeps -> tables and figures -> one page. Never talks to MLflow."""
+"""From scored sweeps to tables, figures and one page. Nothing here talks to MLflow."""

@@ -12,7 +12,7 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class AuditLine:
-    """One printed number beside the curve's, as text; `method` is the name that `label` shows."""
+    """One printed number and the curve's, as text. `label` is the display name of `method`."""
 
     model: str
     method: str
@@ -40,10 +40,8 @@ def audit_view(audit: Audit, found: Sequence[Oddity]) -> AuditView:
     summary = (
         f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of "
         f"Table 4 to "
-        f"within {largest} points. Where the print and the curves say more than the table does, it is "
-        f"listed here: "
-        "what was known of the printed tables, each tested against the curves, then what only the curves "
-        "show."
+        f"within {largest} points. The list has first the known oddities of the printed tables, each tested "
+        f"against the curves, then those that only the curves show."
     )
     return AuditView(summary, tuple(found), tuple(audit_lines(audit)))
 

@@ -1,11 +1,11 @@
 """From a request to a report, in the same four steps for a sweep, a study and a search.
 
-1. collect: `request.collect()` lists what the store has, and the versions of it
-2. score: `Collected.score()` reads it and makes tables and figures, not yet drawn
+1. collect: `request.collect()` lists the runs in the store and their versions
+2. score: `Collected.score()` reads them and prepares tables and figures, not yet drawn
 3. draw: every figure as PNG, SVG and PDF, with its numbers as CSV
 4. page: one HTML page, and the record `report.json`
 
-All or nothing: until the last moment nothing at `request.out` changes, then the folder is swapped in whole.
+The report is replaced atomically: nothing at `request.out` changes until the whole folder is swapped in.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +32,12 @@ from cppo_lab.reports.saved import RECORD
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What a report has, scored and not yet drawn.
+    """The content of a report, scored and not yet drawn.
 
-    `texts`: table files by name. `pictures`: the figures with files of their own. `inline`: calls that make the
-    drawings of the page, so that they can be made ahead, in two processes. `boards`: the scored sweeps of the record,
-    `claims` their own hypotheses, `judged` the verdicts on those that are not about scores, as the record has them.
-    `page`: makes the info that `template` shows.
+    `texts`: table files by name. `pictures`: the figures that are written to separate files. `inline`: calls that make
+    the drawings of the page, so that they can be made ahead in two processes. `boards`: the scored sweeps for the
+    record. `claims`: their own hypotheses. `judged`: the verdicts on hypotheses that are not about scores, as in the
+    record. `page`: returns the info that `template` renders.
     """
 
     about: About
@@ -53,14 +53,14 @@ class Contents:
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """What the store has for a report. `versions` change with the runs; `score` may raise UserError."""
+    """The runs in the store for a report. `versions` change with the runs; `score` may raise UserError."""
 
     versions: Sequence[str]
     score: Callable[[], Contents]
 
 
 class BuildRequest(Protocol):
-    """What to report, and into which folder: a frozen dataclass."""
+    """What to report, and into which folder. Implemented by frozen dataclasses."""
 
     @property
     def out(self) -> Path:
@@ -71,15 +71,15 @@ class BuildRequest(Protocol):
 
 
 def build_report(request: BuildRequest, force: bool = False) -> Path:
-    """Builds the report and returns the path of its page, `index.html`; see `make_report`."""
+    """Build the report and return the path of its page, `index.html`; see `make_report`."""
     return make_report(request, force).page
 
 
 def make_report(request: BuildRequest, force: bool = False) -> Built:
-    """Builds the report, unless the folder has the one that the same runs gave before (`force`: also then).
+    """Build the report, unless the folder already has the one of the same runs (`force`: even then).
 
     The same runs give the same bytes. Raises UserError, with nothing written, if the runs cannot be read or scored, or
-    if `request.out` is something else than a report of ours.
+    if `request.out` exists and is not one of our reports.
     """
     out = request.out.absolute()
     require_ours(out)
@@ -96,7 +96,7 @@ def make_report(request: BuildRequest, force: bool = False) -> Built:
 
 
 def current_inputs(request: BuildRequest) -> str:
-    """The inputs of the report if it were made now."""
+    """The fingerprint of the inputs of the report if it were made now."""
     return _inputs(request, request.collect().versions)
 
 
@@ -104,16 +104,16 @@ def _inputs(request: BuildRequest, versions: Sequence[str]) -> str:
     """A fingerprint that changes with anything that could change a file of the report: the request, the runs, our code
     and the libraries.
 
-    Where the report goes does not matter, nor does the password of the store.
+    It does not depend on the output folder or on the store's password.
     """
-    settings: Any = request  # a protocol cannot say that it is a dataclass
+    settings: Any = request  # a protocol cannot declare that it is a dataclass
     asked = [(part.name, getattr(request, part.name)) for part in fields(settings) if part.name != "out"]
     plain = [(name, redacted(value) if name == "uri" else value) for name, value in asked]
     return fingerprint((report_code(), type(request).__name__, plain, tuple(versions)))
 
 
 def _files(contents: Contents) -> dict[str, bytes]:
-    """Every file of the report by name."""
+    """All files of the report by name."""
     drawn = _draw(contents)
     texts = dict(contents.texts) | {"tables.tex": latex_wrapper(contents.texts)}
     drawn |= {overleaf.NAME: overleaf.overleaf(texts, drawn, contents.pictures)}
@@ -129,7 +129,7 @@ def _files(contents: Contents) -> dict[str, bytes]:
 
 
 def _draw(contents: Contents) -> dict[str, bytes]:
-    """The files of every figure; none of one that cannot be drawn."""
+    """The files of every figure that can be drawn."""
     calls = [partial(_picture_files, one, contents.about.command) for one in contents.pictures]
     draw_ahead([*calls, *contents.inline])
     return {name: data for call in calls for name, data in call().items()}

@@ -1,4 +1,4 @@
-"""The curves of a sweep as data for the page's script: what it draws, and what the pointer finds there."""
+"""The curves of a sweep as data for the page's script, which draws them and shows values at the pointer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,18 +20,17 @@ from cppo_lab.rules import Stroke
 
 Anchors = Mapping[tuple[str, str], str]  # (model, variant) -> id of its rows in the list of runs
 OURS, MEAN, PAPER = "run", "mean", "paper"
-_REPOSITORY = "model.repository"  # as the configuration of a run is logged
-MANY = (
-    300  # runs of a sweep; of more, the page has the means over seeds alone, or it would take many megabytes
-)
-_DIGITS = 6  # significant ones, of every value
+_REPOSITORY = "model.repository"  # the logged configuration key
+MANY = 300  # runs of a sweep; above this the page has only the means over seeds, to limit its size
+_DIGITS = 6  # significant digits of every value
 
 
 @dataclass(frozen=True)
 class Series:
     """One line. `panel` and `method` are indices; `kind`: a run, the mean over runs, or a curve of the paper.
 
-    `best` is the selected (step, value) of a run; `runs` is the id of the rows behind it, empty for the paper's.
+    `best` is the selected (step, value) of a run; `runs` is the id of its rows in the list of runs, empty for the
+    paper's curves.
     """
 
     panel: int
@@ -73,7 +72,7 @@ def charts_of(
 ) -> Charts:
     """Validation by benchmark and by their mean, then the diagnostics if there are any.
 
-    `shown`: the figure of the same board, which has the colours.
+    `shown`: the figure of the same board, which determines the colours.
     """
     drawn = {line.variant: line.stroke for panel in shown.panels for line in panel.lines}
     variants = tuple(name for name in in_order(board.variants) if name in drawn)
@@ -136,7 +135,7 @@ def _traces(
 ) -> Iterable[Series]:
     for panel in panels:
         for trace in panel.traces:
-            if trace.variant not in variants:  # it has no validation, hence no place in the legend
+            if trace.variant not in variants:  # it has no validation, so it is not in the legend
                 continue
             name = "one run" if trace.runs == 1 else f"mean of {trace.runs} runs"
             yield Series(
@@ -151,7 +150,7 @@ def _traces(
 
 
 def _of_the_paper(board: Scoreboard, benchmark: str, variants: tuple[str, ...]) -> Iterable[Series]:
-    """The paper's curves of the same model and method. The paper itself, and other models, have none."""
+    """The paper's curves of the same model and method; none for the paper's own board and for other models."""
     if core_of(board) == schema.PAPER:
         return
     for panel, model in enumerate(board.models):
@@ -165,7 +164,7 @@ def _of_the_paper(board: Scoreboard, benchmark: str, variants: tuple[str, ...]) 
 
 
 def _paper_model(board: Scoreboard, model: str) -> str:
-    """The paper's name of a model, which is that of its repository: `Qwen/Qwen3-8B-Base`; empty if not known."""
+    """The paper's name of a model, from its repository (`Qwen/Qwen3-8B-Base`); empty if unknown."""
     for run in board.runs:
         if run.model == model and run.mlflow_id is not None:
             return board.data.params.get(run.mlflow_id, {}).get(_REPOSITORY, "").rpartition("/")[2]
@@ -174,7 +173,7 @@ def _paper_model(board: Scoreboard, model: str) -> str:
 
 @cache
 def _paper_curves(sweep: str, model: str, benchmark: str) -> dict[str, tuple[tuple[int, float], ...]]:
-    """Variant -> (step, fraction) of the paper's curves; of its ablations only the means are known."""
+    """Variant -> (step, fraction) of the paper's curves; for its ablations only means exist."""
     found: dict[str, dict[int, list[float]]] = {}
     if model and sweep == MAIN:
         for line in _printed_curves():
@@ -202,7 +201,7 @@ def _short(value: float) -> float:
 
 
 def charts_json(charts: Charts) -> str:
-    """The charts as JSON that can be inside a <script> element: no name in it can end the element."""
+    """The charts as JSON that is safe inside a <script> element: no name in it can end the element."""
     content: dict[str, Any] = {
         "panels": charts.panels,
         "methods": charts.methods,

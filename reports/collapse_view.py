@@ -1,4 +1,4 @@
-"""How often runs collapsed: a table, the steps at which they did, and the figure."""
+"""The section on collapses: a table of their frequency, their steps, and the figure."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from cppo_lab.reports.verdict_view import ABSENT
 
 @dataclass(frozen=True)
 class CollapseView:
-    """`summary`: one sentence; `steps` and `figure` are None where no run collapsed, and the page folds the rest."""
+    """`summary`: one sentence. `steps` and `figure` are None if no run collapsed; the page then folds the rest."""
 
     summary: str
     table: TextTable
@@ -33,7 +33,7 @@ class CollapseView:
 
     @property
     def tables(self) -> tuple[TextTable, ...]:
-        """Those that there are."""
+        """The tables that exist."""
         return (self.table,) if self.steps is None else (self.table, self.steps)
 
     @property
@@ -55,7 +55,7 @@ class CollapseView:
 def collapse_view(
     board: Scoreboard, title: str, palette: str = PAPER, baseline: Baseline = USUAL
 ) -> CollapseView | None:
-    """The collapses of a scored sweep; None where no run is finished. `baseline`: as of `summary.sweep_statistics`."""
+    """The collapses of a scored sweep; None if no run is finished. `baseline`: as in `summary.sweep_statistics`."""
     baseline = baseline_of(board.variants, baseline)
     cells = cell_collapses(board, run_values(board), baseline)
     if not cells:
@@ -65,7 +65,7 @@ def collapse_view(
     return CollapseView(
         summary=f"{collapsed} of {runs} finished runs collapsed."
         if collapsed
-        else f"No run collapsed, of {runs} finished ones; what that says of rare collapses is in the table.",
+        else f"None of {runs} finished runs collapsed; the table bounds the probability of rare collapses.",
         table=_table(board, cells, title, baseline),
         steps=_steps(board, cells, title) if collapsed else None,
         figure=survival.survival_info(board, single, f"Runs that have not collapsed ({title})", palette),
@@ -110,10 +110,10 @@ def _table(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str, basel
     notes = (
         f"Source: {origin(core_of(board))}.",
         "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
-        "runs that did not, ± half the 95 % interval (Student's t). final mean of all: with a 95 % interval that "
-        "allows for collapses, also for those that these runs are too few to show; its score is 0 while none is seen.",
+        "runs that did not collapse, ± half the 95 % interval (Student's t). final mean of all: with a 95 % interval "
+        "that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
         f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
-        "give the runs to the two methods; over all models it is stratified by model. None where no run collapsed.",
+        "assign the runs to the two methods; over all models it is stratified by model. None if no run collapsed.",
     )
     return TextTable(f"Collapses ({title})", core_of(board), "method", headings, rows, notes)
 
@@ -126,7 +126,7 @@ def _steps(board: Scoreboard, cells: tuple[CellCollapse, ...], title: str) -> Te
     )
     notes = (
         f"Source: {origin(core_of(board))}.",
-        "The share of runs that last beyond the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
+        "The share of runs that survive the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
         "on the scale log(-log)). A collapse is dated by the run's last validation; finished runs are censored at the "
         "end of the window.",
     )

@@ -14,7 +14,8 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class RunChange:
-    """A run that is in one report alone, or in both with another state or result. States are empty where it is not.
+    """A run that is in only one report, or in both with a different state or result. The state is empty where the run
+    is missing.
 
     `what`: added, removed or changed.
     """
@@ -30,7 +31,9 @@ class RunChange:
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell of a table with another score or state; scores in percent. `components`: their changes, in points."""
+    """A cell of a table with a different score or state; scores in percent. `components`: changes of the benchmark
+    scores, in points.
+    """
 
     sweep: str
     model: str
@@ -47,7 +50,7 @@ class CellChange:
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A claim that came to another outcome; empty where a report does not judge it. Estimates in points."""
+    """A claim with a different outcome, which is empty where a report does not judge the claim. Estimates in points."""
 
     sweep: str
     claim: str
@@ -61,9 +64,10 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Two reports, `before` and `after`. `figures`: names of those that differ, with added, removed or changed.
+    """The comparison of two reports, `before` and `after`. `figures`: the differing figures by name, as added, removed
+    or changed.
 
-    `heading`: the fields of the reports as a whole that differ, each with both values.
+    `heading`: the differing report-level fields, each with both values.
     """
 
     before: str
@@ -76,7 +80,7 @@ class RunComparison:
 
     @property
     def same(self) -> bool:
-        """Whether the reports say the same. Their titles, commands and files may differ."""
+        """Whether the reports have equal content. Titles, commands and files may differ."""
         return not (self.runs or self.cells or self.verdicts or self.figures)
 
     def plain(self) -> dict[str, Any]:
@@ -85,7 +89,7 @@ class RunComparison:
 
 
 def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> RunComparison:
-    """What is otherwise in `after` than in `before`; `names` are what to call them."""
+    """The differences between `before` and `after`; `names` are the names to show for them."""
     heads = {
         key: (str(getattr(before, key)), str(getattr(after, key)))
         for key in ("kind", "name", "experiment", "core")
@@ -101,7 +105,7 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
 
 
 def _either(before: Mapping[K, object], after: Mapping[K, object]) -> list[K]:
-    """The keys of both: those of the first in its order, then what the second has besides."""
+    """The keys of both: those of the first in its order, then the additional ones of the second."""
     return [*before, *(key for key in after if key not in before)]
 
 

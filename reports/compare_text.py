@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from cppo_lab.errors import printable
 from cppo_lab.reports.compare import CellChange, RunChange, RunComparison, VerdictChange
 
-SHOWN = 40  # lines of one kind; a longer list says how many more there are
+SHOWN = 40  # lines of one kind; the others are counted
 
 
 def compare_lines(found: RunComparison) -> list[str]:
-    """What differs, kind by kind; one line if nothing does. Control characters in names are shown as escapes."""
+    """The differences by kind; a single line if there are none. Control characters in names are escaped."""
     if found.same:
         return [printable(f"{found.before} and {found.after} say the same.")]
     lines = [f"From {found.before} to {found.after}:"]

@@ -1,4 +1,4 @@
-"""Table 3: the configuration of each model, from what its runs of CPPO logged."""
+"""Table 3: the configuration of each model, as logged by its CPPO runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,7 +25,7 @@ def _logged(key: str) -> Callable[[Params], str | None]:
     return lambda params: params.get(key)
 
 
-# The paper's columns (as in `paper/table_config.csv`), then ours. A key is how the configuration logs it.
+# The paper's columns (as in `paper/table_config.csv`), then ours. Keys are those of the logged configuration.
 COLUMNS: tuple[tuple[str, Callable[[Params], str | None]], ...] = (
     ("Prompts", _logged("batch.prompts")),
     ("n", _logged("batch.responses")),
@@ -42,7 +42,7 @@ _PRINTED = ("prompts", "n", "minibatch", "updates", "t_max", "delta", "delta_b_m
 
 
 def configuration_table(board: Scoreboard, models: Sequence[str], title: str) -> TextTable:
-    """One row per model; where its runs differ in a value, all values are given."""
+    """One row per model; if its runs differ in a value, all values are listed."""
     core = core_of(board)
     if core == schema.PAPER:
         printed = {

@@ -1,4 +1,4 @@
-"""Tables and boards -> CSV text, in percent, for other programs to read."""
+"""Tables and boards as CSV text, in percent."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from cppo_lab.reports.tables import Entry, FullTable, MainTable, core_of
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """CSV with plain line ends, the same on every platform; no cell is a formula (`escapes.csv_cell`)."""
+    """CSV with \n line ends on every platform; no cell is a formula (`escapes.csv_cell`)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))
@@ -20,13 +20,15 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _csv_entry(entry: Entry) -> str:
-    """The mean alone, or the word in its place; a provisional cell keeps its dagger, also here."""
+    """The mean alone, or the word in its place; a provisional cell keeps its dagger."""
     text = entry.word if entry.value is None else f"{entry.value}"
     return text + ("†" if entry.provisional else "")
 
 
 def _core_column(core: str) -> tuple[list[str], list[str]]:
-    """The paper's tables have exactly the paper's columns; all others name their core in every row."""
+    """The core column: none for the paper's tables, which keep exactly the paper's columns; others name their core in
+    every row.
+    """
     return ([], []) if core == schema.PAPER else (["core"], [core])
 
 
@@ -38,7 +40,7 @@ def main_csv(table: MainTable) -> str:
 
 
 def full_csv(table: FullTable) -> str:
-    """Table 4: `model, t_stop, method`, the benchmarks (empty where a model has not that one), `avg`; in percent."""
+    """Table 4: `model, t_stop, method`, the benchmarks (empty if a model does not have one), `avg`; in percent."""
     head, core = _core_column(table.core)
     columns = [*dict.fromkeys(name for block in table.blocks for name in block.benchmarks), "avg"]
     rows = []

@@ -1,19 +1,19 @@
-"""Drawings that follow a page's dark scheme: each colour is a variable with its light value as the default.
+"""Adapts drawings to a page's dark scheme: each colour becomes a CSS variable with its light value as the default.
 
-Black and deep blue would drown on a dark ground, and white glare. A chromatic colour keeps its hue and chroma and gets
-at least the lightness LEAST; greys and pale grounds are turned around, from INK on PAPER. Lightness is that of OKLab
-(B. Ottosson, "A perceptual color space for image processing", 2020).
+Black and deep blue would be invisible on a dark background, and white would glare. A chromatic colour keeps its hue and
+chroma and gets a lightness of at least LEAST; greys and pale backgrounds are inverted to lie between PAPER and INK.
+Lightness is that of OKLab (B. Ottosson, "A perceptual color space for image processing", 2020).
 """
 
 import math
 import re
 from operator import mul
 
-PAPER, INK = 0.23, 0.92  # lightness that white and black get
+PAPER, INK = 0.23, 0.92  # the lightness of white and of black in the dark scheme
 LEAST = 0.68
-GREY, PALE = 0.035, 0.09  # chroma below which a colour is a grey; a pale ground
+GREY, PALE = 0.035, 0.09  # chroma below which a colour counts as grey, or as a pale background
 PALE_FROM = 0.85  # lightness
-MOST = 48  # colours of a drawing; one with more has a scale of colours, whose order would be lost
+MOST = 48  # colours of a drawing; one with more has a colour scale, whose order would be lost
 
 _COLOUR = re.compile(r"\b(fill|stroke): ?#([0-9a-fA-F]{6})\b")
 _VARIABLE = re.compile(r"var\(--k([0-9a-f]{6}),")
@@ -42,7 +42,9 @@ Triple = tuple[float, float, float]
 
 
 def adaptable(svg: str, scale: bool = False) -> str:
-    """The drawing with its colours as variables `--kRRGGBB`; of a `scale` of colours, or very many, the greys alone."""
+    """The drawing with its colours as variables `--kRRGGBB`; with a colour `scale`, or very many colours, only the
+    greys.
+    """
     colours = {found.lower() for _, found in _COLOUR.findall(svg)}
     few = len(colours) <= MOST and not scale
     kept = colours if few else {one for one in colours if _chroma(one) < GREY}
@@ -55,7 +57,7 @@ def adaptable(svg: str, scale: bool = False) -> str:
 
 
 def dark_style(page: str) -> str:
-    """The style sheet with the dark value of every variable that the drawings of `page` use; not for print."""
+    """The style sheet with the dark value of every variable in the drawings of `page`; for screens only."""
     values = "".join(f"--k{one}:{dark(one)};" for one in sorted(set(_VARIABLE.findall(page))))
     if not values:
         return ""
@@ -67,14 +69,16 @@ def dark_style(page: str) -> str:
 
 
 def dark(colour: str) -> str:
-    """`#rrggbb` for a dark ground, of `colour` as six hexadecimal digits."""
+    """The colour (six hexadecimal digits) for a dark background, as `#rrggbb`."""
     lightness, a, b = _oklab(colour)
     chroma = math.hypot(a, b)
     if chroma < GREY or (chroma < PALE and lightness > PALE_FROM):
-        lightness = INK - (INK - PAPER) * lightness**2  # dark greys are texts: they stay legible
+        lightness = INK - (INK - PAPER) * lightness**2  # dark greys are text, which has to stay legible
     else:
         lightness = max(lightness, LEAST)
-    for share in (1 - step / 20 for step in range(21)):  # less chroma until a screen can show it
+    for share in (
+        1 - step / 20 for step in range(21)
+    ):  # reduce the chroma until the colour is in the sRGB gamut
         channels = _linear(lightness, share * a, share * b)
         if all(-1e-4 <= channel <= 1 + 1e-4 for channel in channels):
             break

@@ -1,8 +1,7 @@
-"""What a faithful report of the paper's tables must show: each known oddity, and what the curves say about
-it.
+"""The known oddities of the paper's tables, which a faithful report must show, and what the curves say about each.
 
-The claims were noted when the tables and curves were taken from the paper. Nothing is repeated on trust:
-each claim is tested against the curves, and some do not show there.
+The claims were noted when the tables and curves were taken from the paper. Each one is tested against the curves, and
+some are not confirmed.
 """
 
 import itertools
@@ -40,7 +39,7 @@ def oddities(
 
 
 def _remainder(cell: AuditCell) -> Decimal:
-    """What lies behind the second decimal, as a share of the last printed digit."""
+    """The part of the exact value below the second decimal, as a fraction of the last printed digit."""
     return (cell.exact or Decimal(0)) * 100 % 1
 
 
@@ -60,14 +59,14 @@ def _cutting(audit: Audit) -> Oddity:
         for c in above
     )
     return Oddity(
-        "The paper cuts digits off instead of rounding, and not everywhere.",
+        "The paper truncates instead of rounding, but not everywhere.",
         CONFIRMED if cut and rounded else NOT_SEEN,
-        f"{either} printed numbers read the same either way, {len(cut)} are cut, {len(rounded)} are rounded, "
+        f"{either} printed numbers are the same either way, {len(cut)} are truncated, {len(rounded)} are rounded, "
         f"{neither} are neither; the largest difference from the curve is {largest} points. In the "
         f"{display_name(OURS)} rows {sum(c.printing is Printing.ROUNDED for c in ours)} of {len(ours)} "
-        f"telling "
+        f"distinguishing "
         f"numbers are rounded. In the other rows a remainder of up to {highest:.2f} of the last digit is "
-        f"cut and one "
+        f"truncated and one "
         f"from {threshold:.2f} is rounded up, except: {exceptions}. This report rounds half up everywhere.",
     )
 

@@ -1,7 +1,7 @@
-"""One oddity of the paper's results: a claim, the verdict of the curves, and the evidence.
+"""One oddity of the paper's results: a claim, whether the curves confirm it, and the evidence.
 
-Here are those that only the curves show; `oddities` has those known from the printed tables, and the whole
-list.
+This module finds the ones that only the curves show; `discrepancies.oddities` has those known from the printed tables,
+and the whole list.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,7 @@ CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in 
 
 @dataclass(frozen=True)
 class Oddity:
-    """One claim about the printed tables, the verdict of the curves, and the evidence in a sentence or
-    two.
-    """
+    """One claim about the printed tables, whether the curves confirm it, and the evidence in one or two sentences."""
 
     claim: str
     verdict: str
@@ -37,7 +35,7 @@ def listed(items: Iterable[str]) -> str:
 
 
 def found_in_curves(audit: Audit) -> list[Oddity]:
-    """What the printed tables do not tell."""
+    """The oddities that only the curves show."""
     return [_two_evaluations(audit), _ties(audit), _early(audit), _untrained(audit)]
 
 

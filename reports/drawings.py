@@ -1,7 +1,7 @@
-"""Drawings that were made before, kept on this machine: a figure whose info did not change is not drawn again.
+"""A cache of drawings on this machine: a figure is drawn again only if its info changes.
 
-They are under `cppo-lab/drawings/` of the cache (see `cppo_lab.file_cache`), by the fingerprint of all that is drawn
-and of the code that draws it. Each is kept with the fingerprint of its bytes, so that a broken file is none.
+Files are under `cppo-lab/drawings/` of the cache (see `cppo_lab.file_cache`). Their names are fingerprints of the drawn
+data and of the drawing code. Each file contains the fingerprint of its bytes, so that a damaged one is ignored.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from cppo_lab.reports.fingerprint import Unknown, drawing_code, fingerprint, of_
 FOLDER = Path("cppo-lab/drawings")
 MOST_BYTES = 256 * 2**20
 LARGEST = 32 * 2**20
-WORTH_HELP = 2  # drawings left to make
+WORTH_HELP = 2  # missing drawings at which a second process pays off
 _DIGITS = 64  # of a fingerprint
 _others: ContextVar[Path | None] = ContextVar("_others", default=None)  # a folder used in place of FOLDER
 _made: list[str] = []  # fingerprints of what this process has drawn
@@ -30,7 +30,7 @@ _made: list[str] = []  # fingerprints of what this process has drawn
 
 @contextlib.contextmanager
 def without_cache(wanted: bool = True) -> Iterator[None]:
-    """While active and if `wanted`, draw everything anew without changing the cache."""
+    """In this context, and if `wanted`, draw everything again and leave the cache as it is."""
     if not wanted:
         yield
         return
@@ -49,7 +49,9 @@ def _kept() -> FileCache:
 def kept_drawings(
     asked: object, kinds: Sequence[str], draw: Callable[[], Mapping[str, bytes]]
 ) -> dict[str, bytes]:
-    """What `draw` returns, by kind, or has returned for an equal `asked`: all that it depends on, except code."""
+    """The result of `draw`, by kind, or its cached result for an equal `asked`, which must cover everything that it
+    depends on except code.
+    """
     try:
         version = fingerprint((drawing_code(), asked))
     except Unknown:
@@ -74,9 +76,9 @@ def _whole(content: bytes | None) -> bytes | None:
 
 
 def draw_ahead(calls: Sequence[partial[Any]]) -> None:
-    """Make the drawings of `calls` in two processes and cache them for later use.
+    """Make the drawings of `calls` in two processes, and cache them.
 
-    Both go through the list, one from each end, until they meet. Where nothing can be kept, nothing is done.
+    The processes go through the list from both ends until they meet. Without a usable cache this does nothing.
     """
     files = _kept()
     if not files.usable():
@@ -97,12 +99,14 @@ def draw_ahead(calls: Sequence[partial[Any]]) -> None:
 
 
 def _may_fork() -> bool:
-    """A copy of a process with several threads may hang. A new process would take longer to start than it saves."""
+    """A forked copy of a process with several threads may hang, and a new process would take longer to start than it
+    saves.
+    """
     return sys.platform == "linux" and threading.active_count() == 1
 
 
 def _fork(calls: Sequence[partial[Any]]) -> int:
-    """A copy of this process that begins with the last of `calls`, and ends without cleaning up what is not its own."""
+    """Fork a process that works from the last of `calls`, and that exits without running the parent's cleanup."""
     helper = os.fork()
     if helper:
         return helper

@@ -1,4 +1,4 @@
-"""Text of any kind -- names of variants and models are the user's -- as LaTeX, Markdown, CSV and JSON need it."""
+"""Escapes arbitrary text (names of variants and models are the user's) for LaTeX, Markdown, CSV and JSON."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _LATEX = {
     "|": r"\textbar{}",
     "`": r"{\ttfamily\char96}",
     '"': r"{\ttfamily\char34}",
-    # After a row's end LaTeX would read a bare bracket as an optional argument, a bare star as a variant of `\\`.
+    # After the end of a row LaTeX would read a bare bracket as an optional argument, and a bare star as `\\*`.
     "[": "{[}",
     "]": "{]}",
     "*": "{*}",
@@ -58,7 +58,7 @@ _GREEK = (
     "υupsilon φphi χchi ψpsi ωomega ΓGamma ΔDelta ΘTheta ΛLambda ΞXi ΠPi ΣSigma ΥUpsilon ΦPhi ΨPsi ΩOmega"
 )
 _LATEX |= {entry[0]: f"$\\{entry[1:]}$" for entry in _GREEK.split()}
-# Combining mark -> the accent that LaTeX sets over (or under) the letter before it.
+# Combining mark -> the LaTeX accent command for the preceding letter.
 _ACCENTS = {
     "\u0300": "`",
     "\u0301": "'",
@@ -79,33 +79,34 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def escape_latex(text: str) -> str:
-    """Plain ASCII that every LaTeX prints as `text`, on one line.
+    """ASCII that any LaTeX engine typesets as `text`, on one line.
 
-    A sign that the standard fonts do not have is printed by its number, such as [U+4E2D].
+    A character that the standard fonts lack is printed as its code point, such as [U+4E2D].
     """
     signs = unicodedata.normalize("NFC", _one_line(text))
     return "".join(
-        # Two hyphens, apostrophes or such in a row would be printed as one sign.
+        # Two hyphens, apostrophes or the like in a row would form a ligature.
         ("{}" if sign == before and sign in "-',?!" else "") + _latex_sign(sign)
         for before, sign in zip(" " + signs, signs, strict=False)
     )
 
 
 def escape_markdown(text: str) -> str:
-    """Text that Markdown prints literally, on one line, also inside a table."""
+    """Text that Markdown renders literally, on one line, also inside a table."""
     return "".join(_MARKDOWN.get(sign, sign) for sign in _one_line(text))
 
 
 def escape_json(content: object) -> str:
-    """JSON that can be inside a <script> element: no text in it can end the element."""
+    """JSON that is safe inside a <script> element: no text in it can end the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def csv_cell(cell: object) -> object:
-    """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe in front.
+    """A cell that no spreadsheet interprets as a formula: text that begins like one is prefixed with an apostrophe.
 
-    Numbers stay numbers, negative ones too. Line ends become `\\n`: csv would leave a bare return unquoted.
+    Numbers stay numbers, including negative ones. Line ends become `\\n`, since csv would leave a bare carriage return
+    unquoted.
     """
     if not isinstance(cell, str):
         return cell
@@ -114,7 +115,7 @@ def csv_cell(cell: object) -> object:
 
 
 def _one_line(text: str) -> str:
-    """The text with line ends as blanks, and without controls (those that turn the direction of text among them)."""
+    """The text with line ends as spaces and without control characters, including bidirectional ones."""
     signs = (" " if sign in "\r\n\t\v\f\x85\u2028\u2029" else sign for sign in text)
     return "".join(sign for sign in signs if unicodedata.category(sign) not in ("Cc", "Cf", "Cs"))
 

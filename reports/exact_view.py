@@ -1,4 +1,4 @@
-"""The section on the surrogate's error: what the hypotheses about it come to, with their figures and tables."""
+"""The section on the surrogate's error: the verdicts on the hypotheses about it, with figures and tables."""
 
 import math
 import re
@@ -39,20 +39,20 @@ from cppo_lab.reports.registration import Hypotheses, registration_words, tests_
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
 
-REFERENCE = "dppo"  # what other rules are held against where no hypothesis says it
+REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 NONE = "\N{EN DASH}"
 _METHOD = (
     "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step. Two rules "
     "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
-    "their mean errors is the geometric mean over the bins that both have. The interval leaves out one seed at a time "
-    "(jackknife, Student's t). A ratio below 1 favours the first rule. The factor per tenfold horizon is what the "
-    "ratio changes by when responses are ten times as long."
+    "their mean errors is the geometric mean over their common bins. The interval is a jackknife over seeds with "
+    "Student's t. A ratio below 1 favours the first rule. The factor per tenfold horizon is the factor by which the "
+    "ratio changes when responses are ten times as long."
 )
 
 
 @dataclass(frozen=True)
 class ErrorLine:
-    """One hypothesis on the page, as text; `rows`: its comparisons, one text for each of HEADINGS."""
+    """One hypothesis on the page, as text. `rows`: its comparisons, with one text for each of HEADINGS."""
 
     text: str
     registered: str
@@ -80,8 +80,8 @@ HEADINGS = (
 
 @dataclass(frozen=True, eq=False)
 class ExactView:
-    """The section. `tables`: part of the file name -> table; `figures`: (model, its drawings); `judged`: the verdicts
-    as the record has them.
+    """The section. `tables`: part of the file name -> table. `figures`: (model, its drawings). `judged`: the verdicts
+    as in the record.
     """
 
     summary: str
@@ -95,7 +95,7 @@ class ExactView:
 
     @property
     def registered(self) -> str:
-        """The registration that all hypotheses share, whatever their numbers of runs; empty if one has its own."""
+        """The registration that all hypotheses share apart from their numbers of runs; empty if they differ."""
         for said in (
             {line.registered for line in self.lines},
             {re.sub(r"\d+ runs that test it", "runs that test it", line.registered) for line in self.lines},
@@ -106,7 +106,7 @@ class ExactView:
 
     @property
     def files(self) -> Mapping[str, TextTable]:
-        """The tables of the page, and its verdicts as one."""
+        """The tables of the page, and one table of its verdicts."""
         rows = tuple(
             TextRow(line.text, False, (line.outcome, *row, line.registered))
             for line in self.lines
@@ -123,7 +123,7 @@ class ExactView:
 
     @property
     def legends(self) -> tuple[tuple[tuple[str, str], ...], ...]:
-        """(label, colour) of the rules, and of the contrasts."""
+        """(label, colour) of the rules and of the contrasts."""
         return tuple(
             tuple((key.label, key.stroke.colour) for key in keys)
             for keys in (self.info.rules, self.info.contrasts)
@@ -191,7 +191,7 @@ def inline_exact(info: ExactInfo) -> tuple[tuple[str, tuple[InlineFigure, ...]],
 
 
 def _contrasts(claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves]) -> tuple[Contrast, ...]:
-    """What the hypotheses compare; without any, every rule with DPPO."""
+    """The comparisons of the hypotheses; without hypotheses, every rule with DPPO."""
     variants = tuple(dict.fromkeys(c.variant for c in curves))
     asked = [(one, other) for claim in claims for one in claim.better for other in claim.than]
     asked = asked or [(one, REFERENCE) for one in variants if one != REFERENCE]
@@ -199,7 +199,7 @@ def _contrasts(claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves])
 
 
 def _is_missing(board: Scoreboard, claim: ErrorClaim) -> bool:
-    """Whether runs that test the claim are no results, or not among those of this report."""
+    """Whether runs that test the claim have no result yet, or are not part of this report."""
     own = [run for run in board.runs if tests_claim(claim, run)]
     return {run.seed for run in own} < set(claim.seeds) or any(run.state in GAPS for run in own)
 
@@ -222,7 +222,7 @@ def _line(verdict: ErrorVerdict, registered: str) -> ErrorLine:
 
 
 def _sentence(verdict: ErrorVerdict) -> str:
-    """What came out, in words."""
+    """The result in words."""
     found, claim = verdict.deciding, verdict.claim
     if found is None or found.advantage is None:
         text = "No runs that test it can be compared yet."
@@ -248,15 +248,15 @@ def _meaning(verdict: ErrorVerdict, advantage: Estimate) -> str:
     claim = verdict.claim
     size = f"{100 * (claim.smallest if claim.within is None else claim.within):g} %"
     if verdict.outcome is VerdictOutcome.UNDECIDED:
-        return "Both the claim and its contrary are still possible."
+        return "Neither the claim nor its opposite can be excluded."
     if claim.within is not None:
         alike = verdict.outcome is VerdictOutcome.SUPPORTED
-        return f"The two are {'alike' if alike else 'not alike'} within {size}."
+        return f"The two are {'equivalent' if alike else 'not equivalent'} within {size}."
     if verdict.outcome is VerdictOutcome.SUPPORTED:
-        return "The advantage is above none."
+        return "The advantage is above 0."
     if advantage.high is not None and advantage.high < 0:
-        return "The opposite holds: the second rule is the better one."
-    return f"An advantage of {size} or more is excluded: what is claimed does not happen at that size."
+        return "The opposite holds: the second rule is better."
+    return f"An advantage of {size} or more is excluded: any effect in the claimed direction is smaller."
 
 
 def _row(claim: ErrorClaim, one: ErrorComparison) -> tuple[str, ...]:
@@ -291,7 +291,7 @@ def _p(value: float | None) -> str:
 
 
 def _judged(verdict: ErrorVerdict) -> dict[str, Any]:
-    """As in `report.json`: estimates are ratios of errors, or factors per tenfold horizon."""
+    """The verdict for `report.json`: estimates are ratios of errors, or factors per tenfold horizon."""
     found = verdict.deciding
     advantage = None if found is None else found.advantage
     return {
@@ -315,12 +315,12 @@ def _notes(
     curves: Mapping[Condition, Curves], found: Mapping[Condition, ConditionSummary], of_tests: bool
 ) -> tuple[str, ...]:
     seeds = sorted({seed for one in curves.values() for seed in one.seeds})
-    what = "of the test seeds" if of_tests else "of all seeds that are here (none is a test seed)"
+    what = "of the test seeds" if of_tests else "of all seeds in this report (none is a test seed)"
     before = [one.before / one.movement for one in found.values() if one.movement > 0]
     notes = [
         f"Figures and tables are {what}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
-        f"Of the movement, mismatch and staleness of the sampler make {100 * min(before):.0f} to "
-        f"{100 * max(before):.0f} % (exact/movement_before).",
+        f"Mismatch and staleness of the sampler cause {100 * min(before):.0f} to "
+        f"{100 * max(before):.0f} % of the movement (exact/movement_before).",
     ]
     apart = [
         one.movement / there.movement
@@ -404,5 +404,5 @@ def _condition_table(found: Mapping[Condition, ConditionSummary], core: str, tit
         ),
         *("steps on which it falls", "bound / |Δ|", "product bound / |Δ|"),
     )
-    notes = (f"Source: {origin(core)}.", "Means over steps and runs; of the bounds medians.")
+    notes = (f"Source: {origin(core)}.", "Means over steps and runs; medians for the bounds.")
     return TextTable(f"Conditions ({title})", core, "rule", headings, tuple(rows), notes)

@@ -1,4 +1,4 @@
-"""Fingerprints: of values such as a figure's info, of the code that makes reports, of bytes."""
+"""Fingerprints of values (such as a figure's info), of the code that makes reports, and of bytes."""
 
 import hashlib
 import json
@@ -28,7 +28,8 @@ class Unknown(TypeError):
 
 
 def fingerprint(value: object) -> str:
-    """Equal for values of equal types and content, in every process; frozen infos, and `partial`s of functions of ours.
+    """A digest that is equal for values of equal type and content, in every process. Supports frozen infos and
+    `partial`s of our functions.
 
     Raises Unknown for anything else, such as a function with a closure.
     """
@@ -36,7 +37,7 @@ def fingerprint(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    """As JSON knows it, with the type's name wherever two types could look alike."""
+    """The value as JSON-compatible data, with the type's name wherever two types could look alike."""
     if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
         return value
     if isinstance(value, float):
@@ -87,7 +88,7 @@ def of_bytes(content: bytes) -> str:
 
 @cache
 def drawing_code() -> str:
-    """Of all that turns an info into a drawing: our code and the libraries'."""
+    """The fingerprint of everything that turns an info into a drawing: our code and the libraries."""
     return fingerprint(
         (libraries(), tree(REPORTS / "figures"), of_bytes((REPORTS / "names.py").read_bytes()))
     )
@@ -95,7 +96,9 @@ def drawing_code() -> str:
 
 @cache
 def report_code() -> str:
-    """Of all that turns runs into a report: analysis, reports with their templates, and the libraries."""
+    """The fingerprint of everything that turns runs into a report: analysis, reports with their templates, and the
+    libraries.
+    """
     shared = [
         of_bytes((PACKAGE_FOLDER / f"{name}.py").read_bytes())
         for name in ("schema", "store/history", "store/address")
@@ -104,21 +107,21 @@ def report_code() -> str:
 
 
 def package(suffixes: Collection[str]) -> str:
-    """Of the package's files with these endings, in a checkout as where it is installed."""
+    """The fingerprint of the package's files with these suffixes, the same in a checkout and in an installation."""
     beside = () if PARTS_FOLDER == PACKAGE_FOLDER else (PARTS_FOLDER / name for name in PARTS)
     return fingerprint([tree(folder, suffixes) for folder in (PACKAGE_FOLDER, *beside)])
 
 
 def libraries() -> list[str]:
-    """Python and what else changes the bytes of a report, with their versions."""
+    """The versions of Python and of the libraries that affect the bytes of a report."""
     return [platform.python_version(), *(f"{name} {metadata.version(name)}" for name in LIBRARIES)]
 
 
 def tree(root: Path, suffixes: Collection[str] = (".py", ".j2", ".css", ".js", ".csv", ".json")) -> str:
-    """Of the files with these endings below `root`: their places and content."""
+    """The fingerprint of the paths and contents of the files below `root` with these suffixes."""
     found = []
     for folder, folders, names in os.walk(root):
-        # Reports are written below the package where it is worked on.
+        # In a checkout, reports are written below the package.
         folders[:] = sorted(name for name in folders if name not in ("build", "__pycache__"))
         for name in sorted(names):
             path = Path(folder, name)

@@ -1,4 +1,4 @@
-"""The folder of a report: replaced as a whole or not at all, and only if it is one of ours."""
+"""The folder of a report, which is replaced atomically, and only if it is one of our reports."""
 
 import json
 import shutil
@@ -12,17 +12,17 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports.fingerprint import of_bytes
 from cppo_lab.safe_open import read_plain
 
-MARKER = ".cppo-report"  # a folder with this file is ours to replace
+MARKER = ".cppo-report"  # marks a folder that we may replace
 PAGE = "index.html"
 LARGEST_MARKER = 2**20  # bytes
 
 
 @dataclass(frozen=True)
 class Marker:
-    """What the marker says of its folder: the report and where its numbers come from, the fingerprint of all
-    that it was made of (`inputs`), and that of every file.
+    """The marker of a folder: the report and the origin of its numbers, the fingerprint of all its inputs (`inputs`),
+    and that of every file.
 
-    `asked` and `store`: what the command line noted of its last call, see `cli.unchanged`; empty if nothing.
+    `asked` and `store`: noted by the command line about its last call, see `cli.unchanged`; empty without a note.
     """
 
     report: str
@@ -35,14 +35,14 @@ class Marker:
 
 @dataclass(frozen=True)
 class Built:
-    """A report: its page, and whether it was rebuilt; else it was up to date."""
+    """The page of a report, and whether it was rebuilt or already up to date."""
 
     page: Path
     anew: bool
 
 
 def require_ours(out: Path) -> None:
-    """Refuses to replace what is no report of ours."""
+    """Raise UserError if `out` exists and is not one of our reports."""
     if not out.exists() and not out.is_symlink():
         return
     if out.is_dir() and not out.is_symlink() and ((out / MARKER).is_file() or not any(out.iterdir())):
@@ -54,7 +54,7 @@ def require_ours(out: Path) -> None:
 
 
 def is_current(out: Path, inputs: str) -> bool:
-    """Whether the folder holds the report that these inputs give, whole and as it was written."""
+    """Whether the folder has the complete, unmodified report of these inputs."""
     marker = read_marker(out)
     return marker is not None and marker.inputs == inputs and is_whole(out, marker)
 
@@ -68,12 +68,12 @@ def is_whole(out: Path, marker: Marker) -> bool:
             (out / name).is_file() and of_bytes((out / name).read_bytes()) == digest
             for name, digest in marker.files.items()
         )
-    except (OSError, ValueError):  # ValueError: a name that is none
+    except (OSError, ValueError):  # ValueError: an invalid file name
         return False
 
 
 def read_marker(out: Path) -> Marker | None:
-    """What the folder's marker says; None if there is none, or one that cannot be read."""
+    """The folder's marker; None if it is missing or unreadable."""
     path = out / MARKER
     try:
         found = json.loads(read_plain(path, LARGEST_MARKER) or b"")
@@ -95,7 +95,7 @@ def _marker(found: Mapping[str, Any]) -> Marker | None:
 
 
 def write_marker(out: Path, marker: Marker) -> None:
-    """Put another marker into the folder."""
+    """Replace the folder's marker."""
     part = out / f"{MARKER}.{uuid.uuid4().hex[:8]}"
     try:
         part.write_bytes(_packed(marker))
@@ -109,8 +109,8 @@ def _packed(marker: Marker) -> bytes:
 
 
 def swap_in(out: Path, files: Mapping[str, bytes], about: tuple[str, str], inputs: str) -> None:
-    """Writes into a new folder beside `out` and renames it into place; a failure leaves the old report as it
-    was. `about`: the report's name and the origin of its numbers.
+    """Write into a new folder beside `out` and rename it into place; a failure leaves the old report unchanged.
+    `about`: the report's name and the origin of its numbers.
     """
     mark = uuid.uuid4().hex[:8]
     new, old = (out.with_name(f".{out.name}.{kind}-{mark}") for kind in ("new", "old"))

@@ -17,7 +17,7 @@ def points(fraction: float) -> str:
 
 
 def estimate_text(found: Estimate, signed: bool = False) -> str:
-    """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, where it has one; `signed` with a plus."""
+    """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, if it has one; `signed` adds a plus."""
     sign = "+" if signed and found.value > 0 else ""
     around = (
         ""
@@ -36,7 +36,7 @@ class Headline:
 
 
 def headlines(board: Scoreboard) -> tuple[Headline, ...]:
-    """The whole first, then each model: the best, collapses, and how firm the order is."""
+    """The findings over all models, then for each model: the best variant, collapses, and how robust the order is."""
     ranked = {model: _ranked(board, model) for model in board.models}
     late = late_means(board)
     found = [Headline("All models", (*_overall(ranked), *_gaps(board)))]
@@ -55,7 +55,7 @@ def _gaps(board: Scoreboard) -> list[str]:
     if not board.gaps:
         return []
     gaps, runs = len(board.gaps), len(board.runs)
-    return [f"{gaps} of {runs} runs are no results yet: everything marked † will change."]
+    return [f"{gaps} of {runs} runs have no result yet: everything marked † will change."]
 
 
 def _ranked(board: Scoreboard, model: str) -> list[tuple[str, Stat]]:
@@ -106,7 +106,7 @@ def _best(cells: list[tuple[str, Stat]]) -> list[str]:
 
 
 def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[str]:
-    """How far the best variant has come from the untrained model, where step 0 was evaluated."""
+    """The gain of the best variant over the untrained model, if step 0 was evaluated."""
     if not cells:
         return []
     cell = board.cells[model, cells[0][0]]
@@ -119,7 +119,7 @@ def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[
 
 
 def _collapses(board: Scoreboard, model: str) -> list[str]:
-    """A sentence for the only run of a variant; several seeds of a variant are counted."""
+    """A sentence for a variant with a single run; counts for variants with several seeds."""
     counts, sentences = [], []
     for variant in in_order(board.variants):
         runs = board.runs_of(model, variant)
@@ -144,7 +144,7 @@ def _firmness(
     cells: list[tuple[str, Stat]],
     late: dict[tuple[str, str], LateMean],
 ) -> list[str]:
-    """Whether the order survives without selecting a step, and how large one run's own noise is."""
+    """Whether the order also holds without step selection, and the noise within a run."""
     calm = [(variant, stat.mean) for variant, _ in cells if (stat := late[model, variant].stat) is not None]
     calm.sort(key=lambda entry: (-entry[1], entry[0]))
     if len(calm) < 2:

@@ -1,4 +1,4 @@
-"""Tables -> Markdown and LaTeX (booktabs) text."""
+"""Tables as Markdown and LaTeX (booktabs) text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ def _latex_entry(entry: Entry) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table whose texts are escaped already."""
+    """The lines of a table; its texts must be escaped already."""
     align = ["---", *["---:"] * (len(headings) - 1)]
     return ["| " + " | ".join(cells) + " |" for cells in (headings, align, *rows)]
 
@@ -81,9 +81,9 @@ PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepacka
 
 
 def latex_document(title: str, columns: str, body: Sequence[str], notes: Sequence[str]) -> str:
-    """A LaTeX table around the lines of its body, to be read with `\\input`; title and notes are escaped here.
+    """A LaTeX table around the lines of its body, to be included with `\\input`; title and notes are escaped here.
 
-    A table that is wider than the text is scaled down to it. `PACKAGES` are what it needs.
+    A table wider than the text is scaled down to fit. It needs the packages `PACKAGES`.
     """
     small = " ".join(escape_latex(note) for note in notes)
     caption = escape_latex(re.sub(r" \(Table \d+\)$", "", title))  # LaTeX numbers it
@@ -104,7 +104,9 @@ def latex_document(title: str, columns: str, body: Sequence[str], notes: Sequenc
 
 
 def latex_wrapper(files: Iterable[str], figures: Sequence[str] = ()) -> str:
-    """A LaTeX document of all tables among `files`, then `figures` (LaTeX): it compiles in the folder that has them."""
+    """A LaTeX document with all tables among `files`, then `figures` (LaTeX code). It compiles in the folder that
+    contains them.
+    """
     tables = sorted(name for name in files if name.startswith("table_") and name.endswith(".tex"))
     lines = [
         r"\documentclass{article}",

@@ -1,4 +1,6 @@
-"""The section on sampler against trainer: how far mu is from pi before the updates of a step, and over them."""
+"""The section on the sampler-trainer mismatch: the gap between mu and pi before the updates of a step, and over
+them.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from cppo_lab.reports.text_tables import TextRow, TextTable
 SUSPICIOUS = 1.05
 ERROR = "token_mult_prob_error"
 TRUNCATED = "train/truncated_share"
-_LISTED = 20  # runs named one by one
+_MOST_LISTED = 20  # runs that are named individually
 _COLUMNS: dict[str, str] = {
     ERROR: "mult. prob. error",
     "k1": "KL, k1",
@@ -59,7 +61,7 @@ class MismatchView:
 
 
 def mismatch_view(board: Scoreboard, title: str, palette: str = PAPER) -> MismatchView | None:
-    """The section; None if no run has logged the gap between its engines, as runs of older versions."""
+    """The section; None if no run has logged the gap between its engines (runs of older versions have not)."""
     if not len(_values(board, board.models, board.variants, _BEFORE)):
         return None
     variants = drawn_variants(board)
@@ -78,7 +80,7 @@ def mismatch_view(board: Scoreboard, title: str, palette: str = PAPER) -> Mismat
 def _values(
     board: Scoreboard, models: Iterable[str], variants: Iterable[str], metric: str
 ) -> "pd.Series[float]":
-    """The finite values of a metric that the runs of some cells logged, of all their steps."""
+    """The finite values of a metric over all runs of these cells and all their steps."""
     pairs = [(model, name) for model in models for name in variants]
     parts = [board.logged(*pair, metric)["value"] for pair in pairs]
     found = pd.concat(parts) if parts else pd.Series(dtype=float)
@@ -86,7 +88,7 @@ def _values(
 
 
 def _verdict(board: Scoreboard) -> tuple[str, bool]:
-    """One line on which runs crossed the threshold, and whether any did."""
+    """A sentence on which runs exceeded the threshold, and whether any did."""
     crossed, logged = [], 0
     for run in board.runs:
         rows = board.logged(run.model, run.variant, _BEFORE)
@@ -101,9 +103,12 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
     )
     of = f"{logged} run" if logged == 1 else f"{logged} runs"
     if not crossed:
-        return f"{rule} It never was in the {of} that logged it.", False
-    more = f"; and {len(crossed) - _LISTED} more" if len(crossed) > _LISTED else ""
-    return f"{rule} It was in {len(crossed)} of {of}: {'; '.join(crossed[:_LISTED])}{more}.", True
+        return f"{rule} It was never exceeded in the {of} that logged it.", False
+    more = f"; and {len(crossed) - _MOST_LISTED} more" if len(crossed) > _MOST_LISTED else ""
+    return (
+        f"{rule} It was exceeded in {len(crossed)} of {of}: {'; '.join(crossed[:_MOST_LISTED])}{more}.",
+        True,
+    )
 
 
 def _crossing(run: RunScore, above: pd.DataFrame) -> str:
@@ -115,7 +120,7 @@ def _crossing(run: RunScore, above: pd.DataFrame) -> str:
 
 
 def _notes(board: Scoreboard) -> tuple[str, ...]:
-    """What a reader has to know of these runs."""
+    """Notes on these runs."""
     notes = [
         "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
         "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its own update."
@@ -123,8 +128,8 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
     older = [run for run in board.runs if run.mlflow_id and _staleness(board, run.mlflow_id) > 0]
     if older:
         notes.append(
-            f"In {len(older)} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, and the gap "
-            "before the first update has that drift in it."
+            f"In {len(older)} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
+            "before the first update includes that drift."
         )
     return tuple(notes)
 
@@ -135,7 +140,7 @@ def _staleness(board: Scoreboard, mlflow_id: str) -> int:
 
 
 def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
-    notes = (f"Source: {origin(core_of(board))}.", "Median over steps and runs (in brackets the worst step).")
+    notes = (f"Source: {origin(core_of(board))}.", "Median over steps and runs (worst step in brackets).")
     found = {}
     for before, state in _STATES.items():
         metrics = {

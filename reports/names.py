@@ -1,4 +1,4 @@
-"""Names for readers in place of identifiers: display names, the order of rows, and where results come from."""
+"""Display names for identifiers, the order of rows, and the origin of results."""
 
 import re
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _BENCHMARK = re.compile(r"(?P<letters>[A-Za-z]+)(?P<digits>\d+)")
 
 
 def display_name(variant: str) -> str:
-    """The name of a variant in tables and legends: of its record in `cppo_lab.rules`; without one, as it is."""
+    """The display name of a variant, from its record in `cppo_lab.rules`; without a record, the name itself."""
     constants = _CONSTANTS.fullmatch(variant)
     if constants:
         return f"CPPO, delta_b {constants['delta_b']}, w_min {constants['w_min']}"
@@ -43,7 +43,7 @@ def in_order(variants: Iterable[str]) -> tuple[str, ...]:
 
 
 def origin(core: str) -> str:
-    """One line on where numbers come from. Numbers of different origins never share a table unmarked."""
+    """One line on the origin of numbers. Numbers of different origins never share a table without a mark."""
     if core == schema.PAPER:
         return "the paper's own curves (arXiv 2606.10968), not trained here"
     miniature = miniature_of(core)
@@ -51,12 +51,12 @@ def origin(core: str) -> str:
 
 
 def objective_name(objective: str) -> str:
-    """What a search maximises, in words: `final_score` -> `final score`."""
+    """The display name of a search objective: `final_score` -> `final score`."""
     return objective.replace("_", " ")
 
 
 def value_text(value: float | str | bool | None) -> str:
-    """A setting to read: four significant digits; `true`, `false`, `null` as in YAML."""
+    """A setting as text: four significant digits; `true`, `false`, `null` as in YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return value if isinstance(value, str) else f"{value:.4g}"

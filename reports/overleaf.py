@@ -9,7 +9,14 @@ from cppo_lab.reports.figures.picture import Picture
 from cppo_lab.reports.markup import latex_wrapper
 
 NAME = "overleaf.zip"
-_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can have: the same files give the same bytes
+_TIME = (
+    1980,
+    1,
+    1,
+    0,
+    0,
+    0,
+)  # the earliest date of the zip format, so that the same files give the same bytes
 
 
 def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: frozen info in, text out. No network, no dates, and one script, our own."""
+"""Renders a frozen info as one self-contained HTML page, without network access, dates or foreign scripts."""
 
 import re
 from base64 import b64encode
@@ -18,13 +18,13 @@ from cppo_lab.reports.names import origin
 from cppo_lab.reports.record import About
 
 _SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
-MOST_ROWS = 500  # of one table; of a longer one the page has the first, and the files beside it have all
+MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
 
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure with heading and caption on the page: its drawings, or the `reason` why there are none. `data`: the file
-    with its numbers.
+    """A figure on the page, with heading and caption: its drawings, or the `reason` why there are none. `data`: the
+    name of the file with its numbers.
     """
 
     heading: str
@@ -35,10 +35,11 @@ class PageFigure:
 
 
 def render_template(name: str, about: About, page: object, files: Sequence[str]) -> str:
-    """The page `page` of a report as HTML, by the template `name`; `files` are the names of the files beside it.
+    """The HTML of `page`, rendered with the template `name`; `files` are the names of the files beside it.
 
-    Every text is escaped; only the drawings (`InlineFigure.svg`) are markup. The page's policy lets the browser run its
-    own script alone, known by its hash, and load nothing. A page with `answers` has a style and a script more.
+    Every text is escaped; only the drawings (`InlineFigure.svg`) are markup. The page's Content-Security-Policy lets
+    the browser run only our script, identified by its hash, and load nothing. A page with `answers` has an additional
+    style sheet and script.
     """
     environment = Environment(
         loader=FunctionLoader(_template),
@@ -63,7 +64,7 @@ def render_template(name: str, about: About, page: object, files: Sequence[str])
 
 
 def sections(content: str) -> list[tuple[str, Markup]]:
-    """(id, heading) of the sections of a page, in its order: its list of contents. Headings are escaped there."""
+    """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
     found = _SECTION.findall(content)
     return [(name, Markup(heading)) for name, heading in found]  # noqa: S704  escaped there
 

@@ -1,6 +1,4 @@
-"""The paper's printed tables and ablation curves, from the files in `reports/paper/` (they travel in the
-wheel).
-"""
+"""The paper's printed tables and ablation curves, from the files in `reports/paper/`, which are part of the wheel."""
 
 import csv
 import io

@@ -1,4 +1,6 @@
-"""The statistics by problem as tables: methods, differences from the baseline, and the problems that separate two."""
+"""The per-problem statistics as tables: methods, differences from the baseline, and the problems that separate two
+methods.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,15 +26,15 @@ from cppo_lab.reports.names import OURS, baseline_name, display_name
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
 
-VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, a tie counting in part."
-NO_VOTES = "maj@k is not available: it takes the answers to all problems (tracking.answers.problems=all)."
-MOST_NAMED = 30  # problems of one pair of methods, those of the smallest p first
+VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, with ties counted fractionally."
+NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
+MOST_NAMED = 30  # problems of one pair of methods, smallest p first
 
 
 def problem_tables(
     board: Scoreboard, found: Statistics, core: str, title: str, answers: Mapping[str, RunAnswers]
 ) -> dict[str, TextTable]:
-    """Kind -> table; none without outcomes by problem. `answers`: of MLflow runs, for maj@k."""
+    """Kind -> table; empty without per-problem outcomes. `answers`: MLflow run -> its answers, for maj@k."""
     cells = cell_problems(board)
     if not cells:
         return {}
@@ -98,10 +100,10 @@ def _methods(
     )
     notes = (
         "Percent. final mean with the 95 % interval over seeds, for these problems; other problems: half the interval "
-        "over problems as independent units with their answers as clusters (Miller 2024), for these runs; "
+        "over other problems, clustered by problem (Miller 2024), for these runs; "
         "other answers: the same over other answers of these runs to these problems.",
         "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
-        "share of the variance of an answer that lies between problems, at the last validation.",
+        "share of an answer's variance that lies between problems, at the last validation.",
         "pass@k at the last validation, unbiased, with the interval over other problems. "
         f"{VOTED if voted else NO_VOTES} The last columns: share of problems with at least that share of their answers "
         "right at the last validation.",
@@ -111,8 +113,8 @@ def _methods(
 
 
 def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[float, str]:
-    """phi in [0, 1] and how it is known: from the grades of single answers, else the bound that counts give; 0 and
-    nothing where neither shows any.
+    """phi in [0, 1] and its description: estimated from the grades of single answers, or else the lower bound from
+    counts; 0 and an empty text if neither shows a correlation.
     """
     kept = next((answers[one] for one in cell.mlflow_ids if one in answers), None)
     measured = None if kept is None else kept_draws(kept, cell.samples)
@@ -137,8 +139,8 @@ def _repeated_note(
         return ()
     return (
         "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
-        f"validations (of the kept texts): {'; '.join(found)}. The errors over other answers take it into account "
-        "where it is above 0 by two standard errors.",
+        f"validations (from the recorded texts): {'; '.join(found)}. The errors over other answers account for it "
+        "if it exceeds 0 by two standard errors.",
     )
 
 
@@ -199,7 +201,7 @@ def _differences(
         "answers of these runs to these problems.",
         "correlation: of the two methods' shares by problem. separating: problems with more right answers under the "
         f"method, and under {base}, at the last validation, by Fisher's exact test with Holm's adjustment over the "
-        "problems: the chance of naming any of them wrongly is at most 5 %, for these runs.",
+        "problems: the probability of any false finding is at most 5 %, for these runs.",
         f"solved by one alone: problems that a run of the method (of {base}) once answered right in half of its "
         f"answers or more, and that no run of {base} (of the method) ever answered right.",
     )
@@ -229,7 +231,7 @@ def _separating(
         "Problems that separate two methods at the last validation, those with the smallest p first"
         + (f"; {left_out} more are left out." if left_out else "."),
         "in every run: every run of one is above every run of the other. With few seeds that happens by chance: for "
-        "equal methods at three seeds each in one problem of ten.",
+        "equal methods with three seeds each, in one problem of ten.",
     )
     return TextTable(f"Separating problems ({title})", core, "problem", headings, tuple(rows), notes)
 

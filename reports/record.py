@@ -1,6 +1,7 @@
-"""`report.json`: a report for programs to read. Cells, runs and verdicts, and the fingerprints of figures and files.
+"""`report.json`, the machine-readable record of a report: cells, runs and verdicts, and the fingerprints of figures and
+files.
 
-It names neither MLflow's ids nor times, so that equal runs in different stores give equal records.
+It contains neither MLflow ids nor times, so that equal runs in different stores give equal records.
 """
 
 import json
@@ -20,12 +21,12 @@ from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.saved import FORMAT, RECORD
-from cppo_lab.reports.verdict_view import heard_claims
+from cppo_lab.reports.verdict_view import testable_claims
 
 
 @dataclass(frozen=True)
 class About:
-    """The report as a whole; `kind` is sweep, study or search. Its record has neither question nor links."""
+    """Report-level information; `kind` is sweep, study or search. The record omits the question and the links."""
 
     kind: str
     name: str
@@ -34,14 +35,14 @@ class About:
     experiment: str
     core: str
     command: str
-    beside: tuple[str, ...] = ()  # sweeps whose reports lie in folders of their names beside this one's
+    beside: tuple[str, ...] = ()  # sweeps whose reports are in sibling folders of their names
 
     @property
     def overrides(self) -> str:
-        """What was changed or selected on the command line; empty for the whole sweep as its file has it."""
+        """The overrides on the command line; empty for the whole sweep as in its file."""
         try:
             words = shlex.split(self.command)
-        except ValueError:  # no command of a shell
+        except ValueError:  # not a valid shell command
             return ""
         return shlex.join(word for word in words if "=" in word and not word.startswith("-"))
 
@@ -56,9 +57,9 @@ def record(
 ) -> bytes:
     """The record of a report with these scored sweeps, drawings (by the name of their files) and files.
 
-    `judged`: verdicts on what is not about scores.
+    `judged`: verdicts on hypotheses that are not about scores.
     """
-    found = verdicts(boards, heard_claims(boards, about.kind == "study", claims))
+    found = verdicts(boards, testable_claims(boards, about.kind == "study", claims))
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
@@ -71,7 +72,7 @@ def record(
 
 
 def _drawing(name: str, draw: partial[Any], files: Mapping[str, bytes]) -> str:
-    """Of what is drawn, not of who asked for it: files name the command in their metadata."""
+    """The fingerprint of a drawing, independent of the command, which files have in their metadata."""
     try:
         return fingerprint(draw)
     except Unknown:
@@ -150,5 +151,5 @@ def _power(found: ReachedPower) -> dict[str, float | int | str | None]:
 
 
 def listed_files(names: Sequence[str]) -> list[str]:
-    """The files that a page offers, the record among them."""
+    """The files that a page links to, including the record."""
     return sorted([*names, RECORD])

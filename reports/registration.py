@@ -12,8 +12,8 @@ from cppo_lab.analysis.statistics.claims import Claim
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """A sweep file's own claims (`errors`: about the surrogate's error), the digest of what it states of them, and what
-    the store has registered for the sweep: (digest, milliseconds since the epoch), the oldest first.
+    """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement, and the
+    sweep's registrations in the store: (digest, milliseconds since the epoch), oldest first.
     """
 
     claims: tuple[Claim, ...] = ()
@@ -26,7 +26,7 @@ NONE_STATED = Hypotheses()
 
 
 def registration_words(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -> str:
-    """A sentence for one of the claims: by when it was registered and when the first run began that tests it."""
+    """A sentence on one of the claims: when it was registered, and whether runs that test it had begun before."""
     now = next((since for digest, since in stated.registered if digest == stated.digest), None)
     others = [(digest, since) for digest, since in stated.registered if digest != stated.digest]
     if now is None:
@@ -52,7 +52,7 @@ def registration_words(stated: Hypotheses, claim: Claim | ErrorClaim, board: Sco
 
 
 def tests_claim(claim: Claim | ErrorClaim, run: RunScore) -> bool:
-    """Whether a run is one of those that judge the claim."""
+    """Whether a run is one of those that test the claim."""
     if claim.seeds is not None and run.seed not in claim.seeds:
         return False
     if isinstance(claim, ErrorClaim):

@@ -1,5 +1,5 @@
-"""Table 2: what distinguishes the rules, from their records. A rule whose record has no row, or that cannot be
-imported here, has a row of dashes once runs use it.
+"""Table 2: the differences between the rules, from their records. A rule without a row in its record, or that cannot be
+imported here, is shown as a row of dashes if runs use it.
 """
 
 from collections.abc import Collection
@@ -13,7 +13,7 @@ YES, NO, UNKNOWN = "yes", "no", "–"
 
 
 def distinction_table(title: str, used: Collection[str]) -> TextTable:
-    """All built-in rules, and further ones of `used`, which are those of the runs of the report."""
+    """All built-in rules, and the others in `used`, the rules of the report's runs."""
     others = sorted(set(used) - set(RULES))
     rows = tuple(
         TextRow(display_name(rule), rule == OURS, (*_properties(rule), YES if rule in used else NO))

@@ -1,4 +1,4 @@
-"""The list of runs that every number of a page leads to, and where each run is in MLflow."""
+"""The list of runs to which the numbers of a page link, with each run's location in MLflow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cppo_lab.analysis.selection import RunScore
 from cppo_lab.reports.names import display_name
 from cppo_lab.reports.verdict_view import ABSENT
 
-_NOT_SHOWN = ("seed", "core", "rule.name")  # they have columns, or are the method's name
+_NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name
 MOST_SETTINGS = 8  # of one run; MLflow has all
 MANY = 1000  # rows of one list: some 400 KB; the files beside the page have every run
 
@@ -19,7 +19,7 @@ MANY = 1000  # rows of one list: some 400 KB; the files beside the page have eve
 @dataclass(frozen=True)
 class RunLine:
     """One row of the list of runs, as text. `link`: the run's page on the MLflow server, empty where there is none.
-    `settings`: what it has otherwise than other runs of the sweep on its model, but for its seed.
+    `settings`: its settings other than the seed that differ from those of other runs of the sweep on the same model.
     """
 
     label: str
@@ -37,7 +37,9 @@ class RunLine:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rows of one cell of the tables; `anchor` is their id on the page, `left_out` how many runs have no room."""
+    """The rows of one cell of the tables; `anchor` is their id on the page; `left_out` counts the runs that are not
+    shown.
+    """
 
     anchor: str
     runs: tuple[RunLine, ...]
@@ -45,8 +47,8 @@ class RunGroup:
 
 
 def anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
-    """(model, variant) -> id of its rows; `key` tells the lists of one page apart. Names are no part of an id: they
-    may hold anything.
+    """(model, variant) -> id of its rows; `key` distinguishes the lists of one page. Ids do not contain names, which
+    may have any characters.
     """
     return {pair: f"runs-{key}-{number}" for number, pair in enumerate(board.cells)}
 
@@ -54,8 +56,8 @@ def anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
 def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     """The runs of a board, cell by cell as declared; `uri` is that of the store they were read from.
 
-    Of more than MANY runs each cell shows its first, all with an equal share of the room; of more than MANY cells, the
-    first cells.
+    With more than MANY runs, each cell shows its first runs, the same number for all cells; with more than MANY cells,
+    only the first cells are shown.
     """
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
     found, differing = [], differing_settings(board)
@@ -68,8 +70,8 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
 
 
 def differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
-    """Model -> the keys of the configuration in which its runs differ, but for the seed. A key that a run lacks has a
-    value of its own.
+    """Model -> the configuration keys, except the seed, in which its runs differ. A missing key counts as a distinct
+    value.
     """
     by_model: dict[str, list[Mapping[str, str]]] = {}
     for run in board.runs:
@@ -94,7 +96,7 @@ def _settings(board: Scoreboard, run: RunScore, differing: Mapping[str, tuple[st
 
 
 def run_line(run: RunScore, uri: str, settings: str = "") -> RunLine:
-    """A run as a row of the list."""
+    """The row of a run in the list."""
     choice = run.choice
     score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
     return RunLine(
@@ -113,9 +115,9 @@ def run_line(run: RunScore, uri: str, settings: str = "") -> RunLine:
 
 
 def mlflow_link(uri: str, mlflow_id: str) -> str:
-    """The address of a run's page on the server at `uri`, without user and password; empty for any other store.
+    """The URL of a run's page on the server at `uri`, without user and password; empty for any other store.
 
-    MLflow's page finds the experiment of `#/runs/<id>` by itself.
+    MLflow resolves the experiment of `#/runs/<id>` itself.
     """
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):

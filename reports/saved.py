@@ -1,4 +1,4 @@
-"""Reading `report.json` back. Nothing in it is trusted: every field is checked, and what is wrong is named."""
+"""Reads `report.json`. Its content is not trusted: every field is validated, and errors name the invalid field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class SavedCell:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """One expected run; `run_id` is empty where only its name is known, `version` where there is none."""
+    """One expected run; `run_id` is empty if only the name is known, `version` if there is none."""
 
     run_id: str
     state: str
@@ -41,7 +41,7 @@ class SavedRun:
 
 @dataclass(frozen=True)
 class SavedVerdict:
-    """A claim with what it came to; `estimate`, `low`, `high` are fractions."""
+    """A claim with its outcome; `estimate`, `low` and `high` are fractions."""
 
     claim: str
     text: str
@@ -55,7 +55,9 @@ class SavedVerdict:
 
 @dataclass(frozen=True)
 class SavedReport:
-    """A report as its record has it. Cells and runs by sweep and what names them there; figures and files by name."""
+    """The content of a report's record. Cells and runs are keyed by sweep and their names in it; figures and files by
+    name.
+    """
 
     kind: str
     name: str
@@ -71,7 +73,7 @@ class SavedReport:
 
 
 def read_record(folder: Path) -> SavedReport:
-    """The record in a report's folder. Raises UserError if there is none, or if it is not what it should be."""
+    """The record in a report's folder. Raises UserError if there is none, or if it is malformed."""
     path = folder / RECORD
     try:
         data = read_plain(path, LARGEST)
@@ -80,7 +82,7 @@ def read_record(folder: Path) -> SavedReport:
     if data is None and path.is_file():
         raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
     if data is None:
-        raise UserError(f"{folder} is no report, it has no {RECORD}: {REMEDY}")
+        raise UserError(f"{folder} is not a report, it has no {RECORD}: {REMEDY}")
     fields = Fields.parse(data.decode("utf-8", errors="replace"), str(path), REMEDY)
     if fields.values.get("format") != FORMAT:
         raise fields.bad(f"has format {fields.values.get('format')!r:.40}, not {FORMAT!r}")
@@ -137,7 +139,7 @@ def _cell(fields: Fields) -> SavedCell:
 
 
 def _stat(fields: Fields, key: str) -> tuple[float, int] | None:
-    """Mean and number of runs; None where there is none."""
+    """Mean and number of runs; None if there is no score."""
     if fields.values.get(key) is None:
         return None
     stat = fields.inner(key)

@@ -25,8 +25,8 @@ class SearchRequest:
     """What to report: `study` in `experiment` of the store at `uri`, into folder `out`.
 
     `command` is what rebuilds the report, `tune` what continues the search (by default, what its file suggests).
-    `shipped`: the settings that come with the configuration, by key; those
-    that the search tunes are marked in figures and tables. `chosen`: see `launch_commands`.
+    `shipped`: the default settings of the configuration, by key; those that the search tunes are marked in figures and
+    tables. `chosen`: see `launch_commands`.
     """
 
     uri: str
@@ -47,7 +47,7 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class SearchPage:
-    """Everything on the page but what `About` has. `failures`: (number of the trial, reason)."""
+    """The content of the page, apart from `About`. `failures`: (number of the trial, reason)."""
 
     title: str
     mlflow_id: str

@@ -1,4 +1,4 @@
-"""The tables of a search: its trials, and the space it searched."""
+"""The tables of a search: its trials and its search space."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from cppo_lab.reports.csv_tables import csv_text
 from cppo_lab.reports.names import objective_name, origin, value_text
 from cppo_lab.reports.text_tables import TextRow, TextTable
 
-EDGE = 0.02  # of an interval, on its scale: nearer to an end is at the edge
+EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
 _ORDER = (COMPLETE, RUNNING, PRUNED, FAILED)
 
 
@@ -60,7 +60,7 @@ def in_order(result: SearchResult) -> tuple[TrialResult, ...]:
 
 
 def trial_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TrialTable:
-    """The trials as the page shows them."""
+    """The table of trials for the page."""
     front = set(front_of(result))
     lines = tuple(
         TrialLine(
@@ -99,7 +99,7 @@ def trial_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TrialTable
 
 
 def _state(result: SearchResult, trial: TrialResult) -> str:
-    """With the training step where it ended early, and the seed if there are several."""
+    """The state of a trial, with the training step (and the seed if there are several) at which it ended early."""
     if trial.state != PRUNED or not trial.curve:
         return trial.state
     last = trial.curve[-1][0]
@@ -120,7 +120,7 @@ def _values(result: SearchResult, trial: TrialResult, seeds: Sequence[SeedValues
 
 
 def trials_text(table: TrialTable) -> TextTable:
-    """The table without the ids, for Markdown and LaTeX."""
+    """The table without ids, for Markdown and LaTeX."""
     rows = tuple(
         TextRow(line.number, line.best, (line.state, *line.params, *line.values, line.minutes))
         for line in table.lines
@@ -153,7 +153,7 @@ def trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
 
 
 def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable:
-    """What was searched, what comes with the configuration, and what the best trial chose."""
+    """The search space, the default settings of the configuration, and the values of the best trial."""
     ranked = ranking(result)
     single = ranked[0] if ranked and len(result.objectives) == 1 else None
     known = any(space.name in shipped for space in result.parameters)

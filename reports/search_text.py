@@ -20,16 +20,16 @@ from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.reports.names import objective_name, value_text
 
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
-_WORDS = frozenset({"true", "false", "null", "nan", "inf"})  # what Hydra reads as something else than text
+_WORDS = frozenset({"true", "false", "null", "nan", "inf"})  # words that Hydra does not parse as text
 
 
 def percent_text(fraction: float) -> str:
-    """A fraction in percent with one decimal: a search resolves no more."""
+    """A fraction in percent with one decimal, which is the resolution of a search."""
     return f"{100 * fraction:.1f}\u00a0%"
 
 
 def settings_text(trial: TrialResult) -> str:
-    """`rule.delta_b=0.012, rule.w_min=0.75`, to read."""
+    """`rule.delta_b=0.012, rule.w_min=0.75`, for display."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in trial.params.items())
 
 
@@ -61,7 +61,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
                 f"All {len(ranked)} complete trials have the same value, {values_text(result, best)}: this search "
                 "found no difference between settings.",
             )
-        same = f" {_trials(ties).capitalize()} came to the same value." if ties else ""
+        same = f" {_trials(ties).capitalize()} reached the same value." if ties else ""
         text = f"{settings_text(best)}: {values_text(result, best)}"
         return (f"The best of {total} is trial {best.number}: {text}.{same}",)
     front = front_of(result)
@@ -80,7 +80,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
 
 
 def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, ...]:
-    """What limits the finding: selection, noise, and how the trials near the best did."""
+    """The limits of the finding: selection bias, noise, and the values of the best trial's neighbours."""
     ranked = ranking(result)
     complete = len(ranked)
     if not ranked or (complete > 1 and len({trial.values for trial in ranked}) == 1):
@@ -89,7 +89,7 @@ def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, .
     if complete > 1:
         what = "Their values are" if len(result.objectives) > 1 else "Its value is"
         sentences.append(
-            f"{what} the best of {complete}, chosen after the fact, and therefore too high on average: expect less "
+            f"{what} the best of {complete}, and so too high on average (selection bias): expect less "
             "from the same settings with other seeds."
         )
     sentences += _noise(result, seeds)
@@ -98,8 +98,8 @@ def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, .
         low, high = (percent_text(end(value_of(trial, 0) for trial in near)) for end in (min, max))
         between = low if low == high else f"{low} to {high}"
         sentences.append(
-            f"Its nearest neighbours in the space searched ({_trials(trial.number for trial in near)}) came to "
-            f"{between}: if they are far below, the best is a narrow peak or chance."
+            f"Its nearest neighbours in the space searched ({_trials(trial.number for trial in near)}) reached "
+            f"{between}: if that is far below, the best is a narrow peak or due to chance."
         )
     return tuple(sentences)
 
@@ -108,20 +108,20 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     if len(result.seeds) == 1:
         return [
             f"Every trial ran with one seed ({result.seeds[0]}): how much a value changes with the seed was not "
-            "measured, so nothing can be said of whether the differences among the top trials are real."
+            "measured, so the differences among the top trials may be noise."
         ]
     sentences = []
     for found in seeds:
         if found.differ:
             sentences.append(
                 f"{_trials(found.differ).capitalize()}: the {objective_name(found.objective)} in the search's file is "
-                "not that of the validation curves of its training runs."
+                "not that of the validation curves of the training runs."
             )
     unknown = len(complete_trials(result)) - (len(seeds[0].values) if seeds else 0)
     if unknown:
         sentences.append(
             f"The training runs of {_counted(unknown, 'complete trial')} are not all in the store: their scatter over "
-            "seeds is not known."
+            "seeds is unknown."
         )
     apart = separation(result, seeds)
     if apart is None:
@@ -131,7 +131,7 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     if apart.close:
         verdict = (
             f"{_trials(trial.number for trial in apart.close)} {'is' if len(apart.close) == 1 else 'are'} within two "
-            "standard errors of it: the search does not tell these apart."
+            "standard errors of it: the search cannot tell these apart."
         )
     else:
         verdict = "no other trial is within two standard errors of it."
@@ -144,22 +144,22 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
 
 
 def override(name: str, value: Value) -> str:
-    """`key=value` as Hydra reads it and with every digit, quoted for the shell."""
+    """`key=value` in Hydra's grammar with full precision, quoted for the shell."""
     if value is None or isinstance(value, (bool, int, float)):
         written = value_text(value) if value is None or isinstance(value, bool) else repr(value)
     elif _BARE.fullmatch(value) and value.lower() not in _WORDS:
         written = value
     else:
-        # A backslash before a quote, and at the end, is an escape to Hydra.
+        # Hydra treats a backslash before a quote, and at the end, as an escape.
         inner = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
         written = f"'{inner}'"
     return shlex.quote(f"{name}={written}")
 
 
 def launch_commands(result: SearchResult, chosen: Sequence[str] = ()) -> tuple[str, ...]:
-    """Lines for a shell: the paper's main sweep with the settings of the best trial, or of each of the front, and as
-    many seeds that the search has not seen. Comments distinguish several. `chosen`: what names the runs of the sweep
-    that the search was about (`variant=cppo`).
+    """Shell commands for the paper's main sweep with the settings of the best trial (or of each trial on the front),
+    and the same number of seeds that the search has not used. With several commands, comments tell them apart.
+    `chosen`: overrides that select the sweep's runs that the search tuned (`variant=cppo`).
     """
     front = set(front_of(result))
     ranked = ranking(result)
@@ -178,7 +178,7 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] = ()) -> tuple[s
 
 
 def tune_command(result: SearchResult) -> str:
-    """What continues the search."""
+    """The command that continues the search."""
     words = ["cppo", "tune", result.name]
     if result.core != DEFAULT_CORE:
         words.append(f"core={result.core}")

@@ -1,4 +1,4 @@
-"""The statistics of a sweep as tables: scores with and without selection bias, differences, order, margins."""
+"""The statistics of a sweep as tables: scores with and without selection bias, differences, ranks and margins."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import ABSENT
 
-# Kinds of table -> the part of their file names.
+# Kind of table -> its part of the file name.
 KINDS = ("scores", "differences", "models", "order", "problems", "problem_differences", "separating")
 
 
@@ -30,8 +30,8 @@ def statistics_tables(
     answers: Mapping[str, RunAnswers] = MappingProxyType({}),
     found: Statistics | None = None,
 ) -> dict[str, TextTable]:
-    """Kind (see KINDS) -> table; those that the runs have no numbers for are left out. `answers`: MLflow run -> texts,
-    from which maj@k is computed where they have those of all problems. `found`: its statistics if they are known.
+    """Kind (see KINDS) -> table; tables without numbers are left out. `answers`: MLflow run -> its answers, from which
+    maj@k is computed if they cover all problems. `found`: the statistics, if computed already.
     """
     found, core = found or sweep_statistics(board), core_of(board)
     several_models, several_runs = len(board.models) > 1, any(cell.runs > 1 for cell in found.cells)
@@ -79,13 +79,13 @@ def _scores(found: Statistics, core: str, title: str, several_models: bool) -> T
         "collapsed",
     )
     notes = (
-        "Percent. best step: the paper's selection rule, which favours a noisy run. corrected: the step is picked on "
+        "Percent. best step: the paper's selection rule, which favours a noisy run. corrected: the step is selected on "
         "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
         "under the curve: its mean height.",
         "selection bias: best step minus corrected. one evaluation: its standard error from the answers drawn to "
-        f"these problems{_bound(found)}. A collapsed run counts in final mean and area with the score it ended at.",
-        "In brackets: the 95 % interval of the mean over seeds (Student's t). Where there is none, one run is no "
-        "sample of seeds, or all runs have the same score.",
+        f"these problems{_bound(found)}. In final mean and area a collapsed run counts with the score it ended at.",
+        "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
+        "or if all runs have the same score.",
     )
     return TextTable(f"Scores of the runs ({title})", core, "method", headings, rows, notes)
 
@@ -161,7 +161,7 @@ def _order(found: Statistics, core: str, title: str, several_models: bool) -> Te
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
     notes = (
         "Ranks on each model. margin: points above the next lower method. noise: standard error of the margin from the "
-        "scatter of single evaluations alone, the least there is; seeds come on top of it.",
+        "scatter of single evaluations alone, a lower bound; the spread over seeds comes on top.",
         f"Agreement of the order by best step with that by final mean (Kendall's tau-b; 1 is the same): "
         f"{', '.join(alike) or 'not known'}.",
     )
@@ -183,7 +183,7 @@ def _rank(ranking: Ranking | None, variant: str) -> str:
 
 
 def _bound(found: Statistics) -> str:
-    """Whether the error of one evaluation is a bound: outcomes by problem make it known."""
+    """A note if the error of one evaluation is an upper bound, i.e. not known from per-problem outcomes."""
     errors = [cell.sampling for cell in found.cells if cell.sampling is not None]
     if errors and all(error.known for error in errors):
         return ""
@@ -214,7 +214,7 @@ def _estimate(found: Estimate | None, signed: bool = False) -> str:
 
 
 def _share(share: Share | None) -> str:
-    """Of one run against others it would take few values, whatever the methods are worth."""
+    """A probability of improvement; none for single runs, for which it would take only a few values."""
     if share is None or share.low is None or share.high is None:
         return "none"
     return f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"

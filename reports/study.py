@@ -39,9 +39,9 @@ class StudyRequest:
     `out`.
 
     The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
-    size. `title` and `question` head the page, `command` is what rebuilds it. `partial` reports a study with gaps,
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweeps' own hypotheses,
-    by sweep.
+    size. `title` and `question` head the page; `command` rebuilds it. `partial` allows a study with gaps, which are
+    marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweeps' own hypotheses, by
+    sweep.
     """
 
     name: str
@@ -78,7 +78,7 @@ def paper_study_request(
     command: str = "cppo report study --from paper",
     palette: str = PAPER,
 ) -> StudyRequest:
-    """The study made of the paper's own curves, from what `cppo reference import` put into the store."""
+    """The study of the paper's own curves, imported into the store by `cppo reference import`."""
     ablations: dict[str, dict[ExpectedRun, None]] = {}
     for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
         ablations.setdefault(row.ablation, {})[ExpectedRun(None, row.model, row.variant, None)] = None
@@ -165,7 +165,7 @@ def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
 
 
 def _own_claims(study: StudyResults, request: StudyRequest) -> dict[Claim, str]:
-    """The hypotheses of the sweeps that have scores, each with whether it was registered."""
+    """The hypotheses of the sweeps that have scores, each with its registration sentence."""
     return {
         claim: registration_words(stated, claim, study.boards[name])
         for name, stated in request.stated.items()

@@ -1,4 +1,4 @@
-"""The page of a study: frozen info in, one self-contained HTML text out."""
+"""The content of a study's page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ from cppo_lab.reports.verdict_view import VerdictView
 
 @dataclass(frozen=True)
 class Ablation:
-    """One sweep beside the main one; `table` None: `absent` says why. `notes`: those that the main table has not."""
+    """One sweep other than the main one. If `table` is None, `absent` says why. `notes`: those that the main table does
+    not have.
+    """
 
     name: str
     title: str
@@ -37,7 +39,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class StudyTables:
-    """Tables 1 to 4 and those of the ablations; None where the main sweep has nothing to show. `statistics`: sweep ->
+    """Tables 1 to 4 and those of the ablations; None if the main sweep has nothing to show. `statistics`: sweep ->
     its tables. `collapses`: by sweep. `answers`: of the main sweep's runs.
     """
 
@@ -54,7 +56,9 @@ class StudyTables:
 
 @dataclass(frozen=True)
 class StudyPage:
-    """Everything on the page but what `About` has. `anchors` and `charts` are by sweep, as the tables' statistics."""
+    """The content of the page, apart from `About`. `anchors` and `charts` are keyed by sweep, like the statistics of
+    the tables.
+    """
 
     run_count: int
     sweep_count: int
@@ -74,7 +78,7 @@ class StudyPage:
 
 
 def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Picture], uri: str) -> StudyPage:
-    """Puts the page together; `uri` is that of the store."""
+    """Assemble the page; `uri` is that of the store."""
     gaps: dict[str, list[str]] = {}
     for name, board in study.boards.items():
         for run in board.gaps:
@@ -107,7 +111,7 @@ def study_page(study: StudyResults, tables: StudyTables, pictures: Sequence[Pict
 def study_charts(
     study: StudyResults, anchors: Mapping[str, Mapping[tuple[str, str], str]]
 ) -> Mapping[str, Charts]:
-    """Sweep -> its curves; those of the main sweep with its diagnostics. Colours are those of the figures."""
+    """Sweep -> its curves; the main sweep also has its diagnostics. Colours are those of the figures."""
     found = {}
     for number, sweep in enumerate(study.sweeps):
         board, name = sweep.board, sweep.grid.name
@@ -137,7 +141,7 @@ def absent_parts(study: StudyResults, pictures: Sequence[Picture]) -> tuple[str,
 
 
 def study_headlines(study: StudyResults) -> tuple[Headline, ...]:
-    """What can be said of the main sweep, model by model, and of each ablation under its title."""
+    """The findings of the main sweep by model, and of each ablation under its title."""
     found: list[Headline] = []
     for sweep in study.sweeps:
         if sweep.board is None:
@@ -153,7 +157,7 @@ def study_headlines(study: StudyResults) -> tuple[Headline, ...]:
 
 
 def page_figure(picture: Picture) -> PageFigure:
-    """A figure as it is on the page: without its title, which the caption has."""
+    """A figure for the page, without a title in the drawing, since the caption has it."""
     if isinstance(picture.drawing, Absent):
         return PageFigure(picture.heading, picture.caption, (), picture.drawing.reason)
     draw = partial(picture.drawing, headed=False)

@@ -56,10 +56,10 @@ class ReportRequest:
     """What to report: the runs `expected` of sweep `name` in `experiment` of the store at `uri`, into folder
     `out`.
 
-    `title` and `question` head the page; `command` is what rebuilds it. `partial` reports a grid with gaps,
-    marked. `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweep's own
-    hypotheses. `axes`: where its variants are on its axes; `baseline`: see `summary.baseline_of`;
-    `beside`: sweeps whose pages are linked; `pairing`: whether its file says to compare runs seed by seed.
+    `title` and `question` head the page; `command` rebuilds it. `partial` allows a grid with gaps, which are marked.
+    `palette`: the colours of the figures, one of `palette.PALETTES`. `stated`: the sweep's own hypotheses. `axes`: the
+    positions of its variants on its axes. `baseline`: see `summary.baseline_of`. `beside`: sweeps whose pages are
+    linked. `pairing`: whether its file requests comparison seed by seed.
     """
 
     name: str
@@ -97,9 +97,7 @@ def paper_request(
     command: str = "cppo report main --from paper",
     palette: str = PAPER,
 ) -> ReportRequest:
-    """The report of the paper's own main grid, from the curves that `cppo reference import` put into the
-    store.
-    """
+    """The report of the paper's own main grid, from the curves imported into the store by `cppo reference import`."""
     return ReportRequest(
         name=MAIN,
         uri=uri,
@@ -115,14 +113,16 @@ def paper_request(
 
 
 def _is_shown(metric: str) -> bool:
-    """Whether the report has a use for a metric: thousands of runs have millions of points of others."""
+    """Whether the report uses a metric; thousands of runs have millions of points of the others."""
     named = metric in diagnostics.LABELS or metric in SHOWN or metric in READ
     return named or schema.parse_validation_metric(metric) is not None
 
 
 @dataclass(frozen=True)
 class SweepPage:
-    """Everything on the page but what `About` has. `statistics` and the tables of `mismatch`: kind -> table."""
+    """The content of the page, apart from `About`. `statistics` and the tables of `mismatch` map a kind to its
+    table.
+    """
 
     run_count: int
     several_seeds: bool
@@ -285,7 +285,7 @@ def _page(board: Scoreboard, parts: _Parts, uri: str) -> SweepPage:
 
 
 def _pictures(board: Scoreboard, parts: _Parts, paper_palette: str | None) -> tuple[Picture, ...]:
-    """The curves; with a `paper_palette` the paper's Figure 4 in it; the diagnostics."""
+    """The curves; with a `paper_palette`, the paper's Figure 4 in that palette; and the diagnostics."""
     infos: dict[str, _Info] = {"figure_curves": parts.curves}
     if parts.ablation is not None:
         infos["figure_axes"] = parts.ablation
@@ -321,7 +321,7 @@ def _drawing(info: _Info) -> partial[None]:
 
 
 def _axes_words(info: axes.AxesInfo | None) -> str:
-    """What the figure of the axes shows, for a caption."""
+    """The caption of the figure over the axes."""
     if info is None:
         return ""
     keys = " and ".join(axis.key for axis in info.axes)

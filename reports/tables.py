@@ -1,6 +1,4 @@
-"""Scoreboard -> frozen tables: what each cell says, which is best, what the notes are. `markup` writes them
-out.
-"""
+"""From a scoreboard to frozen tables: cell contents, best marks and notes. `markup` renders them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,22 +15,23 @@ from cppo_lab.reports.names import OURS, baseline_name, benchmark_name, display_
 
 BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
-ALPHA = 0.05  # of the adjusted, two-sided p-value that gets an arrow
+ALPHA = 0.05  # level of the adjusted two-sided p-value for an arrow
 NOT_DECLARED = "not declared"
 EVALUATION = (
     "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
-    "problem's outcome. The deviation over seeds contains it, but for what equal sampling seeds make all runs share."
+    "problem's outcome. The deviation over seeds contains it, except the part that equal sampling seeds make common to "
+    "all runs."
 )
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell, in percent: either a `value` at printed precision (two decimals) or a `word` that says why
-    not.
+    """One cell, in percent: either a `value` at printed precision (two decimals) or a `word` that says why there is
+    none.
 
     `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of one run's evaluation over other
-    answers to the same problems, where each problem's outcome is known; `std` contains it. `provisional`: a run
-    behind it is missing or unfinished. `test`: ABOVE or BELOW the baseline where the difference is significant.
+    answers to the same problems, if each problem's outcome is known; `std` contains it. `provisional`: a run behind it
+    is missing or unfinished. `test`: ABOVE or BELOW the baseline if the difference is significant.
     """
 
     value: Decimal | None = None
@@ -73,7 +72,7 @@ class MainTable:
 class TableBlock:
     """The rows of one model, the entries of a row being its `benchmarks` and then their average.
 
-    `t_stop` None: the runs have none, or not the same.
+    `t_stop` is None if the runs have none, or different ones.
     """
 
     model: str
@@ -98,7 +97,7 @@ class FullTable:
 
     @property
     def several_runs(self) -> bool:
-        """Whether any row is a mean over runs; with their spreads its columns are wide."""
+        """Whether any row is a mean over runs, which makes the columns wide."""
         return any(len(row.steps) > 1 for block in self.blocks for row in block.rows)
 
 
@@ -108,8 +107,8 @@ def core_of(board: Scoreboard) -> str:
 
 
 def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -> MainTable:
-    """Table 1: best and second best per model at printed precision; ties share the mark. `found`: the statistics that
-    tell which differences from the baseline are significant; without them no cell has an arrow.
+    """Table 1: best and second best per model at printed precision; ties share the mark. `found`: the statistics with
+    the significant differences from the baseline; without them no cell has an arrow.
     """
     arrows = {} if found is None else _arrows(found)
     columns = []
@@ -134,7 +133,7 @@ def main_table(board: Scoreboard, title: str, found: Statistics | None = None) -
 
 
 def _arrows(found: Statistics) -> dict[tuple[str, str], str]:
-    """(model, variant) -> which way its final mean differs from the baseline's, where that is significant."""
+    """(model, variant) -> the direction in which its final mean differs significantly from the baseline's."""
     arrows = {}
     for cell in found.cells:
         p = found.adjusted.get((cell.model, cell.variant, Score.FINAL))
@@ -149,7 +148,7 @@ def _test_note(found: Statistics) -> str:
     base = baseline_name(found.baseline)
     return (
         f"{ABOVE} above, {BELOW} below {base}: the final means differ significantly (two-sided p < {ALPHA:g} with "
-        "Holm's adjustment over all methods and models of the table). Without an arrow no difference is shown."
+        "Holm's adjustment over all methods and models of the table). Without an arrow, it is not significant."
     )
 
 
@@ -206,9 +205,9 @@ def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entr
 
 
 def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Marks the best and the second best of a column, at printed precision: equal numbers share a mark.
+    """Mark the best and the second best of a column at printed precision; equal numbers share a mark.
 
-    Words and provisional numbers do not compete. A column with one competitor has nothing to compare.
+    Words and provisional numbers do not compete. A column with a single competitor gets no mark.
     """
     column = tuple(entries)
     values = sorted({e.value for e in column if e.value is not None and not e.provisional}, reverse=True)
@@ -221,7 +220,7 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def table_notes(board: Scoreboard) -> tuple[str, ...]:
-    """What a reader must know to read the table; the last ones name every gap."""
+    """Notes that explain the table; the last one names every gap."""
     samples = board.curves.samples
     notes = [
         f"Source: {origin(core_of(board))}.",
@@ -232,8 +231,8 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
     runs_per_cell = max(cell.expected for cell in board.cells.values())
     if runs_per_cell > 1:
         notes.append(
-            f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own. The sign means "
-            "this alone; 95 % intervals are written (low to high)."
+            f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own. The sign ± has "
+            "no other meaning; 95 % intervals are written (low to high)."
         )
     if any(cell.collapsed for cell in board.cells.values()):
         stopped = any(run.status == schema.COLLAPSED for run in board.runs)
@@ -241,5 +240,5 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
         notes.append(f"collapse: a run ended below a tenth of its own best score{also}.")
     if board.gaps:
         gaps = "; ".join(describe_gaps(board.gaps))
-        notes.append(f"† provisional and not ranked, because these runs are no results yet: {gaps}.")
+        notes.append(f"† provisional and not ranked, because these runs have no result yet: {gaps}.")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""Tables whose cells are plain text, such as the constants of each model; and the files of every kind of table."""
+"""Tables with plain-text cells, such as the constants of each model; and the files of all kinds of tables."""
 
 import re
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class TextRow:
 
 @dataclass(frozen=True)
 class TextTable:
-    """`lead` heads the column of labels; `core` is empty where the table holds no numbers of a run."""
+    """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs."""
 
     title: str
     core: str
@@ -66,20 +66,20 @@ def text_latex(table: TextTable) -> str:
 
 
 def _align(table: TextTable, column: int) -> str:
-    """Numbers end below each other, words begin so."""
+    """Numbers are right-aligned, words left-aligned."""
     numeric = all(not re.search("[A-Za-z]", row.cells[column]) for row in table.rows)
     return "r" if numeric else "l"
 
 
 def text_csv(table: TextTable) -> str:
-    """The table as CSV; numbers of a core of our own name it in every row."""
+    """The table as CSV; numbers of one of our cores name it in every row."""
     core = [table.core] if table.core not in ("", schema.PAPER) else []
     rows = ([row.label, *row.cells, *core] for row in table.rows)
     return csv_text([table.lead, *table.headings, *(["core"] if core else [])], rows)
 
 
 def table_files(tables: Mapping[str, Table | None]) -> dict[str, str]:
-    """Every table under its name in Markdown, LaTeX and CSV, by file name; None has no files."""
+    """Every table in Markdown, LaTeX and CSV, by file name; a table that is None has no files."""
     return {
         f"{name}.{kind}": text
         for name, table in tables.items()

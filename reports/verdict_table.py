@@ -6,7 +6,7 @@ from cppo_lab.reports.verdict_view import VerdictLine, VerdictView
 
 
 def verdict_table(view: VerdictView) -> TextTable | None:
-    """One row for each comparison, under the claim it belongs to; None without any."""
+    """One row for each comparison, labelled with its claim; None without comparisons."""
     rows = [_row(line, number) for line in view.lines for number in range(len(line.comparisons))]
     if not rows:
         return None

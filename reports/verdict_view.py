@@ -1,4 +1,4 @@
-"""The paper's claims as the page begins with them: each with its verdict, its numbers and why."""
+"""The section on claims with which a page begins: each claim with its verdict, numbers and reason."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,10 +54,10 @@ class ComparisonLine:
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One claim. `estimate`: difference, interval and runs in one line. `numbers`: (what, value) of the comparison that
-    the outcome hangs on, `deciding` the (model, variant) whose runs those are; `registered`: whether it was stated
-    before its runs; `observed`: what the runs show whatever that is worth; `others`: the outcome by the other scores,
-    empty where it is not about a score; `power`: what the runs could have shown.
+    """One claim. `estimate`: difference, interval and runs in one line. `numbers`: (name, value) of the comparison that
+    determines the outcome, and `deciding` the (model, variant) of its runs. `registered`: whether it was registered
+    before its runs. `observed`: the direction of the observed differences. `others`: the outcome by the other scores,
+    empty if the claim is not about a score. `power`: the power of the runs.
     """
 
     sweep: str
@@ -76,8 +76,8 @@ class VerdictLine:
 
 @dataclass(frozen=True)
 class VerdictView:
-    """The first section of a page. `caution`: what the runs are no evidence for; `cannot`: what single runs do not
-    tell, empty with several seeds; `not_judged`: claims about sweeps that are not here.
+    """The first section of a page. `caution`: what the runs are not evidence for. `cannot`: what single runs do not
+    show, empty with several seeds. `not_judged`: claims about missing sweeps.
     """
 
     summary: str
@@ -89,10 +89,10 @@ class VerdictView:
     not_judged: tuple[str, ...]
 
 
-def heard_claims(
+def testable_claims(
     boards: Mapping[str, Scoreboard], whole: bool = False, own: Sequence[Claim] = ()
 ) -> list[Claim]:
-    """The sweeps' `own` hypotheses, then the paper's claims that they can speak to; see `claims_about`."""
+    """The sweeps' `own` hypotheses, then the paper's claims that the sweeps can test; see `claims_about`."""
     return [*own, *claims_about({name: board.variants for name, board in boards.items()}, whole)]
 
 
@@ -102,12 +102,13 @@ def verdict_view(
     whole: bool = False,
     own: Mapping[Claim, str] = MappingProxyType({}),
 ) -> VerdictView:
-    """The claims that these sweeps, by name, can speak to; of the `whole` study the others are named as well.
+    """The claims that these sweeps (by name) can test; for the `whole` study, the claims about missing sweeps are named
+    too.
 
-    `own`: the sweeps' hypotheses, with whether they were registered.
+    `own`: the sweeps' own hypotheses, each with its registration sentence.
     """
     values = {name: run_values(board) for name, board in boards.items()}
-    found = verdicts(boards, heard_claims(boards, whole, tuple(own)))
+    found = verdicts(boards, testable_claims(boards, whole, tuple(own)))
     of_scores = [one for one in found if one.claim.kind is not Kind.COLLAPSE and one.comparisons]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
     return VerdictView(
@@ -129,11 +130,11 @@ def verdict_view(
 _METHOD = (
     "Judged by the mean of the last 30 % of the window: it has no selection bias, and collapses count. A method is "
     "better where the 95 % interval of the difference lies above 0; an advantage below "
-    f"{100 * SMALLEST:g} point counts as none. Two methods are equivalent if it lies within {100 * MARGIN:g} points, a "
-    "margin of ours: the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
-    "its level is 0.025. The power is that of these runs, by their spread, if the true difference is the one named: "
-    "the probability that the claim comes out supported, at least; and the runs of each method and model that "
-    "make it 0.8."
+    f"{100 * SMALLEST:g} point counts as none. Two methods are equivalent if it lies within {100 * MARGIN:g} points, "
+    "our margin, since the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
+    "its level is 0.025. The power is a lower bound of the probability that the claim comes out supported with these "
+    "runs and their spread, if the true difference is the one named; next to it is the number of runs of each "
+    "method and model for a power of 0.8."
 )
 
 
@@ -155,7 +156,7 @@ def _summary(found: Sequence[Verdict]) -> str:
 
 
 def _line(verdict: Verdict, runs: tuple[RunValues, ...], registered: str, alone: bool) -> VerdictLine:
-    """`alone`: the page says once, of all its claims, that single runs decide nothing."""
+    """`alone`: the page says once, for all claims, that single runs decide nothing."""
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
         sweep=verdict.claim.sweep,
@@ -197,7 +198,7 @@ def _one_run(verdict: Verdict, alone: bool) -> str:
 
 
 def _estimate(found: Comparison | None) -> str:
-    """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that an outcome hangs on."""
+    """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome."""
     if found is None or found.difference is None:
         return ""
     interval = _interval(found)
@@ -219,14 +220,14 @@ def _power(verdict: Verdict) -> str:
 
 
 def _observed(verdict: Verdict) -> str:
-    """The direction of the estimates: all that single runs have, and the first thing to know of the others."""
+    """The direction of the estimates, which is all that single runs show."""
     known = [each for each in verdict.comparisons if each.difference is not None]
     if not known:
         return ""
     toward = sum(each.leans_for for each in known)
     if len(known) == 1:
-        return f"The observed difference points {'its way' if toward else 'the other way'}."
-    return f"The observed differences point its way in {toward} of {len(known)} comparisons."
+        return f"The observed difference {'agrees with' if toward else 'disagrees with'} the claim."
+    return f"The observed differences agree with the claim in {toward} of {len(known)} comparisons."
 
 
 def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, str], ...]:
@@ -258,7 +259,9 @@ def _runs(found: Difference) -> str:
 
 
 def _noise(found: Comparison, runs: tuple[RunValues, ...]) -> float | None:
-    """Standard error of the difference of two final means from the scatter of their evaluations, the least there is."""
+    """Standard error of the difference of two final means from the scatter of their evaluations alone, a lower
+    bound.
+    """
     squares = [
         None if run.step_noise is None or not run.late else run.step_noise**2 / run.late
         for run in runs
@@ -288,7 +291,9 @@ def _comparison(each: Comparison) -> ComparisonLine:
 
 
 def _improvement(found: Difference) -> str:
-    """Of one run against one it would be 0 or 1, whatever the methods are worth; shares and slopes have none."""
+    """P(improvement) with its interval; none for one run against one, where it would be 0 or 1, and for shares and
+    slopes.
+    """
     if found.improvement is None or found.ours < 2 or found.theirs < 2:
         return "none"
     return f"{found.improvement.value:.2f}"

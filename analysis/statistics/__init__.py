@@ -1,1 +1,1 @@
-"""Statistics across seeds, models and methods, with their uncertainty. Pure numbers: nothing here draws."""
+"""Statistics across seeds, models and methods, with their uncertainty. Nothing here draws."""

@@ -1,7 +1,8 @@
 """Aggregates of the scores of several tasks, as `rliable` defines them (Agarwal et al., 2021, arXiv 2108.13264).
 
-A task is a model with its benchmarks. `strata` holds one array per task, `[..., runs]`: leading axes are resamples
-and are kept. Tasks may have different numbers of runs; then `iqm` weighs every run alike, the others every task.
+A task is a model with its benchmarks. `strata` holds one array `[..., runs]` per task; leading axes are resamples and
+are kept. If tasks have different numbers of runs, `iqm` gives every run the same weight, the other aggregates every
+task.
 """
 
 import math
@@ -25,7 +26,7 @@ def mean(strata: Sequence[FloatArray]) -> FloatArray:
 
 
 def median(strata: Sequence[FloatArray]) -> FloatArray:
-    """Median over tasks of the mean over runs (so with one task it is the mean)."""
+    """Median over tasks of the mean over runs; with one task this is the mean."""
     return np.asarray(np.median(_task_means(strata), axis=-1))
 
 
@@ -45,7 +46,7 @@ def _task_means(strata: Sequence[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True)
 class Share:
-    """A probability with its 95 % interval; without one (None) where a task has a single run of a side."""
+    """A probability with its 95 % interval; which is None if a task has a single run on one side."""
 
     value: float
     low: float | None
@@ -55,10 +56,10 @@ class Share:
 def probability_of_improvement(ours: Sequence[FloatArray], theirs: Sequence[FloatArray]) -> Share:
     """P(a run of ours scores higher than a run of theirs), averaged over tasks; a tie counts half.
 
-    Per task it is the Mann-Whitney statistic U / (n m). The interval is Newcombe's (2006, method 5): the theta with
-    |theta - estimate| <= t sqrt(V(theta)), V being the variance of U / (n m) for exponential scores; here with t of
-    Student at the sum of n + m - 2 degrees of freedom. Unlike a bootstrap interval it does not shrink to a point where
-    every run of one side beats every run of the other.
+    Per task it is the Mann-Whitney statistic U / (n m). The interval is Newcombe's (2006, method 5): all theta with
+    |theta - estimate| <= t sqrt(V(theta)), where V is the variance of U / (n m) for exponential scores and t is
+    Student's quantile with the sum of n + m - 2 degrees of freedom. Unlike a bootstrap interval it does not shrink to a
+    point when every run of one side beats every run of the other.
     """
     sizes = [(len(a), len(b)) for a, b in zip(ours, theirs, strict=True)]
     value = float(np.mean([_wins(a, b) for a, b in zip(ours, theirs, strict=True)]))
@@ -74,7 +75,7 @@ def _wins(a: FloatArray, b: FloatArray) -> float:
 
 
 def _limit(value: float, sizes: Sequence[tuple[int, int]]) -> float:
-    """The smallest theta up to `value` from which that is no more than t standard errors away; by bisection."""
+    """The smallest theta <= `value` that is at most t standard errors below `value`, by bisection."""
     t = float(stdtrit(sum(n + m - 2 for n, m in sizes), 0.975))
     low, high = 0.0, value
     for _ in range(60):

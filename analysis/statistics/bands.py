@@ -1,4 +1,4 @@
-"""The band around a mean curve: how sure the mean over the runs is, at each step by itself."""
+"""The band around a mean curve: the pointwise uncertainty of the mean over runs."""
 
 import math
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from cppo_lab.analysis.statistics.estimate import LEVEL
 
 INTERVAL = "interval"  # the 95 % interval of the mean (Student's t)
 RANGE = "range"  # from the lower to the higher of two runs
-FEWEST = 3  # runs behind an interval: that of two is 12.7 standard errors wide to each side and shows nothing
+FEWEST = 3  # runs for an interval; with two it extends 12.7 standard errors to each side and shows nothing
 
 
 @dataclass(frozen=True)
 class Band:
-    """Per step the mean over the runs, and the band from `low` to `high` around it.
+    """The mean over the runs at each step, and the band from `low` to `high` around it.
 
-    `kind`: INTERVAL, RANGE, or empty where there is one run; then, and at steps with too few runs for the kind, the
-    band has no width.
+    `kind`: INTERVAL, RANGE, or empty for a single run. The band has zero width for a single run, and at steps with too
+    few runs for its kind.
     """
 
     kind: str
@@ -29,11 +29,11 @@ class Band:
 
 
 def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) -> Band:
-    """The band of a table with a row for each step and a column for each run; NaN where a run has no value.
+    """The band of a table with one row per step and one column per run; NaN where a run has no value.
 
-    The interval is cut to [`least`, `most`], the values that a score can have.
+    The interval is clipped to [`least`, `most`], the range of possible scores.
     """
-    # Sorted, so that the order of the runs in the store makes no difference, not even in the last digit.
+    # Sorted, so that the result does not depend on the order of the runs in the store, not even in the last digit.
     values = np.sort(table.to_numpy(dtype=np.float64), axis=1)
     runs = int(table.notna().any(axis=0).sum())
     mean = np.nanmean(values, axis=1)

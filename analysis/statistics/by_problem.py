@@ -1,13 +1,14 @@
-"""The error of one evaluation, of which it is known how many answers to each problem were right.
+"""The standard error of one evaluation for which the number of right answers to each problem is known.
 
-Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems are the independent units, the answers to one
-problem are a cluster. With s_i the share right of k answers to problem i, n problems and s their mean:
+Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems are the independent units, and the answers to
+one problem are a cluster. Let s_i be the share of right answers among k answers to problem i, over n problems, and s
+the mean of the s_i:
 
     other problems (clustered)     sum (s_i - s)^2 / (n (n - 1))
     other answers to these         sum s_i (1 - s_i) / (k - 1) / n^2
 
 Both are unbiased; the second is the part of the first that more answers to each problem would remove. Benchmarks are
-strata: the variances of their means are divided by the square of their number and added.
+strata: the variances of their means are added and divided by the square of their number.
 """
 
 import math
@@ -25,9 +26,9 @@ Counts = NDArray[np.integer]
 
 @dataclass(frozen=True)
 class EvaluationVariance:
-    """Variances of the unweighted mean over benchmarks. `answers`: over other answers to the same problems, None for
-    one answer per problem. `problems`: over other problems, None where a benchmark has a single one. `between`: rho,
-    the share of p (1 - p) that lies between problems; None where `answers` is or where nothing varies.
+    """Variances of the unweighted mean over benchmarks. `answers`: over other answers to the same problems; None for
+    one answer per problem. `problems`: over other problems; None if a benchmark has a single one. `between`: rho, the
+    share of p (1 - p) that lies between problems; None if `answers` is None or nothing varies.
     """
 
     answers: float | None
@@ -47,7 +48,9 @@ def within_problem(right: Counts, samples: int) -> FloatArray:
 
 
 def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> EvaluationVariance:
-    """Of one evaluation: `right` [P] of `samples` answers, on the benchmark numbered `benchmark_of` [P]."""
+    """The variances of one evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
+    benchmark number.
+    """
     strata = strata_of(benchmark_of)
     shares = np.asarray(right, dtype=np.float64) / samples
     problems = None
@@ -77,7 +80,7 @@ def _between(
 def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
     """The mean over benchmarks of shares or differences [P], with its error over other problems (t, Satterthwaite).
 
-    `n` is the number of problems. Without an interval where a benchmark has one problem or nothing varies.
+    `n` is the number of problems. There is no interval if a benchmark has one problem or nothing varies.
     """
     strata = strata_of(benchmark_of)
     parts = [part for own in strata if (part := mean_estimate([float(x) for x in shares[own]])) is not None]

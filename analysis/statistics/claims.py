@@ -1,4 +1,4 @@
-"""The paper's claims as a table: what is compared with what, in which sweep, and what counts as supported."""
+"""The paper's claims: which variants are compared in which sweep, and what counts as supported."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,22 +7,22 @@ from types import MappingProxyType
 
 from cppo_lab.analysis.statistics.values import Quantity, Score
 
-# An advantage below this is none worth claiming: one point of Avg@16, the noise of one evaluation to the next in the
-# paper's curves (0.5 to 1.4 points). It makes "no advantage" something that a finite number of seeds can show.
+# The smallest advantage worth claiming: one point of Avg@16, the noise from one evaluation to the next in the paper's
+# curves (0.5 to 1.4 points). With such a bound a finite number of seeds can show "no advantage".
 SMALLEST = 0.01
-# "Comparable", "about", "within range": at most two points apart. The paper gives no margin. Two evaluations of equal
-# methods in the paper's curves are 0.7 to 2.0 points apart by noise alone.
+# "Comparable", "about", "within range": at most two points apart. The paper gives no margin. In its curves two
+# evaluations of equal methods differ by 0.7 to 2.0 points from noise alone.
 MARGIN = 0.02
-# Of the runs: a method of which less than one in ten more collapse counts as no less stable.
+# Share of the runs: a method whose collapse rate is higher by less than this counts as no less stable.
 FEW_COLLAPSES = 0.1
-# Of the masks: a share that is higher by less than one in a hundred is not concentrated early.
+# Share of the masks: an early excess below this does not count as concentrated early in training.
 FEW_MASKS = 0.01
-# Of the lead at each doubling of the responses' length. From 8,000 to 16,000 tokens, as in the paper, that is one.
+# Growth of the lead per doubling of the response length. The paper's 8,000 to 16,000 tokens are one doubling.
 SMALLEST_SLOPE = 0.005
 
 
 class Kind(StrEnum):
-    """What a claim says of its variants."""
+    """What a claim says about its variants."""
 
     BEST = "best of all"  # the first variant is above every other of the sweep, on every model
     SUPERIORITY = "superiority"  # every variant of the first tier is above every one of the second
@@ -35,12 +35,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim. `tiers`: variants, best first; BEST has one tier. `margin` is a fraction, for EQUIVALENCE alone.
+    """One claim. `tiers`: variants, best first; BEST has one tier. `margin`: a fraction, for EQUIVALENCE only.
 
-    `over_models`: what is compared is the mean over the sweep's models, in one test, not each model by itself.
-    `after`: key of the claim that must be supported for this one to be confirmatory; otherwise it is exploratory.
-    `smallest`: an advantage below this fraction counts as none. `score`: the one that decides, None for the usual one;
-    or another quantity of the runs. `seeds`: of the runs that judge it, None for all.
+    `over_models`: test the mean over the sweep's models once, instead of each model separately. `after`: key of the
+    claim that must be supported for this one to be confirmatory; otherwise it is exploratory. `smallest`: an advantage
+    below this fraction counts as none. `score`: the deciding score (None: the default one), or another quantity of the
+    runs. `seeds`: seeds of the runs that test the claim, None for all.
     """
 
     key: str
@@ -57,7 +57,7 @@ class Claim:
 
     @property
     def unit(self) -> str:
-        """What a hundredth of its differences is."""
+        """The unit of its differences times 100."""
         if self.kind is Kind.COLLAPSE:
             return "% of the runs"
         if self.kind is Kind.TREND:
@@ -66,18 +66,20 @@ class Claim:
 
     @property
     def compares_scores(self) -> bool:
-        """Whether it can be judged by each of the scores."""
+        """Whether the claim is about scores, and so can be judged by each of them."""
         return self.kind is not Kind.COLLAPSE and not isinstance(self.score, Quantity)
 
     @property
     def lead(self) -> float:
-        """The true difference at which its power is given: twice the smallest that counts; 0 if it is of equals."""
+        """The true difference at which its power is reported: twice the smallest that counts; 0 for an equivalence
+        claim.
+        """
         return 2 * self.smallest if self.margin is None else 0.0
 
 
 # The primary claim is the mean of CPPO - DPPO over the models: one test, which three seeds decide at the paper's
-# effects. Each further claim is tested if the one before it is supported: the claims of a chain together err no more
-# often than one test. Two chains begin with it: on each model and in each setting; over training and lengths.
+# effects. Each further claim is tested only if the one before it is supported, so the family-wise error of a chain is
+# that of a single test. Two chains start from it: one over models and settings, one over training and response lengths.
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "cppo_mean",
@@ -197,7 +199,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
 )
 
-# The names that the paper's ablation curves carry -> ours.
+# Names in the paper's ablation curves -> ours.
 _PAPER_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "cppo_tv": "cppo",
@@ -210,14 +212,14 @@ _PAPER_NAMES: Mapping[str, str] = MappingProxyType(
 
 
 def named(variant: str, variants: Sequence[str]) -> str:
-    """The name under which a sweep with these `variants` has `variant`; the name itself if it has not."""
+    """The name of `variant` in a sweep with these `variants`; `variant` itself if the sweep does not have it."""
     if variant in variants:
         return variant
     return next((name for name in variants if _PAPER_NAMES.get(name) == variant), variant)
 
 
 def pairs(claim: Claim, variants: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """(variant, the one it is compared with) for a sweep with these `variants`, as the sweep names them; "" is 0."""
+    """(variant, comparison variant) pairs of a claim, as a sweep with these `variants` names them; "" stands for 0."""
     if claim.kind is Kind.BEST:
         best = named(claim.tiers[0][0], variants)
         return tuple((best, other) for other in variants if other != best)
@@ -232,9 +234,10 @@ def pairs(claim: Claim, variants: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def claims_about(variants: Mapping[str, Sequence[str]], whole: bool = False) -> list[Claim]:
-    """The claims that sweeps, by name with the names of their variants, can speak to.
+    """The claims that these sweeps (name -> names of variants) can test.
 
-    A sweep of which the paper says nothing is asked whether CPPO is best in it, unless it is one of a `whole` study.
+    If the paper has no claim about a sweep, the claim is that CPPO is best in it, unless the sweep is part of a `whole`
+    study.
     """
     found = [claim for claim in CLAIMS if claim.sweep in variants]
     if found or whole:

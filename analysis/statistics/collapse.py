@@ -1,8 +1,9 @@
-"""How often runs collapse, apart from their scores.
+"""The probability that a run collapses, with intervals and tests.
 
-A few runs without a collapse say little of a rare one: of three such runs the 95 % interval of the probability ends at
-56 %. So the probability has an interval of its own, and so has the mean score that allows for collapses; an interval by
-Student's t, which knows only what it saw, covers the mean of such scores far too rarely (docs/statistics.md).
+A few runs without a collapse do not rule out rare collapses: after three such runs the 95 % interval of the probability
+still reaches 56 %. So both the probability and the mean score that allows for unseen collapses have dedicated
+intervals. Student's t, which uses the observed scores alone, has far too low a coverage for the mean of such scores
+(docs/statistics.md).
 """
 
 import math
@@ -20,11 +21,11 @@ from cppo_lab.analysis.statistics.survival import Z95, LogRank, RunTime, Surviva
 from cppo_lab.analysis.statistics.values import RunValues, cell_runs
 
 Counts = tuple[int, int]  # collapsed, runs
-_FARTHEST = 10.0  # standard errors; beyond them a p-value is 0
+_FARTHEST = 10.0  # standard errors beyond which a p-value is 0
 
 
 def wilson(collapsed: int, runs: int, z: float = Z95) -> Share:
-    """The share `collapsed` of `runs` >= 1 with Wilson's (1927) interval."""
+    """The share `collapsed` / `runs` with Wilson's (1927) interval; `runs` >= 1."""
     low, high = _limits(np.array(collapsed / runs), np.array(runs), z)
     return Share(collapsed / runs, float(low), float(high))
 
@@ -32,22 +33,22 @@ def wilson(collapsed: int, runs: int, z: float = Z95) -> Share:
 def _limits(share: FloatArray, runs: FloatArray | float, z: float) -> tuple[FloatArray, FloatArray]:
     middle = (share + z * z / (2 * runs)) / (1 + z * z / runs)
     half = z * np.sqrt(share * (1 - share) / runs + z * z / (4 * runs * runs)) / (1 + z * z / runs)
-    # The limit of 0 is 0, that of 1 is 1: rounding must not move them.
+    # Shares of 0 and 1 have the limits 0 and 1 exactly: rounding must not move them.
     return np.where(share == 0, 0.0, middle - half), np.where(share == 1, 1.0, middle + half)
 
 
 def newcombe(
     ours: FloatArray, theirs: FloatArray, n: FloatArray | int, m: FloatArray | int, z: float, side: int
 ) -> FloatArray:
-    """The lower (`side` -1) or upper (1) end of the interval of the mean difference of shares over strata, the last
-    axis, from `n` and `m` runs: the distances of the mean shares from Wilson's limits are added in quadrature
-    (Newcombe 1998, method 10). The runs of all strata count as one sample: an interval from limits in each stratum
-    claims a difference too often (docs/statistics.md), and strata that differ only make this one wider than it need be.
+    """The lower (`side` -1) or upper (1) end of the interval of the mean difference of shares over strata (the last
+    axis) from `n` and `m` runs: the distances of the mean shares from Wilson's limits, added in quadrature (Newcombe
+    1998, method 10). The runs of all strata are treated as one sample. An interval from per-stratum limits claims a
+    difference too often (docs/statistics.md); this one is merely conservative if strata differ.
     """
     squares = 0.0
     for sign, shares, runs in ((1, ours, n), (-1, theirs, m)):
         share, strata = shares.mean(-1), shares.shape[-1]
-        # As many runs in one sample as give the mean over strata its variance; of equal strata their sum.
+        # The effective sample size: the number of runs in one sample that gives the mean over strata its variance.
         together = strata**2 / (1 / np.broadcast_to(runs, strata)).sum()
         low, high = _limits(share, together, z)
         squares = squares + (high - share if sign == side else share - low) ** 2
@@ -57,8 +58,8 @@ def newcombe(
 
 @dataclass(frozen=True)
 class ShareDifference(Estimate):
-    """The mean over strata of a difference of two shares, with the interval of `newcombe`. The p-values are those of
-    the interval: the level at which it ends at the null. `ours` and `theirs`: (collapsed, runs) of each stratum.
+    """The mean over strata of a difference of two shares, with the interval of `newcombe`. The p-values invert the
+    interval: they are the level at which it ends at the null. `ours` and `theirs`: (collapsed, runs) of each stratum.
     """
 
     ours: tuple[Counts, ...] = ()
@@ -99,7 +100,7 @@ class ShareDifference(Estimate):
 
 
 def share_difference(ours: Sequence[Counts], theirs: Sequence[Counts]) -> ShareDifference:
-    """The mean over strata (one or more, each with runs on both sides) of our share less theirs."""
+    """The mean over strata of our share minus theirs. There are one or more strata, each with runs on both sides."""
     shares = [a / n - b / m for (a, n), (b, m) in zip(ours, theirs, strict=True)]
     runs = min(sum(n for _, n in ours), sum(m for _, m in theirs))
     return ShareDifference(math.fsum(shares) / len(shares), runs, ours=tuple(ours), theirs=tuple(theirs))
@@ -117,11 +118,12 @@ def run_times(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[Ru
 
 
 def mean_with_collapses(kept: Sequence[float], collapsed: Sequence[float]) -> Share | None:
-    """The mean score over runs of which some collapse, with a 95 % interval that allows for collapses not seen.
+    """The mean score over runs of which some collapse, with a 95 % interval that allows for unseen collapses.
 
-    It is (1 - q) s + q c: q the probability of a collapse (Wilson's interval), s the mean of the runs that last
-    (Student's t), c that of those that collapse, taken as 0 while none has. The distances of q and s from their limits
-    count in quadrature (Zou and Donner 2008). Without an interval where fewer than two runs last; None without runs.
+    It is (1 - q) s + q c, where q is the probability of a collapse (Wilson's interval), s the mean score of the
+    surviving runs (Student's t), and c that of the collapsed runs, taken as 0 if there is none. The distances of q and
+    s from their limits are added in quadrature (Zou and Donner 2008). There is no interval with fewer than two
+    surviving runs; None without runs.
     """
     n = len(kept) + len(collapsed)
     if not n:
@@ -145,9 +147,9 @@ def mean_with_collapses(kept: Sequence[float], collapsed: Sequence[float]) -> Sh
 class CellCollapse:
     """One (model, variant), or a variant over all models (`model` is then "").
 
-    `share`: probability of a collapse. `surviving`: mean final score of the runs that did not collapse. `mean`: that
-    of all runs, see `mean_with_collapses`; both None over models. `test`: against the baseline, None for itself and
-    without a collapse. `curve`: the share of runs that survive, where one has collapsed.
+    `share`: probability of a collapse. `surviving`: mean final score of the runs that did not collapse. `mean`: mean
+    over all runs, see `mean_with_collapses`; both are None over models. `test`: against the baseline; None for the
+    baseline itself and without a collapse. `curve`: the survival curve; empty without a collapse.
     """
 
     model: str
@@ -165,7 +167,7 @@ class CellCollapse:
 def cell_collapses(
     board: Scoreboard, runs: tuple[RunValues, ...], baseline: Baseline
 ) -> tuple[CellCollapse, ...]:
-    """Every cell with a finished run; behind them, of several models, each variant over all models that have it."""
+    """Every cell with a finished run; then, if there are several models, each variant over all models that have it."""
     cells = [pair for pair in board.cells if cell_runs(runs, *pair)]
     found = [_cell(runs, model, variant, [model], baseline) for model, variant in cells]
     if len(board.models) > 1:

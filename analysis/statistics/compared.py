@@ -1,4 +1,6 @@
-"""What a claim compares on the runs of a sweep: an estimate for each pair of variants and model, or over the models."""
+"""The comparisons of a claim on the runs of a sweep: an estimate for each pair of variants and model, or over the
+models.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ NO_RUN = "one side has no finished run"
 
 @dataclass(frozen=True)
 class MeasuredDifference:
-    """One comparison; `model` is "" over the models, `against` for 0. `found` None: `why` says what it lacks. `runs` of
-    each variant and model, the fewest.
+    """One comparison. `model` is "" for the mean over the models, `against` is "" for a comparison with 0. If `found`
+    is None, `why` says what is missing. `runs`: the smallest number of runs of any variant and model.
     """
 
     model: str
@@ -31,7 +33,7 @@ class MeasuredDifference:
 def compared(
     claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], score: Score | Quantity
 ) -> list[MeasuredDifference]:
-    """Everything that the claim compares, by a score or the quantity that it is about."""
+    """All comparisons of the claim, by a score or by the quantity that it is about."""
     if isinstance(score, Quantity):
         runs = with_quantity(board, runs, score)
     single = [
@@ -65,8 +67,8 @@ def _one(
 def _together(
     claim: Claim, board: Scoreboard, runs: tuple[RunValues, ...], parts: Sequence[MeasuredDifference]
 ) -> MeasuredDifference:
-    """The comparisons of two variants over the models. Of scores each model has to have runs of both, that the mean is
-    of all; a quantity that some models did not log is that of the others.
+    """The comparisons of two variants combined over the models. For scores every model needs runs of both variants, so
+    that the mean covers all models; for a quantity, models that did not log it are left out.
     """
     pair, fewest = (parts[0].variant, parts[0].against), min(part.runs for part in parts)
     known = [part.found for part in parts if part.found is not None]
@@ -86,7 +88,7 @@ def _together(
             "", *pair, None, fewest, "its runs did not log the length of their responses"
         )
     found = slope(known, logged)
-    return MeasuredDifference("", *pair, found, fewest, "its models have responses of one length")
+    return MeasuredDifference("", *pair, found, fewest, "its models have equal response lengths")
 
 
 def _collapses(

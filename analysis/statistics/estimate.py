@@ -1,4 +1,4 @@
-"""An estimate with its standard error, the 95 % interval that follows from it, or the reason why there is none."""
+"""An estimate with its standard error and 95 % interval, or the reason why there is none."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 ONE_RUN = "a single run does not show how much seeds differ"
-NO_SPREAD = "without any spread between runs nothing says how sure it is"
+NO_SPREAD = "without any spread between runs there is no standard error"
 _SAME = 1e-9  # fractions closer than this differ by rounding alone
 
 
@@ -16,7 +16,7 @@ _SAME = 1e-9  # fractions closer than this differ by rounding alone
 class Estimate:
     """`value` over `n` runs (or pairs of runs), with `error` and `degrees` of freedom of Student's t.
 
-    `error` and `degrees` are None, and `unknown` says why, where the runs cannot tell how sure the value is.
+    If the runs do not determine a standard error, `error` and `degrees` are None and `unknown` says why.
     """
 
     value: float
@@ -54,13 +54,13 @@ class Estimate:
         return None if above is None else 1 - above
 
     def p_value(self, null: float = 0.0) -> float | None:
-        """Two-sided p-value against "the true value is `null`"; below 0.05 iff the interval leaves `null` out."""
+        """Two-sided p-value against "the true value is `null`"; below 0.05 iff the interval excludes `null`."""
         above = self.p_above(null)
         return None if above is None else min(1.0, 2 * min(above, 1 - above))
 
 
 def estimate(value: float, n: int, error: float, degrees: float) -> Estimate:
-    """An estimate with this error; without one where the error is zero but for rounding."""
+    """An estimate with this error; without one if the error is zero up to rounding."""
     return Estimate(value, n, unknown=NO_SPREAD) if error < _SAME else Estimate(value, n, error, degrees)
 
 
@@ -78,7 +78,7 @@ def mean_estimate(values: Sequence[float]) -> Estimate | None:
 def combine(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate | None:
     """The weighted sum of independent estimates; its degrees of freedom are Satterthwaite's.
 
-    A part without spread adds no error. None for no parts; without an interval if any part is a single run.
+    A part without spread adds no error. There is no interval if any part is a single run; None for no parts.
     """
     if not parts:
         return None

@@ -1,5 +1,5 @@
-"""What a single run can say, and what it cannot. No interval is made up from its evaluations: they share one training
-run, so their scatter says how firm a point of its curve is and nothing about another seed.
+"""What a single run can and cannot show. No interval is derived from its evaluations: they belong to one training run,
+so their scatter shows the noise of its curve and nothing about other seeds.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ CANNOT = (
     "how much the score would change with another seed",
     "whether a difference from another method comes from the method or from the seed",
     "any 95 % interval, p-value or probability of improvement",
-    "how many seeds would decide a comparison: that takes the spread of two or more",
+    "how many seeds would decide a comparison: that takes the spread of two or more runs",
 )
 
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A cell with one finished run. `cannot` lists what is not known of the method.
+    """A cell with one finished run. `cannot` lists what a single run does not show about the method.
 
-    Known of the run: `sampling`, the error of one evaluation (None: the number of problems is not known), and
-    `step_noise`, the scatter from one evaluation to the next in the late window (None: under 3 evaluations).
+    `sampling`: the standard error of one evaluation (None: the number of problems is unknown). `step_noise`: the
+    scatter from one evaluation to the next in the late window (None: fewer than 3 evaluations).
     """
 
     model: str

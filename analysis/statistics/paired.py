@@ -1,8 +1,8 @@
 """Differences between two variants on one model, and over models.
 
-Runs that share their seed's start of training are compared run by run: where two seeds or more are shared, each pair
-gives one difference, and what the start does to both cancels. Otherwise all runs count, in the way of Welch: neither
-equal numbers of runs nor equal spread are assumed. Which of the two is a matter of design (`values.is_paired`).
+Runs with the same seed-dependent start are compared in pairs: if two or more seeds are shared, each pair gives one
+difference, in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
+equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,8 @@ from cppo_lab.analysis.statistics.values import Quantity, RunValues, Score, by_s
 class Difference:
     """`variant` minus `against` on `model` ("" for the mean over models). `paired`: by seed.
 
-    `ours` and `theirs` are the numbers of runs, `improvement` is P(a run of ours scores higher); None where it is not
-    about single runs against others.
+    `ours` and `theirs` are the numbers of runs; `improvement` is P(a run of ours scores higher), None where single runs
+    are not compared.
     """
 
     model: str
@@ -37,10 +37,10 @@ class Difference:
 def difference_of(
     ours: Mapping[int | None, float], theirs: Mapping[int | None, float], by_pairs: bool = True
 ) -> tuple[Estimate, bool] | None:
-    """The difference of two cells, seed -> score, and whether it is paired; None where one is empty.
+    """The difference of two cells (seed -> score), and whether it is paired; None if one of them is empty.
 
-    `by_pairs`: pair the seeds that both have, if there are two or more. Its `n` counts pairs, or the
-    runs of the side that has fewer.
+    `by_pairs`: pair the common seeds if there are two or more. `n` of the estimate counts pairs, or else the runs of
+    the smaller side.
     """
     if not ours or not theirs:
         return None
@@ -56,7 +56,7 @@ def difference_of(
 def difference(
     runs: tuple[RunValues, ...], model: str, variant: str, against: str, score: Score | Quantity
 ) -> Difference | None:
-    """`variant` minus `against` on one model; None where one of them has no finished run."""
+    """`variant` minus `against` on one model; None if one of them has no finished run."""
     ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
     cells = (cell_runs(runs, model, name) for name in (variant, against))
     found = difference_of(ours, theirs, all(run.paired for cell in cells for run in cell))
@@ -72,7 +72,7 @@ def difference(
 def above_zero(
     runs: tuple[RunValues, ...], model: str, variant: str, quantity: Score | Quantity
 ) -> Difference | None:
-    """The mean of a quantity over the runs of a cell, as its difference from 0; None where no run has it."""
+    """The mean of a quantity over the runs of a cell, as a difference from 0; None if no run has it."""
     values = list(by_seed(runs, model, variant, quantity).values())
     found = mean_estimate(values)
     if found is None:
@@ -81,7 +81,7 @@ def above_zero(
 
 
 def mean_difference(parts: Sequence[Difference], runs: tuple[RunValues, ...]) -> Difference | None:
-    """The mean over models of differences of the same two variants; None for none."""
+    """The mean over models of differences between the same two variants; None if `parts` is empty."""
     if not parts:
         return None
     first = parts[0]

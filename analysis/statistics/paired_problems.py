@@ -1,16 +1,16 @@
 """The difference of two methods, paired by problem.
 
-Both methods answer the same problems. Problems that are hard for one are mostly hard for the other, so the error of
-the difference over other problems is that of the mean of d_i = s_i(ours) - s_i(theirs), far below that of two separate
-evaluations (Miller 2024, section 4.2). It holds for these trained runs. For other seeds and other problems at once,
-seeds and problems are crossed random effects: the two variances add up, less the interaction of seed and problem that
-both contain:
+Both methods answer the same problems, and problems that are hard for one are mostly hard for the other. So the standard
+error of the difference over other problems is that of the mean of d_i = s_i(ours) - s_i(theirs), far below that of two
+separate evaluations (Miller 2024, section 4.2). It is conditional on these trained runs. For other seeds and other
+problems at once, seeds and problems are crossed random effects: their variances add up, minus the interaction of seed
+and problem, which both contain:
 
     var = var over seeds + var over problems - var of the interaction
 
-With few seeds the interaction may be estimated larger than it is; the result is never taken below either part. Its
-interval adds the squares of the parts' half widths, each with its own Student's t: Satterthwaite's degrees of freedom
-would trust three seeds too much whenever they happen to agree (91 % coverage in place of 95).
+With few seeds the interaction may be overestimated, so the result is never taken below either part. The interval adds
+the squared half-widths of the parts, each with its own Student's t. Satterthwaite's degrees of freedom would trust
+three seeds too much whenever they happen to agree (91 % coverage instead of 95).
 """
 
 import math
@@ -26,9 +26,10 @@ from cppo_lab.analysis.statistics.estimate import LEVEL, Estimate, estimate
 
 @dataclass(frozen=True)
 class ProblemDifference:
-    """`problems`: the difference with its error over other problems, for these runs. `both`: over other seeds and other
-    problems, without an interval where `seeds` (the error over seeds, these problems) has none. `correlation`: of the
-    two methods' shares by problem (None where one does not vary); near 1, pairing removes most of the error.
+    """`problems`: the difference with its standard error over other problems, for these runs. `both`: with its error
+    over other seeds and other problems; it has no interval if `seeds` (the error over seeds, for these problems) has
+    none. `correlation`: of the two methods' shares by problem (None if one does not vary); near 1, pairing removes most
+    of the error.
     """
 
     problems: Estimate
@@ -40,8 +41,8 @@ class ProblemDifference:
 def problem_difference(
     ours: FloatArray, theirs: FloatArray, benchmark_of: Counts, seeds: Estimate, paired: bool
 ) -> ProblemDifference:
-    """Of two methods from their shares by run and problem, [S, P] each; `seeds` is their difference over seeds, and
-    `paired` says that row r of both is the same seed.
+    """The difference of two methods from their shares by run and problem, [S, P] each. `seeds` is their difference over
+    seeds; `paired` says that row r of both has the same seed.
     """
     mine, other = ours.mean(axis=0), theirs.mean(axis=0)
     problems = clustered_mean(mine - other, benchmark_of)
@@ -71,7 +72,7 @@ def _both(seeds: Estimate, problems: Estimate, interaction: float) -> Estimate:
     if seeds.error is None or problems.error is None or seeds.degrees is None or problems.degrees is None:
         return Estimate(problems.value, seeds.n, unknown=seeds.unknown or problems.unknown)
     over_seeds, over_problems = seeds.error**2, problems.error**2
-    alone = max(over_problems - interaction, 0.0)  # of the problems, whatever the runs
+    alone = max(over_problems - interaction, 0.0)  # problems alone, without the interaction with runs
     error = math.sqrt(max(over_seeds + alone, over_problems))
     half = math.hypot(_quantile(seeds.degrees) * seeds.error, _quantile(problems.degrees) * math.sqrt(alone))
     return estimate(problems.value, seeds.n, error, _degrees(half / error, seeds.degrees, problems.degrees))
@@ -82,7 +83,7 @@ def _quantile(degrees: float) -> float:
 
 
 def _degrees(quantile: float, one: float, other: float) -> float:
-    """The degrees of freedom between the two whose t has this quantile."""
+    """The degrees of freedom between `one` and `other` at which t has this quantile."""
     low, high = sorted((one, other))
     for _ in range(60):  # the quantile falls as the degrees rise
         middle = (low + high) / 2

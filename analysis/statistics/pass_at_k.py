@@ -1,8 +1,8 @@
-"""pass@k and maj@k of a problem from n answers to it, for every k up to n, without bias.
+"""Unbiased pass@k and maj@k of a problem from n answers to it, for every k up to n.
 
 pass@k (Chen et al. 2021, arXiv 2107.03374): the share of the k-subsets of the n answers with a right one. maj@k: the
-share of the k-subsets whose most frequent answer is right, an m-way tie counting 1 / m; it takes the extracted answers,
-not their grades alone. Both are the averages over all subsets, hence unbiased for k fresh answers.
+share of the k-subsets whose most frequent answer is right, with an m-way tie counting 1 / m; it needs the extracted
+answers, not only their grades. Both average over all subsets, so they are unbiased for k fresh answers.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from cppo_lab.analysis.statistics.by_problem import Counts
 
 
 def pass_at_k(right: Counts, samples: int, k: int) -> FloatArray:
-    """The chance of each problem [P] that one of `k` answers is right; 1 <= `k` <= `samples`."""
+    """The probability, for each problem [P], that at least one of `k` answers is right; 1 <= `k` <= `samples`."""
     _demand(samples, k)
     by_count = [1 - Fraction(comb(samples - count, k), comb(samples, k)) for count in range(samples + 1)]
     found: FloatArray = np.array([float(chance) for chance in by_count])[np.asarray(right, dtype=np.intp)]
@@ -24,13 +24,14 @@ def pass_at_k(right: Counts, samples: int, k: int) -> FloatArray:
 
 
 def majority_at_k(right: int, wrong: Sequence[int], k: int) -> float:
-    """The chance that the most frequent of `k` answers is right, from how often the right one was given and how often
-    each of the wrong ones. Wrong answers that could not be extracted are no vote for each other: 1 each.
+    """The probability that the most frequent of `k` answers is right. `right` counts the right answers, `wrong` each
+    distinct wrong one. Answers that could not be extracted do not agree with each other: each is its own entry of 1.
     """
     _demand(right + sum(wrong), k)
     total = Fraction(0)
     for votes in range(1, min(right, k) + 1):
-        # ways[t, m]: so many ways to take m wrong answers, none with more than `votes`, t with exactly as many.
+        # ways[t, m]: the number of ways to draw m wrong answers, none more than `votes` times and t of them exactly so
+        # often.
         ways = {(0, 0): 1}
         for count in wrong:
             further: dict[tuple[int, int], int] = {}

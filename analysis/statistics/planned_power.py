@@ -1,8 +1,8 @@
-"""What a planned sweep can decide: the power of its claims, by simulation, before anything is trained.
+"""The power of a planned sweep's claims, by simulation, before anything is trained.
 
-A study draws each run from a normal distribution around the assumed score of its model and variant, and is judged as
-`verdicts` judges runs: differences paired by seed or by Welch, every comparison of the claim at ALPHA. Claims about
-scores alone: of collapses and other quantities nothing is known before training.
+A simulated study draws each run from a normal distribution around the assumed score of its model and variant, and is
+judged as in `verdicts`: differences paired by seed or by Welch, every comparison of the claim at ALPHA. Only claims
+about scores have a planned power: collapses and other quantities cannot be assumed before training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a 
 @dataclass(frozen=True)
 class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
-    assumed scores are true and runs have the standard deviation `deviation` (a fraction). `needed`: the seeds at which
-    it reaches `power.POWER`; None: more than `power.MOST`, or never.
+    assumed scores are true and runs have the standard deviation `deviation` (a fraction). `needed`: the number of seeds
+    at which the power reaches `power.POWER`; None if that takes more than `power.MOST` or never happens.
     """
 
     claim: Claim
@@ -39,8 +39,8 @@ class PlannedPower:
 
 @dataclass(frozen=True)
 class Design:
-    """How the runs of a plan are compared: `paired` by seed or not. `lengths`: model -> length of its responses in
-    tokens, for a claim about it.
+    """How the runs of a plan are compared: `paired` by seed or not. `lengths`: model -> response length in tokens, for
+    claims about a trend with length.
     """
 
     paired: bool = True
@@ -48,7 +48,7 @@ class Design:
 
 
 def can_plan(claim: Claim) -> bool:
-    """Whether the power of a claim follows from scores."""
+    """Whether the power of a claim can be computed from assumed scores."""
     return claim.compares_scores
 
 
@@ -76,7 +76,7 @@ def planned_power(
 
 
 def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design) -> float:
-    """The share of simulated studies whose comparisons all hold; 0 for one seed, which shows no spread."""
+    """The share of simulated studies in which all comparisons hold; 0 for one seed, which shows no spread."""
     if seeds < 2:
         return 0.0
     rng = np.random.default_rng(seeds)
@@ -88,7 +88,7 @@ def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: D
         }
         for variant, against in pairs(claim, tuple(of_model)):
             if not {variant, against} <= runs.keys():
-                return 0.0  # as a verdict without runs of one side
+                return 0.0  # like a verdict without runs on one side
             part = _part(model, runs[variant], runs[against], design.paired)
             if claim.over_models or claim.kind is Kind.TREND:
                 parts.setdefault((variant, against), []).append(part)
@@ -99,7 +99,7 @@ def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: D
         if claim.kind is Kind.TREND:
             weights = slope_weights([design.lengths[part.model] for part in own])
         if weights is None:
-            return 0.0  # responses of one length
+            return 0.0  # all response lengths are equal
         squares = np.array([weight**2 * part.square for weight, part in zip(weights, own, strict=True)])
         below = sum(square**2 / part.degrees for square, part in zip(squares, own, strict=True))
         value = np.sum([weight * part.value for weight, part in zip(weights, own, strict=True)], axis=0)
@@ -109,7 +109,9 @@ def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: D
 
 @dataclass(frozen=True)
 class _Part:
-    """One comparison on one model in every study: the difference, the square of its error, its degrees of freedom."""
+    """One comparison on one model in every study: the difference, its squared standard error, its degrees of
+    freedom.
+    """
 
     model: str
     value: FloatArray

@@ -1,11 +1,11 @@
-"""How many seeds would decide a comparison.
+"""The number of seeds that would decide a comparison.
 
 The power of n runs per variant, for a true difference that lies `distance` beyond the limit to be excluded and a spread
 `deviation` of one pair's difference, is about P(T <= distance sqrt(n) / deviation - t) with t the 97.5 % quantile and
-T Student's t, both with n - 1 degrees of freedom. To refute one of several comparisons the quantile is that of the
-first step of Holm's procedure. Difference and spread are the observed ones; over several models `n` is the number of
-runs on each, and the degrees of freedom grow in proportion to n - 1. From three seeds the spread is known to a
-factor of about 0.5 to 6, so the number of seeds is an order of magnitude, not a promise.
+T Student's t, both with n - 1 degrees of freedom. To refute one of several comparisons, the quantile is that of the
+first step of Holm's procedure. Difference and spread are the observed ones. Over several models `n` is the number of
+runs on each, and the degrees of freedom grow in proportion to n - 1. Three seeds determine the spread only to a factor
+of about 0.5 to 6, so the number of seeds is an order of magnitude, not a guarantee.
 """
 
 import math
@@ -17,15 +17,15 @@ from scipy.special import stdtr, stdtrit
 from cppo_lab.analysis.statistics.estimate import Estimate
 
 POWER = 0.8
-ALPHA = 0.025  # one-sided: what a two-sided 95 % interval leaves on each side
-MOST = 100  # seeds; beyond it is only said that it takes more
+ALPHA = 0.025  # one-sided: each tail of a two-sided 95 % interval
+MOST = 100  # seeds; larger numbers are only reported as "more than"
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Seeds per variant at which the comparison is decided with probability POWER; None: not even with MOST.
+    """The number of seeds per variant at which the comparison is decided with probability POWER; None: more than MOST.
 
-    `unknown` says why it cannot be told at all; `count` is None then too.
+    If it cannot be computed, `unknown` says why, and `count` is None.
     """
 
     count: int | None
@@ -74,9 +74,10 @@ def _inside(value: float, margin: float, spread: Spread, n: int) -> float:
 def seeds_for_superiority(
     found: Estimate, smallest: float, comparisons: int = 1, runs: int | None = None
 ) -> Seeds:
-    """To find the observed difference to be above 0, or below `smallest` as one of so many, whichever takes fewer.
+    """The seeds needed to show that the difference is above 0, or (as one of `comparisons`) below `smallest`, whichever
+    takes fewer. The observed difference is taken as the true one.
 
-    More than the `runs` of each variant and model behind `found` (None: its own number), which did not decide it.
+    Always more than the `runs` of each variant and model behind `found` (None: its own `n`), which did not decide it.
     """
     spread = spread_of(found, runs)
     if spread is None:
@@ -91,9 +92,10 @@ def seeds_for_superiority(
 def seeds_for_equivalence(
     found: Estimate, margin: float, comparisons: int = 1, runs: int | None = None
 ) -> Seeds:
-    """To find the observed difference inside the margin if it is inside, else outside as one of so many.
+    """The seeds needed to show that the difference is inside the margin or, if the observed one is outside, that it is
+    outside as one of `comparisons`. The observed difference is taken as the true one.
 
-    More than the `runs` of each variant and model behind `found` (None: its own number), which did not decide it.
+    Always more than the `runs` of each variant and model behind `found` (None: its own `n`), which did not decide it.
     """
     spread = spread_of(found, runs)
     if spread is None:
@@ -105,10 +107,10 @@ def seeds_for_equivalence(
 
 
 def spread_of(found: Estimate, runs: int | None = None) -> Spread | None:
-    """That of an estimate from `runs` of each variant and model (None: its own number); None if it has no error."""
+    """The spread of an estimate from `runs` of each variant and model (None: its own `n`); None if it has no error."""
     if found.error is None or found.degrees is None:
         return None
-    # One side of an unpaired comparison may be a single run only where the other's spread is all there is.
+    # At least 2: one side of an unpaired comparison may be a single run, when all spread comes from the other side.
     return Spread(found.error, found.degrees, max(2, found.n if runs is None else runs))
 
 

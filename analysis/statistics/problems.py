@@ -1,7 +1,8 @@
-"""The statistics by problem of one scored sweep: of the runs that kept each problem's outcome (`answers/outcomes.py`).
+"""Per-problem statistics of one scored sweep, from the runs that recorded each problem's outcome
+(`answers/outcomes.py`).
 
-A model is left out where a finished run of it kept none, or where two runs were validated on different problems or
-with different numbers of answers: nothing could be paired.
+A model is left out if one of its finished runs recorded no outcomes, or if two runs were validated on different
+problems or with different numbers of answers, since they could not be paired.
 """
 
 from collections import Counter, defaultdict
@@ -44,10 +45,11 @@ _RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
 class CellProblems:
     """One (model, variant): S finished runs on P problems with k answers each.
 
-    mlflow_ids: of the runs. final [S, P]: each run's shares by problem, averaged as the score `final` is. last [S, P]:
-    right answers at the last validation in the window. ever [V, P]: at every validation in the window, of all runs.
-    draws: how far neighbouring validations of the first run share their draws, a lower bound (`least_correlation`).
-    evaluations: those behind the final mean, of all runs; none with one answer to each problem.
+    mlflow_ids: those of the runs. final [S, P]: each run's shares by problem, averaged like the score `final`. last [S,
+    P]: right answers at the last validation in the window. ever [V, P]: right answers at all validations in the window,
+    of all runs. draws: a lower bound of the correlation of neighbouring validations of the first run
+    (`least_correlation`). evaluations: the evaluations behind the final mean, of all runs; empty with one answer per
+    problem.
     """
 
     model: str
@@ -70,26 +72,28 @@ class CellProblems:
 
     @property
     def between(self) -> float | None:
-        """rho at the last validation, mean over runs; None where it is not known of any."""
+        """rho at the last validation, averaged over runs; None if no run shows it."""
         found = [evaluation_variance(run, self.samples, self.benchmark_of).between for run in self.last]
         known = [one for one in found if one is not None]
         return sum(known) / len(known) if known else None
 
     def pass_at(self, k: int) -> Estimate:
-        """pass@k at the last validation, mean over runs, error over other problems."""
+        """pass@k at the last validation, averaged over runs, with its standard error over other problems."""
         chances = np.mean([pass_at_k(run, self.samples, k) for run in self.last], axis=0)
         return clustered_mean(chances, self.benchmark_of)
 
     @property
     def profile(self) -> tuple[Estimate, ...]:
-        """Share of problems of which at least each of THRESHOLDS of the answers were right at the last validation."""
+        """For each of THRESHOLDS, the share of problems with at least that share of right answers at the last
+        validation.
+        """
         return performance_profile(self.last / self.samples, THRESHOLDS, self.benchmark_of)
 
 
 @dataclass(frozen=True)
 class PairedProblems:
-    """`variant` against the baseline on one model. `separated` are all problems in their order; `ours_alone` and
-    `theirs_alone` (indices) were solved by one of the two and never by the other.
+    """`variant` against the baseline on one model. `separated` has all problems in order. `ours_alone` and
+    `theirs_alone` are the indices of problems that one of the two solved and the other never did.
     """
 
     model: str
@@ -102,7 +106,7 @@ class PairedProblems:
 
 
 def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
-    """The cells whose finished runs all kept their outcomes, on the same problems as the others of their model."""
+    """The cells whose finished runs all recorded outcomes, on the same problems as the other cells of their model."""
     found = []
     for model in board.models:
         cells = [(variant, _kept(board, model, variant)) for variant in board.variants]
@@ -119,7 +123,7 @@ def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
 def paired_problems(
     cells: Sequence[CellProblems], differences: Sequence[Difference]
 ) -> tuple[PairedProblems, ...]:
-    """Each of the differences of final means (over seeds) whose two cells are here, by problem."""
+    """The per-problem comparison for each difference of final means (over seeds) whose two cells are in `cells`."""
     by_name = {(cell.model, cell.variant): cell for cell in cells}
     found = []
     for one in differences:
@@ -145,8 +149,8 @@ def paired_problems(
 def majority_score(
     board: Scoreboard, cell: CellProblems, answers: Mapping[str, RunAnswers]
 ) -> Estimate | None:
-    """maj@k at the last validation, mean over runs, error over other problems. None unless the texts of all answers to
-    all problems are kept there.
+    """maj@k at the last validation, averaged over runs, with its standard error over other problems. None unless the
+    texts of all answers to all problems were recorded there.
     """
     runs = {run.mlflow_id: run for run in board.runs_of(cell.model, cell.variant)}
     found = []
@@ -163,8 +167,8 @@ def majority_score(
 
 
 def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
-    """phi between the validations whose texts are here, neighbours of those, from the problems of which both have all
-    `samples` answers; None without two such validations.
+    """phi between neighbouring validations with recorded texts, from the problems for which both have all `samples`
+    answers; None without two such validations.
     """
     ours, theirs = [], []
     for one, other in pairwise(_graded(texts, samples) for texts in answers.texts):
@@ -175,7 +179,7 @@ def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
 
 
 def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
-    """Problem -> the grades of its answers by draw, of the problems of which all answers are there."""
+    """Problem -> the grades of its answers by draw, for the problems with all answers."""
     found: dict[str, dict[int, bool]] = defaultdict(dict)
     for one in texts.samples:
         if one.kind == VALIDATION:
@@ -192,7 +196,9 @@ def _count(votes: tuple[Sequence[int], int]) -> int:
 
 
 def _votes(samples: Sequence[Sample]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Problem -> (how often each wrong answer was given, how often a right one). No answer is no vote for another."""
+    """Problem -> (count of each distinct wrong answer, count of right answers). Missing answers never agree with each
+    other.
+    """
     right, wrong = Counter[str](), defaultdict[str, Counter[str]](Counter)
     for one in samples:
         if one.kind != VALIDATION:
@@ -205,7 +211,7 @@ def _votes(samples: Sequence[Sample]) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, FloatArray]:
-    """The rows of the seeds that both have, in the order of ours."""
+    """The rows of the common seeds, in the order of ours."""
     shared = [seed for seed in ours.seeds if seed in theirs.seeds]
     mine = ours.final[[ours.seeds.index(seed) for seed in shared]]
     other = theirs.final[[theirs.seeds.index(seed) for seed in shared]]
@@ -232,7 +238,7 @@ def _cell(
         weights = late_weights(board, run)
         rows = {int(step): row for step, row in zip(outcomes.steps, outcomes.right, strict=True)}
         if not weights or not weights.keys() <= rows.keys():
-            return None  # its scores are of other validations than its outcomes
+            return None  # it has scores at validations without outcomes
         total = sum(weight * rows[step].astype(np.float64) for step, weight in weights.items())
         final.append(total / outcomes.samples)
         inside.append(outcomes.right)

@@ -1,7 +1,7 @@
-"""What claims are about beside scores: quantities of single runs from what they logged, and lengths of responses.
+"""Quantities other than scores that claims are about, computed from the logs of single runs; and response lengths.
 
-rise: mean score in the last 30 % of the window less that in the first 30 %. early prefix masks: mean share of the
-masked tokens that the prefix budget rejects, in the first 30 % of the steps less that in the rest.
+rise: mean score in the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the
+masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ LENGTH = "train/response_length"
 
 
 def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quantity) -> FinishedRuns:
-    """The runs with their `measured` value; None where a run did not log what it takes."""
+    """The runs with their `measured` value, None if a run did not log the metrics it needs."""
     scored = finished_runs(board)
     if quantity is Quantity.RISE:
         found = {(run.model, run.variant, run.seed): rise(board, run) for run in scored}
@@ -29,7 +29,7 @@ def with_quantity(board: Scoreboard, runs: tuple[RunValues, ...], quantity: Quan
 
 
 def _early_prefix(board: Scoreboard, model: str, variant: str) -> dict[str, float]:
-    """MLflow run -> the quantity; the end of training is that of the window, else the last step logged."""
+    """MLflow run -> the quantity. Training ends with the window, or else at the last logged step."""
     ends = {run.mlflow_id: run.t_stop for run in board.runs_of(model, variant)}
     found = {}
     for mlflow_id, points in board.logged(model, variant, PREFIX_SHARE).groupby("mlflow_id", observed=True):
@@ -42,6 +42,6 @@ def _early_prefix(board: Scoreboard, model: str, variant: str) -> dict[str, floa
 
 
 def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:
-    """The mean length in tokens of the responses that the runs of a cell sampled; None where none logged it."""
+    """The mean length in tokens of the responses that the runs of a cell sampled; None if no run logged it."""
     logged = board.logged(model, variant, LENGTH)["value"]
     return float(logged.mean()) if len(logged) and logged.mean() > 0 else None

@@ -1,7 +1,7 @@
 """The order of the methods on each model by each score, and how the margins compare with noise.
 
-This works with one run per method, as of the paper: no interval over seeds then, but a margin smaller than the noise of
-the two curves it compares is not even a property of these runs.
+This also works with one run per method, as in the paper. There is then no interval over seeds; but a margin below the
+noise of the two compared curves is not even a property of these runs.
 """
 
 import math
@@ -19,11 +19,11 @@ from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, cell_
 
 @dataclass(frozen=True)
 class Rank:
-    """One variant in the order of a model. `rank`: 1 + the number of strictly higher means over seeds.
+    """One variant in a model's ranking. `rank`: 1 + the number of strictly higher means over seeds.
 
-    `margin`: how far the next lower variant lies below (None: the last). `noise`: standard error of that margin from
-    the scatter of single evaluations alone, taken as independent (None: not known). It is the least there is: seeds
-    come on top of it, and with BEST and CORRECTED the luck of the pick.
+    `margin`: distance to the next lower variant (None: the last). `noise`: standard error of that margin from the
+    scatter of single evaluations alone, assumed independent (None: unknown). It is a lower bound: the spread over seeds
+    comes on top, and with BEST and CORRECTED also the noise of selecting a step.
     """
 
     variant: str
@@ -58,11 +58,13 @@ def rankings(board: Scoreboard, runs: tuple[RunValues, ...]) -> tuple[Ranking, .
 
 
 def kendall(first: Ranking, second: Ranking) -> float | None:
-    """Kendall's tau-b of two orders over the variants that both have: 1 the same, -1 reversed; None under two."""
+    """Kendall's tau-b of two rankings over their common variants: 1 is the same order, -1 the reverse; None for fewer
+    than two.
+    """
     pairs = [(place.rank, rank) for place in first.places if (rank := second.rank(place.variant)) is not None]
     ours, theirs = (np.array(ranks) for ranks in zip(*pairs, strict=True)) if pairs else (np.empty(0),) * 2
     agreed, apart = 0, [0, 0]
-    for place in range(1, len(pairs)):  # row by row: all pairs at once would take much memory
+    for place in range(1, len(pairs)):  # row by row: all pairs at once would take too much memory
         signs = [np.sign(ranks[place] - ranks[:place]) for ranks in (ours, theirs)]
         agreed += int(np.sum(signs[0] * signs[1]))
         apart = [known + int(np.count_nonzero(sign)) for known, sign in zip(apart, signs, strict=True)]
@@ -91,7 +93,7 @@ def _ranking(board: Scoreboard, runs: tuple[RunValues, ...], model: str, score: 
 
 
 def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
-    """Standard error of a cell's score from the scatter of evaluations; None if any of its runs does not show it."""
+    """Standard error of a cell's score from the scatter of evaluations; None if it is unknown for any of the runs."""
     squares = [
         run.step_noise**2 / {Score.FINAL: run.late, Score.AREA: run.evaluations}.get(score, 1)
         for run in runs

@@ -1,8 +1,8 @@
-"""What the runs behind a verdict could have shown: its power at a lead that was fixed beforehand.
+"""The power of the runs behind a verdict, at a lead that was fixed beforehand.
 
-The lead is `Claim.lead`, and nothing of the observed difference enters: the power at that would only say again how
-small the p-value is. Of the runs only the spread counts. The comparisons of a claim are taken as independent; they have
-a method in common and go together, so the true power is at least the one given.
+The lead is `Claim.lead`. The observed difference does not enter, since power at the observed difference only restates
+the p-value; only the spread of the runs does. The comparisons of a claim are treated as independent. They share a
+method and are positively correlated, so the true power is at least the reported one.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,16 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER, Seeds, Spread, spread_of
 from cppo_lab.analysis.statistics.survival import Z95
 
-_PLACES = 400  # of the distribution of the spread
-STUDIES = 4000  # of runs that collapse or not: the standard error of a power is then at most 0.8 points
+_PLACES = 400  # quadrature points of the distribution of the estimated error
+STUDIES = 4000  # simulated studies of collapses: the standard error of a power is then at most 0.8 points
 Chance = Callable[[int], float]  # runs of each variant and model -> probability
 
 
 @dataclass(frozen=True)
 class ReachedPower:
-    """`power`: the probability that a claim comes out supported with these runs if each true difference is `lead`.
-    `runs`: those of each variant and model, the fewest of any. `needed`: at which it reaches `power.POWER`.
+    """`power`: the probability that a claim comes out supported with these runs if every true difference is `lead`.
+    `runs`: the smallest number of runs of any variant and model. `needed`: the number at which the power reaches
+    `power.POWER`.
     """
 
     lead: float
@@ -37,9 +38,9 @@ class ReachedPower:
 
 
 def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int) -> ReachedPower | None:
-    """That of a claim with these comparisons, from `runs` of each variant and model; None without a comparison.
+    """The power of a claim with these comparisons, from `runs` of each variant and model; None without a comparison.
 
-    Without a spread, or with a side missing, nothing can be supported: the power is 0, and what is needed not known.
+    Without a spread, or with a missing side, nothing can be supported: the power is 0 and `needed` is unknown.
     """
     if not estimates:
         return None
@@ -57,7 +58,9 @@ def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int)
 
 
 def fewest(chance: Chance) -> int | None:
-    """The smallest number of runs, two or more, at which a chance that grows with them is POWER; None: above MOST."""
+    """The smallest number of runs, at least two, at which an increasing probability reaches POWER; None: more than
+    MOST.
+    """
     low, high = 1, MOST
     if chance(high) < POWER:
         return None
@@ -77,7 +80,7 @@ def _chance(claim: Claim, found: Estimate, runs: int) -> Chance:
 
 def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> float:
     """The probability that the interval of `n` runs lies above 0, or inside the margin, if the difference is `lead`:
-    over the distribution of the mean and that of its error, which are independent.
+    averaged over the independent distributions of the mean and of its estimated standard error.
     """
     error, degrees = spread.at(n)
     half = float(stdtrit(degrees, 1 - ALPHA)) * _relative_errors(round(degrees, 2))
@@ -89,7 +92,7 @@ def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> f
 
 @lru_cache(maxsize=1024)
 def _relative_errors(degrees: float) -> FloatArray:
-    """Estimated over true errors with so many degrees of freedom, at places of equal probability."""
+    """Ratios of estimated to true standard error for these degrees of freedom, at points of equal probability."""
     places = (np.arange(_PLACES) + 0.5) / _PLACES
     found: FloatArray = np.sqrt(2 * gammaincinv(degrees / 2, places) / degrees)
     return found
@@ -98,15 +101,16 @@ def _relative_errors(degrees: float) -> FloatArray:
 def share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
     """The probability that `n` runs of each side and stratum show that a share is higher, by simulation.
 
-    The other side's true share is that of its runs of all strata together, ours is higher by `lead`.
+    The true share of the other side is its pooled share over all strata; ours is higher by `lead`.
     """
     base = sum(collapsed for collapsed, _ in theirs) / sum(runs for _, runs in theirs)
     return shares_power([(min(1.0, base + lead), base)] * len(theirs), n)
 
 
 def seeds_for_shares(found: ShareDifference, smallest: float, comparisons: int, runs: int) -> Seeds:
-    """To find the observed shares to differ, or their difference to be below `smallest` as one of so many, whichever
-    takes fewer; more than the `runs` of each side and stratum that did not decide it.
+    """The runs needed to show that the shares differ or (as one of `comparisons`) that their difference is below
+    `smallest`, whichever takes fewer; always more than the `runs` of each side and stratum that did not decide it. The
+    observed shares are taken as the true ones.
     """
     pairs = [(a / n, b / m) for (a, n), (b, m) in zip(found.ours, found.theirs, strict=True)]
     z = -float(ndtri(ALPHA / comparisons))

@@ -1,16 +1,17 @@
-"""Answers drawn with repeated seeds: how far the errors of two evaluations of the same problems depend.
+"""Answers drawn with repeated sampling seeds: the dependence between the errors of two evaluations of the same
+problems.
 
-Both cores draw the answers of every validation with the same seeds, whatever the step, seed or method (the embedded
-core from one generator, verl's by request). Answer j to problem i of one evaluation and answer j of another therefore
-share their random numbers, and the closer the policies are, the more often they are right or wrong together; equal
-policies give equal answers. With phi the correlation of such answers, given both chances of being right:
+Both cores draw the answers of every validation with the same sampling seeds, whatever the step, training seed or method
+(the embedded core from one generator, verl's with a seed per request). So answer j to problem i shares its random
+numbers between evaluations. The closer the policies are, the more often such answers are right or wrong together; equal
+policies give equal answers. Let phi be their correlation, given both probabilities of being right:
 
     difference of two evaluations        var(a) + var(b) - 2 phi sd(a) sd(b)       less than for fresh answers
     mean of L evaluations (or of runs)   (1 - phi) sum var / L^2 + phi (sum sd / L)^2    more than for fresh answers
 
-The first is what comparisons use: taking phi as 0 makes their errors too large, never too small. The second concerns
-the level of a score: more steps, and more seeds, remove only 1 - phi of the error from the draws, and the variance over
-seeds does not contain the rest.
+Comparisons use the first: assuming phi = 0 makes their standard errors too large, never too small. The second concerns
+the level of a score: more steps and more seeds remove only the share 1 - phi of the sampling error, and the variance
+over seeds does not contain the rest.
 """
 
 import math
@@ -26,12 +27,12 @@ from cppo_lab.analysis.statistics.by_problem import Counts, within_problem
 Graded = NDArray[np.bool_]
 Evaluations = Sequence[
     tuple[float, float]
-]  # (weight, variance over other answers) of each; the weights add up to 1
+]  # (weight, variance over other answers) of each evaluation; the weights sum to 1
 
 
 @dataclass(frozen=True)
 class DrawCorrelation:
-    """phi with its standard error (jackknife over problems; None for a single problem that varies)."""
+    """phi with its standard error (jackknife over problems; None if only a single problem varies)."""
 
     value: float
     error: float | None
@@ -39,13 +40,13 @@ class DrawCorrelation:
 
     @property
     def dependent(self) -> bool:
-        """Whether it is above 0 by more than two standard errors."""
+        """Whether phi exceeds 0 by more than two standard errors."""
         return self.error is not None and self.value > 2 * self.error
 
 
 def draw_correlation(ours: Graded, theirs: Graded) -> DrawCorrelation | None:
     """phi from two evaluations graded answer by answer, [P, k] each with k > 1: the covariance of answers with the same
-    draw within problems, over the variance within problems. None where no problem varies in both.
+    draw within problems, over the variance within problems. None if no problem varies in both.
     """
     a, b = (x.astype(np.float64) - x.mean(axis=1, keepdims=True) for x in (ours, theirs))
     together = (a * b).sum(axis=1)
@@ -55,8 +56,9 @@ def draw_correlation(ours: Graded, theirs: Graded) -> DrawCorrelation | None:
 def least_correlation(right: Counts, samples: int) -> DrawCorrelation | None:
     """A lower bound of phi for neighbouring evaluations from counts alone, `right` [V, P] of `samples` > 1.
 
-    Two evaluations with fresh answers differ by at least the two variances within problems; counts that differ by less
-    share their draws: phi >= 1 - E (R_a - R_b)^2 / (k (w_a + w_b)). What the policy moved in between lowers the bound.
+    Two evaluations with independent answers differ by at least the two within-problem variances. Counts that differ by
+    less share their draws: phi >= 1 - E (R_a - R_b)^2 / (k (w_a + w_b)). Movement of the policy in between lowers the
+    bound.
     """
     counts = np.asarray(right, dtype=np.float64)
     if samples < 2 or len(counts) < 2:
@@ -67,7 +69,7 @@ def least_correlation(right: Counts, samples: int) -> DrawCorrelation | None:
 
 
 def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
-    """sum above / sum below over problems, with the jackknife's error."""
+    """sum(above) / sum(below) over problems, with its jackknife standard error."""
     varied = below > 0
     above, below, n = above[varied], below[varied], int(varied.sum())
     if not n:
@@ -81,7 +83,9 @@ def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
 
 
 def mean_variance(evaluations: Evaluations, correlation: float = 0.0) -> float:
-    """Variance over other answers of a weighted mean of evaluations of the same problems, phi between any two."""
+    """Variance over other answers of a weighted mean of evaluations of the same problems, with correlation phi between
+    any two.
+    """
     apart = math.fsum(weight**2 * variance for weight, variance in evaluations)
     return (1 - correlation) * apart + correlation * _together(evaluations) ** 2
 

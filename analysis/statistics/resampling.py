@@ -1,10 +1,10 @@
-"""The stratified bootstrap: runs are resampled inside their task, tasks are kept.
+"""The stratified bootstrap: runs are resampled within each task, and tasks are fixed.
 
-With few runs the usual percentile interval is far too narrow: resampling n runs has a variance of (n - 1) / n of the
-right one, and the percentiles take no account of the variance being an estimate. So the error here comes from
-rescaled residuals, x* = mean + sqrt(n / (n - 1)) (x_i - mean), which makes the bootstrap variance of a mean exactly
-s^2 / n; and the interval uses Student's t with Satterthwaite's degrees of freedom. For the mean this is the interval
-of Student and Welch; `docs/statistics.md` has the coverage of the others.
+With few runs the usual percentile interval is far too narrow: resampling n runs gives (n - 1) / n of the correct
+variance, and percentiles ignore that the variance is itself an estimate. So the error here comes from rescaled
+residuals, x* = mean + sqrt(n / (n - 1)) (x_i - mean), which makes the bootstrap variance of a mean exactly s^2 / n; and
+the interval uses Student's t with Satterthwaite's degrees of freedom. For the mean this is the Student or Welch
+interval; `docs/statistics.md` has the coverage for the other statistics.
 """
 
 import math
@@ -21,7 +21,9 @@ RESAMPLES = 2000
 def resample(
     strata: Sequence[FloatArray], rng: np.random.Generator, resamples: int, rescale: bool = False
 ) -> list[FloatArray]:
-    """`[resamples, runs]` per task, drawn with replacement; `rescale` widens the residuals (see the module's text)."""
+    """`[resamples, runs]` per task, drawn with replacement; `rescale` widens the residuals (see the module
+    docstring).
+    """
     drawn = []
     for runs in strata:
         n = len(runs)
@@ -38,7 +40,7 @@ def bootstrap(
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
 ) -> Estimate:
-    """The statistic with its bootstrap error. Without an interval if a task has a single run."""
+    """The statistic with its bootstrap standard error. There is no interval if a task has a single run."""
     value, n = float(statistic(strata)), sum(len(runs) for runs in strata)
     if any(len(runs) < 2 for runs in strata):
         return Estimate(value, n, unknown=ONE_RUN)
@@ -57,6 +59,6 @@ def percentile_interval(
     rng: np.random.Generator,
     resamples: int = RESAMPLES,
 ) -> tuple[float, float]:
-    """The 95 % percentile interval that `rliable` draws: for comparison with results published with it."""
+    """The 95 % percentile interval of `rliable`, for comparison with published results."""
     low, high = np.quantile(statistic(resample(strata, rng, resamples)), [0.025, 0.975])
     return float(low), float(high)

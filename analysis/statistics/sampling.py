@@ -1,22 +1,22 @@
-"""The sampling error of Avg@k: how far one evaluation may be off because it drew few answers to few problems.
+"""The sampling error of Avg@k: the error of one evaluation due to its finite numbers of answers and problems.
 
-Whether each answer was right is not logged, only the share p of right ones, over n problems with k answers each. With
-p_i the chance of an answer to problem i being right and rho = var(p_i) / (p (1 - p)) the share of the variance that
-lies between problems:
+The metrics contain only the share p of right answers, over n problems with k answers each. Let p_i be the probability
+that an answer to problem i is right, and rho = var(p_i) / (p (1 - p)) the share of the variance that lies between
+problems:
 
     other answers to the same problems:      p (1 - p) (1 - rho) / (n k)
     other answers to other problems as hard: p (1 - p) (rho + (1 - rho) / k) / n
 
-A run that kept each problem's outcome shows rho, and both errors are known (`by_problem`). Of others only p is known:
-rho = 0 bounds the first from above, rho = 1 the second: p (1 - p) / n.
+If a run recorded each problem's outcome, rho can be estimated and both errors are known (`by_problem`). Otherwise only
+p is known: rho = 0 gives an upper bound of the first, rho = 1 of the second, p (1 - p) / n.
 
-Two runs are compared on the same problems. Given these problems the first variances add up where answers are drawn
-afresh, and do so at most where draws are repeated (`repeated_draws`). The problems' difficulty cancels as far as the
-runs share it, which `paired_problems` measures and p alone does not show.
+Two runs are compared on the same problems. Given these problems, the first variances add up if the answers are drawn
+independently; with repeated draws (`repeated_draws`) their sum is an upper bound. The problems' difficulty cancels as
+far as the runs share it, which `paired_problems` measures and p alone does not show.
 
-The spread over seeds contains the part of this error that is drawn for each run; an interval over seeds must not have
-it added once more. It is what can be said of a single run, and how much of the spread over seeds more answers could
-remove.
+The spread over seeds already contains the part of this error that is drawn separately for each run, so it must not be
+added to an interval over seeds. The sampling error describes a single run, and shows how much of the spread over seeds
+more answers could remove.
 """
 
 import math
@@ -31,13 +31,14 @@ from cppo_lab.analysis.statistics.by_problem import evaluation_variance
 from cppo_lab.answers.outcomes import Outcomes
 
 AIME_PROBLEMS = 30
-_MADE_PROBLEMS = "data.validation_problems"  # as the configuration of a run on made problems is logged
+_MADE_PROBLEMS = "data.validation_problems"  # the logged configuration key of a run on generated problems
 
 
 @dataclass(frozen=True)
 class SamplingError:
-    """Standard errors of one evaluation (fractions): `answers` for these problems, `problems` for others. They are
-    upper bounds unless `known`, from each problem's outcome; `between` is then rho, None where nothing varies.
+    """Standard errors of one evaluation (fractions): `answers` over other answers to the same problems, `problems` over
+    other problems. They are upper bounds unless `known` from each problem's outcome; `between` is then rho, None if
+    nothing varies.
     """
 
     answers: float
@@ -47,17 +48,17 @@ class SamplingError:
 
 
 def answers_variance(share: float, problems: int, samples: int, between: float = 0.0) -> float:
-    """Variance over other answers to the same problems; `between` is rho, 0 gives the upper bound."""
+    """Variance over other answers to the same problems; `between` is rho; 0 gives the upper bound."""
     return share * (1 - share) * (1 - between) / (problems * samples)
 
 
 def problems_variance(share: float, problems: int, samples: int, between: float = 1.0) -> float:
-    """Variance over other answers to other problems; `between` is rho, 1 gives the upper bound."""
+    """Variance over other answers to other problems; `between` is rho; 1 gives the upper bound."""
     return share * (1 - share) * (between + (1 - between) / samples) / problems
 
 
 def sampling_error(shares: Sequence[float], problems: int, samples: int) -> SamplingError:
-    """Bounds for the unweighted mean over benchmarks with these shares, each of `problems` problems."""
+    """Upper bounds for the unweighted mean over benchmarks with these shares, `problems` problems each."""
     count = len(shares)
     answers = math.fsum(answers_variance(share, problems, samples) for share in shares)
     others = math.fsum(problems_variance(share, problems, samples) for share in shares)
@@ -65,8 +66,8 @@ def sampling_error(shares: Sequence[float], problems: int, samples: int) -> Samp
 
 
 def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None:
-    """Of the evaluation at the selected step: known where the run kept its outcomes, else bounds; None where benchmarks
-    or their number of problems are not known either.
+    """The sampling error of the evaluation at the selected step: exact if the run recorded its outcomes, else bounds;
+    None if the benchmarks or their numbers of problems are unknown, too.
     """
     found = _known_error(board.data.outcomes.get(run.mlflow_id or ""), run.choice.step)
     if found is not None:
@@ -79,7 +80,7 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
 
 
 def _known_error(outcomes: Outcomes | None, step: int | None) -> SamplingError | None:
-    """None without outcomes at the step, with one answer to each problem, or one problem in a benchmark."""
+    """None without outcomes at the step, with one answer per problem, or with a benchmark of one problem."""
     if outcomes is None or step is None or step not in outcomes.steps:
         return None
     right = outcomes.right[int(np.searchsorted(outcomes.steps, step))]
@@ -90,7 +91,9 @@ def _known_error(outcomes: Outcomes | None, step: int | None) -> SamplingError |
 
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
-    """Of one evaluation of a typical run of a cell (root mean square); None where that of any run is not known."""
+    """The sampling error of one evaluation of a typical run of a cell (root mean square); None if it is unknown for any
+    run.
+    """
     found = [run_sampling_error(board, run) for run in runs]
     known = [error for error in found if error is not None]
     if not known or len(known) < len(found):

@@ -1,14 +1,15 @@
-"""The score of the best step without selection bias.
+"""The score of the best step, corrected for selection bias.
 
-The highest of many noisy evaluations is too high: it was picked for its noise too. Here the step is picked on all
-benchmarks but one, and scored on the one left out; every benchmark is left out once, and the mean counts. The sampling
-errors of different benchmarks are independent (other problems, other answers), so what made a step look best on the
-others is no help on the one left out. What is left is a small bias downwards (0.1 to 0.3 points in simulated studies,
-docs/statistics.md), because the step is picked with fewer benchmarks and what is good for one alone is lost. The price
-is scatter: about twice that of the best step's score.
+The highest of many noisy evaluations is biased upwards, because it was also selected for its noise. Here the step is
+selected on all benchmarks but one and scored on the held-out one; each benchmark is held out once, and the result is
+the mean. The sampling errors of different benchmarks are independent (different problems and answers), so noise that
+made a step look best on the others does not help it on the held-out one. A small downward bias remains (0.1 to 0.3
+points in simulated studies, docs/statistics.md), because the step is selected on fewer benchmarks and gains specific to
+one benchmark are lost. The variance increases: the scatter is about twice that of the best step's score.
 
-Picking the step on other seeds instead asks how good a step fixed in advance is, not how good the picked checkpoint
-is: where runs wander it lies 0.5 to 1.3 points below that. It also needs several seeds; this needs several benchmarks.
+Selecting the step on other seeds would instead measure how good a step fixed in advance is, not how good the selected
+checkpoint is; where runs fluctuate, that is 0.5 to 1.3 points lower. It also needs several seeds, while this method
+needs several benchmarks.
 """
 
 from collections.abc import Sequence
@@ -19,13 +20,12 @@ import pandas as pd
 from cppo_lab.analysis.selection import TIE
 from cppo_lab.analysis.statistics.aggregates import FloatArray
 
-ONE_BENCHMARK = (
-    "the score of the best step cannot be corrected for having been picked: it takes two benchmarks"
-)
+ONE_BENCHMARK = "the score of the best step cannot be corrected for selection bias: that takes two benchmarks"
 
 
 def held_out_best(scores: FloatArray) -> FloatArray:
-    """`[..., steps, benchmarks]` without gaps -> `[...]`. Ties go to the earliest step, as in `selection.choose`.
+    """The corrected score of `[..., steps, benchmarks]` without gaps, as `[...]`. Ties go to the earliest step, as in
+    `selection.choose`.
 
     Raises ValueError for fewer than two benchmarks.
     """
@@ -44,7 +44,7 @@ def held_out_best(scores: FloatArray) -> FloatArray:
 def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | None:
     """The corrected score of one run: `window` is indexed by step, with a column per benchmark.
 
-    None where it cannot be done (ONE_BENCHMARK): one benchmark, or the mean alone was logged.
+    None if it cannot be computed (ONE_BENCHMARK): there is one benchmark, or only the mean was logged.
     """
     if len(benchmarks) < 2:
         return None

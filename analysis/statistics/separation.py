@@ -1,12 +1,13 @@
-"""Which problems separate two methods, and how many problems a method solves how well.
+"""The problems that separate two methods, and the performance profile of a method over problems.
 
-Each problem: Fisher's exact test of the answers right under one method against the other, over all runs of each; Holm's
-adjustment over the problems, so that the chance of naming any problem wrongly is at most the level. What it finds holds
-for these trained runs: that other seeds would agree is seen only where every run of one is above every run of the
-other, and with few seeds even that happens by chance (at three seeds each in one of ten, for equal methods).
+For each problem, Fisher's exact test compares the right answers of the two methods, over all runs of each. Holm's
+adjustment over the problems bounds the probability of any false finding by the level. The result is conditional on
+these trained runs. It extends to other seeds only if every run of one method is above every run of the other, and with
+few seeds even that happens by chance (with three seeds each, for one in ten problems of equal methods).
 
-Answers drawn with repeated seeds (`repeated_draws`) make the test err on the side of finding nothing: what two
-evaluations share cancels in their difference. That holds also for several seeds of a method, as both methods share.
+Answers drawn with repeated seeds (`repeated_draws`) make the test conservative, because the shared part of two
+evaluations cancels in their difference. This also holds with several seeds per method, since both methods share the
+draws.
 """
 
 from collections.abc import Sequence
@@ -37,12 +38,14 @@ class Separation:
 
     @property
     def separates(self) -> bool:
-        """Whether the adjusted test finds it."""
+        """Whether the adjusted test is significant."""
         return self.adjusted <= 1 - LEVEL
 
 
 def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation, ...]:
-    """Every problem, in order: right answers [S, P] of `samples` of each run of both methods."""
+    """The separation of every problem, in order, from the right answers [S, P] (of `samples`) of each run of both
+    methods.
+    """
     answers = [samples * len(runs) for runs in (ours, theirs)]
     counts = [np.asarray(runs).sum(axis=0, dtype=np.int64) for runs in (ours, theirs)]
     p_values = [
@@ -59,7 +62,9 @@ def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation,
 
 @cache
 def fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
-    """Fisher's exact two-sided p-value: the tables with these margins that are no likelier than the one seen."""
+    """Fisher's exact two-sided p-value: the total probability of the tables with these margins that are no likelier
+    than the observed one.
+    """
     right = right_a + right_b
     ways = [
         comb(answers_a, count) * comb(answers_b, right - count)
@@ -70,8 +75,8 @@ def fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
 
 
 def solved_by_one(ours: Counts, theirs: Counts, samples: int) -> tuple[int, ...]:
-    """The problems that a run of ours solved (half of its answers or more, at one validation) and no run of theirs ever
-    gave one right answer to: right answers [validations of all runs, P] of `samples`.
+    """Indices of the problems that a run of ours solved (at least half of its answers right at one validation) and that
+    no run of theirs ever answered right. `ours`, `theirs`: right answers [validations of all runs, P] (of `samples`).
     """
     return tuple(
         int(i) for i in np.flatnonzero((2 * ours.max(axis=0) >= samples) & (theirs.max(axis=0) == 0))
@@ -81,8 +86,8 @@ def solved_by_one(ours: Counts, theirs: Counts, samples: int) -> tuple[int, ...]
 def performance_profile(
     shares: FloatArray, thresholds: Sequence[float], benchmark_of: Counts
 ) -> tuple[Estimate, ...]:
-    """Share of problems with at least each threshold of their answers right: [S, P] shares by run, mean over runs,
-    error over other problems.
+    """For each threshold, the share of problems with at least that share of right answers. `shares` is [S, P] by run;
+    the result is averaged over runs, with its standard error over other problems.
     """
     return tuple(
         clustered_mean((shares >= threshold - 1e-9).mean(axis=0), benchmark_of) for threshold in thresholds

@@ -1,4 +1,4 @@
-"""All statistics of one scored sweep at once: what tables and pages are made of."""
+"""All statistics of one scored sweep, for tables and pages."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,15 +20,15 @@ from cppo_lab.analysis.statistics.sampling import SamplingError, cell_sampling_e
 from cppo_lab.analysis.statistics.values import RunValues, Score, by_seed, run_values
 
 _RESULTS = (SelectionState.SCORED, SelectionState.COLLAPSE)
-SEED = 20260610  # of the bootstrap: the same runs give the same intervals
+SEED = 20260610  # of the bootstrap, so that the same runs give the same intervals
 
 
 @dataclass(frozen=True)
 class CellStatistics:
-    """One (model, variant) over its seeds. A score that no run has is not in `scores`, nor in `differences`.
+    """One (model, variant) over its seeds. A score that no run has is in neither `scores` nor `differences`.
 
-    `differences`: minus the baseline. `missing`: the declared seeds without a finished run. `sampling`: the error of
-    one evaluation of one run; it is part of the spread between runs, so the intervals have it already.
+    `differences`: minus the baseline. `missing`: the declared seeds without a finished run. `sampling`: the standard
+    error of one evaluation of one run. The spread between runs contains it, so the intervals include it already.
     """
 
     model: str
@@ -56,7 +56,7 @@ class Statistics:
     """Everything about one sweep. `adjusted`: (model, variant, score) -> two-sided p-value of the difference from the
     baseline with Holm's adjustment over all models and variants of the sweep, for the differences that have one.
 
-    `aggregates` and `overall` (mean differences over models) hold the variants that every model has finished runs of.
+    `aggregates` and `overall` (mean differences over models) cover the variants with finished runs on every model.
     """
 
     baseline: Baseline
@@ -69,8 +69,8 @@ class Statistics:
 
 
 def baseline_of(variants: Sequence[str], wanted: Baseline = USUAL) -> Baseline:
-    """What the others are compared with: the `wanted` one if it is there, or else DPPO, as in the paper's ablations, or
-    else the first variant.
+    """The variant that the others are compared with: the `wanted` one if it is among `variants`, or else DPPO as in the
+    paper's ablations, or else the first variant.
     """
     if wanted.matched is not None or wanted.name in variants:
         return wanted

@@ -1,7 +1,8 @@
-"""How long runs last: the share that has not collapsed by each training step, and the log-rank test of two methods.
+"""Survival analysis of runs: the share that has not collapsed by each training step, and the log-rank test of two
+methods.
 
 A collapse is dated by the last validation of the run that collapsed. A finished run is censored at its last step: it
-is only known that it had not collapsed until then.
+had not collapsed until then.
 """
 
 import itertools
@@ -15,14 +16,14 @@ from scipy.special import ndtr
 from cppo_lab.analysis.statistics.aggregates import Share
 
 Z95 = 1.959963984540054  # of a two-sided 95 % interval
-# Sums that the exact distribution of the test may have on the way: 24 runs of different lengths stay below it.
+# Limit on the distinct sums in the exact distribution of the test: 24 runs of different lengths stay below it.
 MOST_SUMS = 20_000
-_DIGITS = 9  # sums that differ by rounding alone are one
+_DIGITS = 9  # sums that differ by rounding alone are merged
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """A run: the training step at which it collapsed, or up to which it is known not to have."""
+    """The training step at which a run collapsed, or up to which it is known not to have collapsed."""
 
     step: int
     collapsed: bool
@@ -30,9 +31,9 @@ class RunTime:
 
 @dataclass(frozen=True)
 class SurvivalPoint:
-    """A step at which runs collapse: `collapses` of the `at_risk` runs, and the `share` that lasts beyond it.
+    """A step at which `collapses` of the `at_risk` runs collapse, and the `share` that survives it.
 
-    The share's limits are those of a 95 % interval, None where no run or every run is left.
+    The share's limits are those of a 95 % interval; None if no run or every run is left.
     """
 
     step: int
@@ -43,9 +44,10 @@ class SurvivalPoint:
 
 @dataclass(frozen=True)
 class LogRank:
-    """The log-rank test of two methods: `observed` collapses of the first, those `expected` if both collapse alike.
+    """The log-rank test of two methods: `observed` and `expected` collapses of the first, the latter if both collapse
+    equally often.
 
-    `p`: two-sided, over all ways to give the runs to the methods (`exact`), or by the normal distribution.
+    `p`: two-sided, from all assignments of the runs to the methods (`exact`), or from the normal approximation.
     """
 
     observed: int
@@ -76,9 +78,9 @@ def kaplan_meier(runs: Sequence[RunTime]) -> tuple[SurvivalPoint, ...]:
 def logrank(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]]) -> LogRank | None:
     """The log-rank test (Mantel 1966) of the first of each pair against the second, stratified, as over models.
 
-    With its scores (collapsed, less the cumulative hazard until the run's end) the difference of observed and expected
-    collapses is the sum over the runs of one side, so its distribution over all divisions of the runs is counted.
-    None without a collapse, or if no stratum has runs of both sides.
+    Each run has a log-rank score: 1 if it collapsed, else 0, minus the cumulative hazard until its end. Observed minus
+    expected collapses is the sum of the scores of one side, so its permutation distribution can be enumerated. None
+    without a collapse, or if no stratum has runs on both sides.
     """
     kept = [(ours, theirs) for ours, theirs in strata if ours and theirs]
     if not any(run.collapsed for pair in kept for side in pair for run in side):
@@ -106,7 +108,7 @@ def _scores(runs: Sequence[RunTime]) -> list[float]:
 
 
 def _hypergeometric(ours: Sequence[RunTime], theirs: Sequence[RunTime]) -> float:
-    """The variance of observed less expected collapses."""
+    """The variance of observed minus expected collapses."""
     both, total = [*ours, *theirs], 0.0
     for step in {run.step for run in both if run.collapsed}:
         n, mine = sum(run.step >= step for run in both), sum(run.step >= step for run in ours)
@@ -117,7 +119,7 @@ def _hypergeometric(ours: Sequence[RunTime], theirs: Sequence[RunTime]) -> float
 
 
 def _exact_p(kept: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]], distance: float) -> float | None:
-    """The share of divisions whose sum is as far from 0; None if there are too many sums to count."""
+    """The share of permutations whose sum is at least as far from 0; None if there are too many sums to enumerate."""
     whole = {0.0: 1.0}
     for ours, theirs in kept:
         own = _sums(_scores([*ours, *theirs]), len(ours))

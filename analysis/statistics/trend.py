@@ -1,4 +1,4 @@
-"""Whether a lead grows with the length of the responses: its slope over the models of a sweep."""
+"""Whether a lead grows with the response length: its slope over the models of a sweep."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,9 @@ _ALIKE = 1e-6  # lengths closer than this share of a doubling are one
 
 
 def slope_weights(lengths: Sequence[float]) -> tuple[float, ...] | None:
-    """The weights of values at these lengths in the least-squares slope over log2 of the length; None of one length."""
+    """The least-squares weights of values at these lengths for the slope over log2 of the length; None if all lengths
+    are equal.
+    """
     places = [math.log2(length) for length in lengths]
     mean = math.fsum(places) / len(places) if places else 0.0
     squares = math.fsum((place - mean) ** 2 for place in places)
@@ -18,10 +20,11 @@ def slope_weights(lengths: Sequence[float]) -> tuple[float, ...] | None:
 
 
 def slope(parts: Sequence[Difference], lengths: Mapping[str, float]) -> Difference | None:
-    """The slope of differences of the same two variants, one a model, over log2 of the models' `lengths` (tokens).
+    """The slope of the differences between two variants, one per model, over log2 of the models' `lengths` (tokens).
 
-    The differences are independent estimates, and the slope is a weighted sum of them. Of two models or more; None if
-    all have the same length. `n` is the number of models. Models differ in more than length: it is no experiment.
+    The slope is a weighted sum of the differences, which are independent estimates. It takes two or more models; None
+    if all have the same length. `n` is the number of models. Models differ in more than response length, so the trend
+    is observational.
     """
     weights = slope_weights([lengths[part.model] for part in parts])
     if weights is None:

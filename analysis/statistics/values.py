@@ -1,11 +1,12 @@
-"""The scores of every finished run: the four numbers that all statistics are about.
+"""The four scores of every finished run, on which all statistics are based.
 
-best: the paper's selection rule; too high, and more so for a noisy run. corrected: the same without the luck of the
-pick (`selection_bias`). final: mean over the last part of the window (`schema.LATE_SHARE`); nothing is picked. area:
-mean height of the curve over the window (area under it by trapezoids, divided by its length): how fast it learned.
+best: the paper's selection rule, which is biased upwards, more so for a noisy run. corrected: the same, corrected for
+selection bias (`selection_bias`). final: mean over the last part of the window (`schema.LATE_SHARE`), without
+selection. area: mean height of the curve over the window (area by the trapezoidal rule, divided by its length), which
+measures how fast the run learned.
 
-In `final` and `area` a collapsed run goes on at the score it ended with, or began with if that is lower: stopping a
-broken run early must not flatter it. `best` and `corrected` do not know of the collapse.
+For `final` and `area` a collapsed run is extended at its last score, or at its first if that is lower, because stopping
+a broken run early must not flatter it. `best` and `corrected` ignore the collapse.
 """
 
 import math
@@ -27,7 +28,7 @@ from cppo_lab.analysis.window import late_curve, noise
 
 
 class Score(StrEnum):
-    """Which number of a run; see the module's text."""
+    """A score of a run; see the module docstring."""
 
     BEST = "best"
     CORRECTED = "corrected"
@@ -36,7 +37,7 @@ class Score(StrEnum):
 
 
 class Quantity(StrEnum):
-    """What else of a run a claim may be about; see `quantities`."""
+    """A quantity of a run other than a score that a claim may be about; see `quantities`."""
 
     RISE = "rise"
     EARLY_PREFIX = "early prefix masks"
@@ -46,9 +47,9 @@ class Quantity(StrEnum):
 class RunValues:
     """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
 
-    `step_noise`: scatter of one evaluation (`window.step_noise`), None under 3 late ones. `evaluations` in the window,
-    `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of the
-    window. `paired`: see `is_paired`. `measured`: the quantity of a claim that is not about a score
+    `step_noise`: scatter of one evaluation (`window.step_noise`), None for fewer than 3 late ones. `evaluations` in the
+    window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of
+    the window. `paired`: see `is_paired`. `measured`: the quantity of a claim that is not about a score
     (`quantities.with_quantity`).
     """
 
@@ -74,11 +75,11 @@ class RunValues:
 
 
 class FinishedRuns(tuple[RunValues, ...]):
-    """The same as a tuple, with the runs of each cell at hand."""
+    """A tuple of `RunValues` with a lookup by cell."""
 
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], tuple[RunValues, ...]]:
-        """(model, variant) -> its runs: to go through all runs for every cell takes longer the more of both."""
+        """(model, variant) -> its runs, grouped once so that a lookup does not scan all runs."""
         found: dict[tuple[str, str], list[RunValues]] = defaultdict(list)
         for run in self:
             found[run.model, run.variant].append(run)
@@ -90,7 +91,7 @@ _KNOWN: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
 
 def run_values(board: Scoreboard) -> FinishedRuns:
     """Every run of the board that is a result, in the board's order."""
-    if board not in _KNOWN:  # several parts of a report ask
+    if board not in _KNOWN:  # several parts of a report need them
         _KNOWN[board] = _all_values(board)
     return _KNOWN[board]
 
@@ -102,7 +103,7 @@ def _all_values(board: Scoreboard) -> FinishedRuns:
 
 
 def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
-    """The runs that have values, in their order."""
+    """The runs that have values, in the board's order."""
     results = (SelectionState.SCORED, SelectionState.COLLAPSE)
     return tuple(run for run in board.runs if run.state in results and run.choice.score is not None)
 
@@ -122,8 +123,8 @@ def cell_runs(runs: tuple[RunValues, ...], model: str, variant: str) -> tuple[Ru
 
 
 def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
-    """Validated step -> its share in the score `final`, which is their mean; a collapsed run's missing validations
-    count for the one whose score is filled in. Nothing for a run without a score.
+    """Validated step -> its weight in the score `final`. A collapsed run's missing validations add to the weight of the
+    one whose score fills them in. Empty for a run without a score.
     """
     window, shares = _window(board.curves.of(run.mlflow_id or ""), run.t_stop), defaultdict[int, float](float)
     seen = window[schema.MEAN].dropna()
@@ -140,7 +141,7 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
 
 
 def _window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
-    inside = t_stop is None or not len(curve) or curve.index[-1] <= t_stop  # as nearly always
+    inside = t_stop is None or not len(curve) or curve.index[-1] <= t_stop  # the usual case
     return curve if inside else curve[curve.index <= t_stop]
 
 
@@ -165,16 +166,16 @@ def _values(board: Scoreboard, run: RunScore, best: float) -> RunValues:
     )
 
 
-_START = "model.warm_start."  # as the configuration of a run is logged
+_START = "model.warm_start."  # prefix of the logged configuration keys
 
 
 def is_paired(board: Scoreboard, run: RunScore) -> bool:
     """Whether a run is compared with the runs of its own seed, by design and not by the outcome.
 
-    What the sweep file says (`pairing`) holds. Else a run is paired if it began at a start of its seed's own, as on the
-    embedded core: the start is most of what seeds do to a run. Where all runs begin with the same weights, a seed has
-    only the order of the prompts, and pairing would cost half the degrees of freedom. A run that logged no
-    configuration is paired.
+    `pairing` of the sweep file decides if it is set. Otherwise a run is paired if its initial weights depend on its
+    seed, as on the embedded core, where the start causes most of the variation between seeds. If all runs start from
+    the same weights, the seed determines only the order of the prompts, and pairing would cost half the degrees of
+    freedom. A run that logged no configuration is paired.
     """
     if board.pairing is not None:
         return board.pairing
@@ -191,8 +192,8 @@ def _ended(run: RunScore) -> int:
 
 
 def rise(board: Scoreboard, run: RunScore) -> float | None:
-    """Mean score in the last part of the window less that in the first of the same length, filled in as `final`; None
-    without an evaluation in one of them. The score before training does not count.
+    """Mean score in the last part of the window minus that in the first part of the same length, extended like `final`;
+    None without an evaluation in one of them. The score before training is excluded.
     """
     window = _window(board.curves.of(run.mlflow_id or ""), run.t_stop)
     means = _to_the_end(window[schema.MEAN].dropna(), run)
@@ -208,19 +209,19 @@ def rise(board: Scoreboard, run: RunScore) -> float | None:
 
 
 def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
-    """The mean scores up to T_stop: those that a collapsed run did not come to are filled in."""
+    """The mean scores up to T_stop, with the missing ones of a collapsed run filled in."""
     if run.state is not SelectionState.COLLAPSE or run.t_stop is None or len(means) < 2:
         return means
     every = int(means.index[-1] - means.index[-2])
     missing = range(int(means.index[-1]) + every, run.t_stop + 1, every)
-    # A run whose gradient broke may have ended between validations, with a high score still.
+    # A run whose gradient diverged may have ended between validations while its last score was still high.
     ended = min(float(means.iloc[-1]), float(means.iloc[0]))
     filled = pd.Series(ended, index=pd.Index(missing, dtype=means.index.dtype), dtype=means.dtype)
     return pd.concat([means, filled]) if len(filled) else means
 
 
 def _final(means: pd.Series, t_stop: int | None) -> float:
-    """The last score counts alone where nothing was evaluated in the last part of the window."""
+    """The mean late score; the last score if nothing was evaluated in the last part of the window."""
     scores = means.to_numpy(dtype=np.float64)
     late = scores[means.index.to_numpy() > schema.late_after(_end(means, t_stop))]
     return math.fsum(late) / len(late) if len(late) else float(scores[-1])

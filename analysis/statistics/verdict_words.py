@@ -1,4 +1,4 @@
-"""A verdict in one or two plain sentences."""
+"""Explains a verdict in one or two sentences."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOu
 
 
 def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
-    """Why the outcome is what it is; `name` turns a variant into what readers see."""
+    """The reason for the outcome; `name` maps a variant to its display name."""
     found, count = verdict.deciding, len(verdict.comparisons)
     if found is None:
         return f"Nothing of sweep {verdict.claim.sweep!r} can be compared yet."
@@ -22,9 +22,11 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
         return sentence
     if verdict.seeds.unknown:
         return f"{sentence} How many seeds would decide it is not known: {verdict.seeds.unknown}."
-    # A claim holds only if all its comparisons do; one that leans against it is enough to decide it.
+    # A claim holds only if all its comparisons do, so one that leans against it suffices to decide it.
     what = (
-        "it" if count == 1 or not all(each.leans_for for each in verdict.comparisons) else "the hardest alone"
+        "it"
+        if count == 1 or not all(each.leans_for for each in verdict.comparisons)
+        else "the hardest comparison alone"
     )
     return (
         f"{sentence} If the true differences are the observed ones, {verdict.seeds.words()} per method would decide "
@@ -33,12 +35,12 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
 
 
 def exploratory(before: Claim) -> str:
-    """Why a verdict is no test of its claim."""
+    """The sentence that marks a verdict as exploratory."""
     return f"Exploratory: the claim before it is not supported ({before.text})."
 
 
 def power_words(verdict: Verdict) -> str:
-    """What the runs could have shown, and what it takes to show it; empty without a comparison."""
+    """The power of the runs, and the number of runs for a power of POWER; empty without a comparison."""
     found = verdict.power
     if found is None:
         return ""
@@ -55,7 +57,7 @@ def power_question(claim: Claim) -> str:
 
 
 def against_words(variant: str, against: str) -> str:
-    """The two sides of a comparison; without the second its quantity is compared with 0."""
+    """The two sides of a comparison; only the first if it is compared with 0."""
     return f"{variant} against {against}" if against else variant
 
 

@@ -1,22 +1,23 @@
-"""Every claim against the runs: supported, not supported, or undecided, with the numbers.
+"""Judges every claim from the runs: supported, not supported or undecided, with the numbers.
 
-A claim is made of comparisons, one per pair of variants and model. Each has two one-sided p-values at level 0.025:
+A claim consists of comparisons, one per pair of variants and model. Each has two one-sided p-values, tested at level
+0.025:
 
     superiority   for: the difference is 0 or less         against: it is `Claim.smallest` or more
     equivalence   for: it is outside the margin (TOST)     against: it is inside the margin
 
-What is compared is a score of the runs, another quantity of them, how often they collapse, or the slope of a lead over
-the length of the responses: see `claims.Kind`. With each verdict goes the power that its runs had (`reached_power`).
+The compared quantity is a score of the runs, another of their quantities, their collapse rate, or the slope of a lead
+over the response length: see `claims.Kind`. Each verdict reports the power of its runs (`reached_power`).
 
-The claim is supported if every comparison is, without adjustment: all must hold, and the chance that all come out by
-luck is no larger than that of the worst (Berger's intersection-union test). It is not supported if any comparison is
-refuted, with Holm's adjustment over them, since any of many may be refuted by luck. Otherwise it is undecided.
+The claim is supported if every comparison is, without adjustment: all must hold, so the type I error is no larger than
+that of a single test (Berger's intersection-union test). It is not supported if any comparison is refuted, with Holm's
+adjustment over the comparisons, since any of many may be refuted by chance. Otherwise it is undecided.
 
-A claim with `after` is confirmatory only if the claim of that name is supported: in a fixed order the family of claims
-errs no more often than one of them. Otherwise its outcome stands as exploratory.
+A claim with `after` is confirmatory only if the claim with that key is supported: testing in a fixed order keeps the
+family-wise error at the level of one test. Otherwise its outcome is exploratory.
 
-By default verdicts are about the mean of the last part of the window: nothing is picked there, and a collapse counts.
-`others` says what the same claim comes to with the other scores.
+By default verdicts use the mean over the last part of the window, which involves no selection and counts collapses.
+`others` has the outcome of the same claim by the other scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, RunValue
 
 
 class VerdictOutcome(StrEnum):
-    """What a claim, or one comparison of it, comes to."""
+    """The outcome of a claim, or of one of its comparisons."""
 
     SUPPORTED = "supported"
     NOT_SUPPORTED = "not supported"
@@ -46,12 +47,11 @@ class VerdictOutcome(StrEnum):
 class Comparison:
     """One pair of variants on one model, or over the models (`model` is then ""); `against` is "" for 0.
 
-    `difference` is None where a side has no finished run. `runs`: of each variant and model, the fewest.
+    `difference` is None if a side has no finished run. `runs`: the smallest number of runs of any variant and model.
 
-    `p_for`, `p_against`: see the module's text; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment, to
-    single out this comparison from the others of the claim. `seeds`: what would decide it (if it is decided, what did).
-    `leans_for`: whether
-    the observed difference, were it the true one, would make it supported.
+    `p_for`, `p_against`: see the module docstring; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment
+    over the comparisons of the claim. `seeds`: the number that would decide it (or did, if it is decided). `leans_for`:
+    whether the comparison would be supported if the observed difference were the true one.
     """
 
     model: str
@@ -69,12 +69,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim judged by one score. `deciding`: the comparison that the outcome hangs on (None: nothing to compare).
+    """The verdict on a claim by one score. `deciding`: the comparison that determines the outcome (None: nothing to
+    compare).
 
     `seeds`: how many per variant would decide it if the observed differences are the true ones. `provisional`: runs of
-    the sweep are missing or unfinished. `others`: the outcome by the other scores, of a claim about scores. `power`:
-    what the runs could have shown, None without a comparison. `after`: the claim that had to be supported first and
-    is not, or could not be judged here: the outcome is exploratory.
+    the sweep are missing or unfinished. `others`: for a claim about scores, the outcome by the other scores. `power`:
+    the power of the runs, None without a comparison. `after`: the claim that had to be supported first and is not, or
+    could not be judged here, which makes this outcome exploratory.
     """
 
     claim: Claim
@@ -92,7 +93,7 @@ class Verdict:
 def verdicts(
     boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS, score: Score = Score.FINAL
 ) -> tuple[Verdict, ...]:
-    """The claims against the sweeps, by name; a claim whose sweep is not there is undecided."""
+    """Judge the claims on the scored sweeps (by name); a claim whose sweep is missing is undecided."""
     values = {name: run_values(board) for name, board in boards.items()}
     found: dict[str, Verdict] = {}
     for claim in claims:
@@ -103,7 +104,7 @@ def verdicts(
 
 
 def _closed_by(claim: Claim, claims: Sequence[Claim], found: Mapping[str, Verdict]) -> Claim | None:
-    """The first claim before `claim` in its order that is not supported."""
+    """The first claim in the chain before `claim` that is not supported."""
     if claim.after is None:
         return None
     before = found.get(claim.after)
@@ -120,8 +121,8 @@ def judge(
     runs: tuple[RunValues, ...],
     usual: Score = Score.FINAL,
 ) -> Verdict:
-    """One claim against the scored sweep it is about (None: there is none) and `run_values` of it; by its own score or
-    quantity, or else by the `usual` score.
+    """Judge one claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's own score
+    or quantity or else by the `usual` score.
     """
     score = claim.score or usual
     if board is None:
@@ -212,13 +213,15 @@ def _seeds_for(claim: Claim, one: MeasuredDifference, outcome: VerdictOutcome, c
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's adjustment of those that are known. The unknown ones count as 1, so that a gap lowers no p-value."""
+    """Holm's adjustment of the known p-values. Unknown ones count as 1, so that a gap does not lower any p-value."""
     adjusted = holm([1.0 if p is None else p for p in p_values])
     return [None if p is None else value for p, value in zip(p_values, adjusted, strict=True)]
 
 
 def _one_outcome(p_for: float | None, p_against: float | None) -> VerdictOutcome:
-    """A tiny but sure advantage is both above 0 and below `smallest`: above 0 is what is claimed."""
+    """A small but certain advantage is both above 0 and below `smallest`; it counts as supported, since the claim is
+    "above 0".
+    """
     if p_for is not None and p_for <= ALPHA:
         return VerdictOutcome.SUPPORTED
     return (
@@ -236,7 +239,9 @@ def _outcome(found: Sequence[Comparison]) -> VerdictOutcome:
 
 
 def _deciding(claim: Claim, found: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
-    """Not supported: the surest refutation. Else the comparison that is the least sure, or without any number."""
+    """The comparison that determines the outcome: the strongest refutation if the claim is not supported, else the
+    least certain comparison or one without a number.
+    """
     if not found:
         return None
     if outcome is VerdictOutcome.NOT_SUPPORTED:
@@ -255,7 +260,7 @@ def _doubt(claim: Claim, comparison: Comparison) -> tuple[int, float]:
 
 
 def _seeds(found: Sequence[Comparison]) -> Seeds:
-    """All comparisons must be decided, unless one leans against the claim: deciding that one is then enough."""
+    """All comparisons must be decided, unless one leans against the claim; deciding that one is then sufficient."""
     if not found:
         return Seeds(None, "there is nothing to compare")
     unknown = next((each.seeds for each in found if each.seeds.unknown), None)

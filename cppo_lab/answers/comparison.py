@@ -1,4 +1,4 @@
-"""Two rules on the same tokens: what a run's own rule kept, and what another one keeps of them."""
+"""Compares two rules on the same tokens: the run's own rule and another one."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,15 +11,15 @@ from cppo_lab.answers.replay import Replayed, own_divergence
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.errors import printable
 
-MOST_LINES = 20  # of tokens that differ
+MOST_LINES = 20  # of differing tokens
 
 
 @dataclass(frozen=True)
 class ResponsePair:
     """One response under both rules. `kept`, `own_kept`: the mean of `keep` over its tokens, 1 for none.
 
-    tests: how many of its tokens each test of the other rule took something from. differ: the places in
-    `RecordedTokens` of the tokens of which the rules keep different shares.
+    tests: how many of its tokens each test of the other rule masked or reduced. differ: the indices in `RecordedTokens`
+    of the tokens that the rules weight differently.
     """
 
     group: int
@@ -33,7 +33,7 @@ class ResponsePair:
 
 
 def compare(tokens: RecordedTokens, found: Replayed) -> list[ResponsePair]:
-    """Each response of `tokens` under the run's own rule, as it was trained, and under `found`."""
+    """Each response of `tokens` under the run's own rule, as applied in training, and under `found`."""
     pairs = []
     for number, place in enumerate(tokens.responses()):
         kept, own = found.keep[place], tokens.keep[place]
@@ -95,7 +95,7 @@ def as_values(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]
 
 
 def as_lines(tokens: RecordedTokens, found: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
-    """For a terminal."""
+    """The comparison as lines for a terminal."""
     own = tokens.rule.name
     constants = ", ".join(f"{name}={value}" for name, value in found.constants.items())
     yield f"step {tokens.step}: {len(pairs)} training responses, {len(tokens.token)} tokens" + (

@@ -33,10 +33,10 @@ _COLUMNS = {
 class Outcomes:
     """Outcomes of P problems at V validations, each of `samples` answers to every problem.
 
-    problems: P different ids, the same in every run on the same data (`problem_ids`), in the order of the data.
-    benchmark_of [P] int: each problem's place in `benchmarks`.
-    steps [V] int: the validated training steps, rising; 0 is before training.
-    right, cut_off [V, P] uint16: how many of a problem's answers are right, and ended by the length limit.
+    problems: P distinct ids, the same in every run on the same data (`problem_ids`), in the order of the data.
+    benchmark_of [P] int: each problem's index in `benchmarks`.
+    steps [V] int: the validated training steps, increasing; 0 is before training.
+    right, cut_off [V, P] uint16: how many of a problem's answers are right, and how many hit the length limit.
     length [V, P] float32: their mean length in tokens.
 
     A benchmark's Avg@k is the mean of right / samples over its problems.
@@ -58,9 +58,9 @@ class Outcomes:
     def append(
         self, step: int, right: NDArray[Any], cut_off: NDArray[Any], length: NDArray[Any]
     ) -> "Outcomes":
-        """With another validation behind the last one; all arrays [P].
+        """The outcomes with one more validation appended; all arrays are [P].
 
-        Raises ValueError if `step` is not behind the last one, or a value is out of range.
+        Raises ValueError if `step` is not after the last one, or a value is out of range.
         """
         return replace(
             self,
@@ -82,7 +82,7 @@ class Outcomes:
         )
 
     def is_of_same_problems(self, other: "Outcomes") -> bool:
-        """Whether both are of the same problems, with as many answers to each."""
+        """Whether both have the same problems and the same number of answers to each."""
         return (self.samples, self.benchmarks, self.problems, self.benchmark_of.tolist()) == (
             other.samples,
             other.benchmarks,
@@ -115,10 +115,10 @@ def no_outcomes(
 
 
 def problem_ids(benchmarks: Sequence[str], contents: Sequence[str]) -> tuple[str, ...]:
-    """An id for each problem of a benchmark, from what is asked: `aime24-1f3a8c0d2b4e`.
+    """An id for each problem of a benchmark, derived from its content: `aime24-1f3a8c0d2b4e`.
 
-    The same for the same problem in every run, whatever its place. A problem that a benchmark has twice has `-2`
-    behind its second id.
+    A problem has the same id in every run, wherever it is in the data. If a benchmark has a problem twice, the second
+    id ends in `-2`.
     """
     found: dict[str, None] = {}
     for benchmark, content in zip(benchmarks, contents, strict=True):
@@ -132,7 +132,7 @@ def problem_ids(benchmarks: Sequence[str], contents: Sequence[str]) -> tuple[str
 
 
 def chosen_problems(benchmark_of: Sequence[int], wanted: int | None) -> list[int]:
-    """The places of the problems whose answers are kept, in order: `wanted` of them, or all if None.
+    """The sorted indices of the problems whose answers are recorded: `wanted` of them, or all if None.
 
     The first of each benchmark, then the second of each, and so on: the same in every run on the same data.
     """
@@ -156,7 +156,7 @@ def write(outcomes: Outcomes) -> bytes:
 
 
 def read(data: bytes, what: str) -> Outcomes:
-    """The outcomes in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+    """The outcomes in a file's bytes; `what` names the file in messages. Everything in it is validated.
 
     Raises UserError if it is too large, broken, or not such a file.
     """

@@ -17,11 +17,11 @@ class AnswerFiles(Protocol):
     """The answer files of one run. Both methods raise UserError for what cannot be read."""
 
     def names(self) -> list[str]:
-        """What is in the folder ANSWERS; nothing if there is none."""
+        """The names of the files in the folder ANSWERS; empty if there is none."""
         ...
 
     def content(self, name: str, largest: int) -> bytes | None:
-        """The file `ANSWERS/...`; None if there is none, at most a byte more than `largest` of one that is larger."""
+        """The content of the file `name`, cut to `largest` + 1 bytes; None if there is no such file."""
         ...
 
     def what(self, name: str) -> str:
@@ -50,13 +50,13 @@ class FolderFiles:
 
 
 def read_outcomes(files: AnswerFiles) -> Outcomes | None:
-    """The outcomes of a run; None if it has none, as runs of earlier versions. Raises UserError for a broken file."""
+    """The outcomes of a run; None if it has none (runs of earlier versions). Raises UserError for a broken file."""
     data = files.content(OUTCOMES, outcomes.LARGEST)
     return None if data is None else outcomes.read(data, files.what(OUTCOMES))
 
 
 def steps_with(files: AnswerFiles, kind: str) -> list[int]:
-    """The steps that have a file of a kind, `texts` or `tokens`, rising."""
+    """The steps that have a file of this kind (`texts` or `tokens`), increasing."""
     found = (_STEP.fullmatch(name) for name in files.names())
     return sorted({int(match[2]) for match in found if match and match[1] == kind})
 

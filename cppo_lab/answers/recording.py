@@ -14,13 +14,13 @@ from cppo_lab.errors import UserError
 from cppo_lab.safe_open import names_below, open_below
 from cppo_lab.spec import AnswersSpec
 
-TOKEN_SHARE = 0.6  # of the room of a step: one response of 16,384 tokens fits into it at the paper's scale
+TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale
 _OF_STEP = re.compile(r"(?:texts-(\d{6,})\.jsonl\.gz|tokens-(\d{6,})\.npz)")
 
 
 @dataclass(frozen=True)
 class StepAnswers:
-    """What a validated step has given: its outcomes (one validation), samples, and tokens of training responses."""
+    """The answers of a validated step: its outcomes (one validation), samples, and tokens of training responses."""
 
     outcomes: Outcomes
     samples: Sequence[Sample] = ()
@@ -28,13 +28,14 @@ class StepAnswers:
 
 
 class Recording:
-    """The files of one run in `folder`, written by `save(name, content)`; `validations` is how many it will have.
+    """Writes the answer files of one run to `folder` with `save(name, content)`. `validations` is the number it will
+    have.
 
-    `save` returns False for what is not on disk yet.
+    `save` returns False if the content is not on disk yet.
 
-    Without `settings`, or where they keep nothing, it does nothing.
+    Without `settings`, or if they keep nothing, it does nothing.
 
-    A step has an equal part of the run's room, so that no run takes more than `settings.megabytes` whatever it writes.
+    Each step gets an equal part of the run's size limit, so that no run takes more than `settings.megabytes`.
     """
 
     def __init__(
@@ -66,10 +67,10 @@ class Recording:
             self._outcomes = found.until(step)
 
     def add(self, found: StepAnswers | None) -> bool:
-        """Keep what a validated step has given, if anything.
+        """Record the answers of a validated step, if there are any.
 
-        Returns whether all of it is on disk: the step's checkpoint is written behind it and not without it, or a run
-        that goes on behind the checkpoint would lack it.
+        Returns whether all of it is on disk. The step's checkpoint is written only after that; otherwise a run that
+        resumes from the checkpoint would lack these answers.
         """
         if not self.keeps or found is None:
             return True
@@ -92,7 +93,7 @@ class Recording:
         return False not in saved
 
     def _on_file(self) -> Outcomes | None:
-        """The outcomes that an earlier attempt has written."""
+        """The outcomes written by an earlier attempt."""
         try:
             file = open_below(self.folder, *OUTCOMES.split("/"))
             if file is None:

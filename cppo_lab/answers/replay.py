@@ -1,10 +1,10 @@
-"""Another rule's mask on the tokens that a run has kept: which tokens it drops, and by which test, without training.
+"""Replays another rule on a run's recorded tokens: which tokens it drops, and by which test, without training.
 
-A rule decides by log mu, log pi, A and D_t of a response's tokens, all of which are in the file. Three things are not,
-and what needs them is refused: the rest of the minibatch (rules that decide about a minibatch as a whole), the order in
-which training shuffled position weights (unless the run's own rule did), and D_t on another partition of the vocabulary
-than the run's own, since log-probabilities are kept of sampled tokens alone. Divergences of these always follow:
-FROM_SAMPLED.
+A rule decides by log mu, log pi, A and D_t of a response's tokens, all of which are in the file. Three inputs are not,
+and replays that need them are refused: the rest of the minibatch (for rules that decide about a whole minibatch), the
+order in which training shuffled position weights (unless the run's own rule did), and D_t on a different partition of
+the vocabulary, since log-probabilities are recorded only for sampled tokens. The divergences FROM_SAMPLED can always be
+computed.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ _MAY_BE_GIVEN = ("delta_b_cap", "delta_b_quantile", "delta_b_scale", "span", "re
 class Replayed:
     """A rule on kept tokens; arrays [N] as in `RecordedTokens`.
 
-    divergence: which D_t it was given, such as `topk_tv`; `measured` are its values.
+    divergence: the D_t that it was given, such as `topk_tv`; `measured` are its values.
     keep, tests, reason: as in `RecordedTokens`.
     weight, prefix_sum, limit: w_t, S_{t-1} and c_t of CPPO's tests, which drop a token if w_t D_t > c_t and it moves
         away from mu; None for other rules.
@@ -50,7 +50,7 @@ class Replayed:
 
 
 def own_divergence(rule: RuleUsed) -> str:
-    """The name of the D_t that the file holds."""
+    """The name of the D_t in the file."""
     return f"{rule.estimator}_{rule.measure}"
 
 
@@ -62,16 +62,16 @@ def replay(
     path: str | None = None,
     divergence: str | None = None,
 ) -> Replayed:
-    """`rule` with `constants` on kept tokens; by default the run's own, as it was trained.
+    """Apply `rule` with `constants` to recorded tokens; by default the run's own rule, as in training.
 
     Args:
         rule, path: as in a run's configuration.
-        constants: as the rule's function takes them; None: the run's own.
+        constants: the keyword arguments of the rule's function; None: the run's own.
         divergence: the run's own D_t (`own_divergence`) or one of FROM_SAMPLED; None: the run's own, but for rules with
             limits on a KL divergence `binary_kl` where the run measured a TV.
 
-    Raises UserError for a rule or divergence that there is not, or that cannot be replayed from a file, and for
-    constants that do not fit the rule.
+    Raises UserError for an unknown rule or divergence, for one that cannot be replayed from a file, and for constants
+    that do not fit the rule.
     """
     if rule is None:
         rule, path, constants = tokens.rule.name, tokens.rule.path, constants or tokens.rule.constants
@@ -88,7 +88,7 @@ def replay(
             batch.logp, batch.rollout_logp, batch.advantages, batch.valid, batch.divergence, **given, **drawn
         )
         terms = _terms(record, given, batch, drawn)
-    except (ValueError, TypeError) as error:  # the latter: a word for a number
+    except (ValueError, TypeError) as error:  # TypeError: text in place of a number
         raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
     found = decisions(output, batch.valid)
     return Replayed(
@@ -139,11 +139,11 @@ class _Batch:
     def _padded(self, values: NDArray[Any]) -> Tensor:
         flat = torch.from_numpy(
             np.array(values, dtype=values.dtype.newbyteorder("="))
-        )  # a file's are read-only
+        )  # a copy, since a file's arrays are read-only
         return flat.new_zeros(self.valid.shape).masked_scatter(self.valid, flat)
 
     def _measured(self, tokens: RecordedTokens, name: str) -> Tensor:
-        """D_t [R, T] called `name`. Raises UserError for one that does not follow from the file."""
+        """D_t [R, T] called `name`. Raises UserError for one that cannot be computed from the file."""
         if name == own_divergence(tokens.rule):
             return self._padded(tokens.divergence)
         if name not in FROM_SAMPLED:
@@ -157,7 +157,7 @@ class _Batch:
 def _terms(
     record: Rule, given: Mapping[str, Any], batch: _Batch, drawn: Mapping[str, Any]
 ) -> list[NDArray[np.float32]]:
-    """The terms of CPPO's tests, of rules that have its constants; of others nothing."""
+    """The terms of CPPO's tests for rules that have its constants; empty for others."""
     constants = {**given, **record.fixed}
     if not all(name in constants for name in _OF_BUDGET):
         return []

@@ -14,7 +14,7 @@ from cppo_lab.errors import UserError
 FORMAT = 1
 LARGEST = 64 * 2**20  # bytes of a file
 LARGEST_UNPACKED = 512 * 2**20
-LONGEST = 2**20  # characters of a prompt or response; of a longer one the middle is left out
+LONGEST = 2**20  # characters of a prompt or response; the middle of a longer one is left out
 REMEDY = "delete that file"
 VALIDATION: Final = "validation"
 TRAINING: Final = "training"
@@ -25,16 +25,15 @@ _REPLACEMENT = "\ufffd"
 class Sample:
     """One response of the policy.
 
-    kind: whether it was sampled for a validation or for training, of training step `step`.
-    benchmark, problem: as in `Outcomes`; for training the data set's name (or nothing) and any id of the problem.
+    kind: whether it was sampled for validation or training, at training step `step`.
+    benchmark, problem: as in `Outcomes`; for training, the data set's name (or empty) and any id of the problem.
     draw: its number among the responses to the same prompt, from 0.
-    prompt, response, truth: text, the true answer among it; what is no Unicode is replaced (`as_text`).
-    answer: what the grader took for the answer; None if it found none.
+    prompt, response, truth: texts; `truth` is the true answer. Invalid Unicode is replaced (`as_text`).
+    answer: the answer that the grader extracted; None if it found none.
     right: the grade.
-    length: tokens of the response. cut_off: whether the length limit ended it; stop: why it ended, in the words of the
-        sampler, such as `end` or `length`.
-    group, reward, advantage: of training responses only: the number of the prompt in the batch, and what its response
-        was worth.
+    length: tokens of the response. cut_off: whether it hit the length limit; stop: the sampler's stop reason, such as
+    `end` or `length`. group, reward, advantage: for training responses only: the number of the prompt in the batch, and
+    the response's reward and advantage.
     """
 
     kind: Literal["validation", "training"]
@@ -57,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Texts:
-    """The samples that are kept of a validated step, and how many chosen ones had no place in the file."""
+    """The recorded samples of a validated step, and the number of chosen ones that did not fit into the file."""
 
     step: int
     samples: tuple[Sample, ...]
@@ -65,14 +64,14 @@ class Texts:
 
 
 def texts_name(step: int) -> str:
-    """The file of a step, below a run's folder."""
+    """The name of a step's file, relative to the run's folder."""
     return f"{ANSWERS}/texts-{step:06d}.jsonl.gz"
 
 
 def as_text(value: str | bytes) -> str:
-    """Text that every program can write: bytes that are no UTF-8, and lone surrogates, become U+FFFD.
+    """Valid Unicode text: invalid UTF-8 bytes and lone surrogates become U+FFFD.
 
-    The middle of a text of more than LONGEST characters is left out, which is said in its place.
+    The middle of a text longer than LONGEST characters is replaced by a note.
     """
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
@@ -93,7 +92,7 @@ def write(texts: Texts) -> bytes:
 
 
 def write_within(texts: Texts, most: int) -> bytes:
-    """The bytes of the file with as many samples as have room in `most` bytes, the first ones; the rest is left out."""
+    """The bytes of the file with as many of the first samples as fit into `most` bytes; the rest is left out."""
     samples, left_out = texts.samples, texts.left_out
     while len(data := write(Texts(texts.step, samples, left_out))) > most and samples:
         fit = min(len(samples) - 1, int(len(samples) * most / len(data)))
@@ -103,7 +102,7 @@ def write_within(texts: Texts, most: int) -> bytes:
 
 
 def read(data: bytes, what: str) -> Texts:
-    """The samples in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+    """The samples in a file's bytes; `what` names the file in messages. Everything in it is validated.
 
     Raises UserError if it is too large, broken, or not such a file.
     """
@@ -120,7 +119,7 @@ def read(data: bytes, what: str) -> Texts:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """What gzip has packed, in memory that is bounded."""
+    """Decompress within a memory limit."""
     if len(data) > LARGEST:
         raise ValueError(f"it has {len(data)} bytes, more than the {LARGEST} allowed")
     packed = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -152,7 +151,7 @@ assert list(_KINDS) == [field.name for field in fields(Sample)]
 
 
 def _sample(line: str, step: int) -> Sample:
-    """A line of the file. Raises ValueError if it is none."""
+    """Parse a line of the file. Raises ValueError if it is invalid."""
     values: dict[str, Any] = json.loads(line)
     if not isinstance(values, dict) or values.keys() != _KINDS.keys():
         raise ValueError("a line does not have the fields of a sample")
@@ -171,7 +170,7 @@ def _sample(line: str, step: int) -> Sample:
 
 
 def _count(value: object) -> int:
-    """`value`, if it counts something. Raises ValueError."""
+    """`value` as a count. Raises ValueError if it is none."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError("one of its numbers is not a count")
     return value

@@ -1,7 +1,7 @@
 """The tokens of some training responses of one validated step, with the inputs of a rule's decisions: one npz file.
 
-What follows from these by the rule's formulas alone (position weights, prefix sums, budgets, another rule's mask) is
-not in the file: `replay` computes it.
+Derived quantities (position weights, prefix sums, budgets, another rule's mask) are not in the file; `replay` computes
+them.
 """
 
 import math
@@ -20,7 +20,7 @@ from cppo_lab.npz import Column, pack, refused, unpack
 FORMAT = 1
 LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to
 REMEDY = "delete that file"
-OTHER_TEST = "rule"  # the reason where a rule names none of its tests
+OTHER_TEST = "rule"  # the reason if a rule does not name its tests
 _COLUMNS = {
     "ends": Column("<i8"),
     "group": Column("<i8"),
@@ -42,10 +42,10 @@ PER_TOKEN = ("token", "rollout_logp", "logp", "divergence", "keep", "reason")
 
 @dataclass(frozen=True)
 class RuleUsed:
-    """The rule that the run trained with, and what its D_t is.
+    """The rule that the run trained with, and the definition of its D_t.
 
-    name, path: as in the run's configuration. constants: as its function takes them. measure, estimator: of D_t; `k`
-    and `convention` of the Top-K estimator alone.
+    name, path: as in the run's configuration. constants: the keyword arguments of its function. measure, estimator: of
+    D_t. k, convention: of the Top-K estimator only.
     """
 
     name: str
@@ -59,17 +59,17 @@ class RuleUsed:
 
 @dataclass(frozen=True, eq=False)
 class RecordedTokens:
-    """R responses with N tokens together, one response after the other, in the state in which their update began.
+    """R concatenated responses with N tokens in total, as of the beginning of their update.
 
     ends [R] int64: where each response's tokens end; those of response i begin at ends[i - 1], 0 for the first.
     group, draw [R] int64: as in `Sample`: which prompt of the batch, which of its responses.
     advantage, reward [R] float32.
     token [N] int32: ids. rollout_logp, logp [N] float32: log mu and log pi of them, in nats.
     divergence [N] float32: D_t.
-    keep [N] float32: the rule's mask or weight, in [0, 1]. reason [N] uint8: 0 for a token that no test of the rule
-        took anything from, else 1 + the place of the first such test in `tests`.
-    order [N] int32: for the rule that shuffles its weights, each response's permutation of its positions; else empty.
-    vocabulary [U] int32, pieces: the different ids, rising, and the text of each by itself.
+    keep [N] float32: the rule's mask or weight, in [0, 1]. reason [N] uint8: 0 for a token that no test masked or
+    reduced, else 1 + the index in `tests` of the first test that did. order [N] int32: for the rule that shuffles its
+    weights, each response's permutation of its positions; else empty. vocabulary [U] int32, pieces: the different ids,
+    rising, and the text of each by itself.
     """
 
     step: int
@@ -89,14 +89,14 @@ class RecordedTokens:
     vocabulary: NDArray[np.int32]
     pieces: tuple[str, ...]
     order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
-    left_out: int = 0  # chosen responses that had no place in the file
+    left_out: int = 0  # chosen responses that did not fit into the file
 
     def __post_init__(self) -> None:
         """Raises ValueError if the parts do not fit together, or a value is out of range."""
         _check(self)
 
     def responses(self) -> Iterator[slice]:
-        """The place of each response's tokens."""
+        """The slice of each response's tokens."""
         start = 0
         for end in self.ends.tolist():
             yield slice(start, end)
@@ -108,7 +108,7 @@ class RecordedTokens:
         return [self.pieces[place] for place in places.tolist()]
 
     def reason_of(self, place: int) -> str:
-        """The test that took something from the token at `place`; nothing if none did."""
+        """The test that masked or reduced the token at index `place`; empty if none did."""
         number = int(self.reason[place])
         return self.tests[number - 1] if number else ""
 
@@ -130,14 +130,14 @@ class RecordedTokens:
 
 
 def tokens_name(step: int) -> str:
-    """The file of a step, below a run's folder."""
+    """The name of a step's file, relative to the run's folder."""
     return f"{ANSWERS}/tokens-{step:06d}.npz"
 
 
 def chosen_groups(kept: Sequence[int], wanted: int) -> list[int]:
-    """The training groups whose responses are kept: `wanted` of `kept`, the batch's groups with a learning signal.
+    """The training groups whose responses are recorded: `wanted` of `kept`, the batch's groups with a learning signal.
 
-    Evenly spread and the last one first: the last minibatch is furthest from the rollout policy.
+    Evenly spaced, the last one first, since the last minibatch is furthest from the rollout policy.
     """
     count = min(wanted, len(kept))
     return [kept[len(kept) * (number + 1) // count - 1] for number in reversed(range(count))]
@@ -157,7 +157,7 @@ def write(tokens: RecordedTokens) -> bytes:
 
 
 def write_within(tokens: RecordedTokens, most: int) -> bytes | None:
-    """The bytes of the file with as many whole responses as have room in `most` bytes; None if none has."""
+    """The bytes of the file with as many whole responses as fit into `most` bytes; None if none does."""
     count = len(tokens.ends)
     while count and len(data := write(tokens.first(count))) > most:
         count = min(
@@ -167,7 +167,7 @@ def write_within(tokens: RecordedTokens, most: int) -> bytes | None:
 
 
 def read(data: bytes, what: str) -> RecordedTokens:
-    """The tokens in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+    """The tokens in a file's bytes; `what` names the file in messages. Everything in it is validated.
 
     Raises UserError if it is too large, broken, or not such a file.
     """

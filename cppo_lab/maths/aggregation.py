@@ -8,8 +8,8 @@ responses that have a token (verl's convention: an empty response is not counted
     seq-mean-token-mean:       sum_i (s_i / n_i) / B'
     seq-mean-token-sum-norm:   sum_i s_i / (horizon B')
 
-A batch cut into micro-batches passes the whole batch's N (or B') as `denominator`: the micro-batch values
-then add up to the value of the whole. Masked tokens and rejected responses stay in every denominator.
+If a batch is split into micro-batches, pass the whole batch's N (or B') as `denominator`; the micro-batch values then
+sum to the value of the whole batch. Masked tokens and rejected responses stay in every denominator.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Constants of the policy-improvement bounds, in plain floats. No torch is needed.
+"""Constants of the policy-improvement bounds, as plain floats. torch is not needed.
 
 Setting: an autoregressive process of T steps, reward |R(y)| <= xi at its end, rollout policy mu, current policy
 pi, D_t(s_t) = TV(mu, pi) at state s_t. With the surrogate L' = E_mu[R sum_t (rho_t - 1)],
@@ -20,8 +20,8 @@ with g_t = (T - t) / w_t, which falls with t for the linear weights (g_t - g_{t+
 and S_t <= delta_b W_t + eta adds g_1 eta = (T - 1) eta (Proposition 6). The last token needs no budget: no later
 token depends on it. The bounds speak of TV; for other divergences they do not hold unchanged.
 
-PAPER: the statements attached to the propositions' numbers are reconstructed from the golden constants, not copied
-from the text; the tests check each of them by enumeration.
+PAPER: the propositions are reconstructed from the golden constants, not copied from the text; the tests verify each of
+them by enumeration.
 
 Every function raises ValueError for a value out of range, naming the value, the range and the remedy.
 """
@@ -29,7 +29,7 @@ Every function raises ValueError for a value out of range, naming the value, the
 import math
 from collections.abc import Sequence
 
-LONGEST = 10**9  # far beyond any response; keeps every constant finite
+LONGEST = 10**9  # far above any response length; keeps every constant finite
 
 
 def residual_bound(means: Sequence[float], largest: Sequence[float], xi: float = 1.0) -> float:
@@ -71,20 +71,20 @@ def cppo_constant(horizon: int, delta_b: float, largest: float, xi: float = 1.0)
 def weighted_constant(horizon: int, delta: float, delta_b: float, w_min: float, xi: float = 1.0) -> float:
     """C_impl = 2 xi T (T - 1) delta_b delta / w_min: C_cppo where only w_t D_t <= delta is known.
 
-    The weakest of these limits on D_t is that of the last token, l = delta / w_min.
+    The loosest of these limits on D_t is that of the last token, l = delta / w_min.
     """
     return cppo_constant(horizon, delta_b, largest_divergence(delta, w_min), xi)
 
 
 def largest_divergence(delta: float, w_min: float) -> float:
-    """l = delta / w_min, what w_t D_t <= delta allows at the last token. Not cut at 1, as in the paper."""
+    """l = delta / w_min, the limit from w_t D_t <= delta at the last token. As in the paper, it is not clipped at 1."""
     _within("delta", delta, 1)
     _within("w_min", w_min, 1)
     return delta / w_min
 
 
 def slack_term(horizon: int, largest: float, eta: float, xi: float = 1.0) -> float:
-    """4 xi (T - 1) eta l: what the bound gains where S_t <= delta_b W_t + eta (Proposition 6).
+    """4 xi (T - 1) eta l: the additional term of the bound if S_t <= delta_b W_t + eta (Proposition 6).
 
     CPPO's mask lets S_t reach delta + delta_b W_{t-1}, so eta = delta covers it.
     """
@@ -107,7 +107,7 @@ def terminal_constant(horizon: int, delta_b: float, largest: float, xi: float = 
 
 
 def terminal_ratio(horizon: int) -> float:
-    """C_terminal / C_cppo = 2 - 2 / T: what checking the budget at every prefix saves."""
+    """C_terminal / C_cppo = 2 - 2 / T, the gain from checking the budget at every prefix."""
     whole_horizon(horizon)
     return 2 - 2 / horizon
 

@@ -24,7 +24,7 @@ from cppo_lab.maths.checks import (
 )
 
 MODES = ("fixed", "adaptive")
-# The paper's; `spec.rule.PAPER` has them too, for those who do without torch.
+# The paper's values; `spec.rule.PAPER` repeats them for code that does not import torch.
 QUANTILE = 0.9
 SCALE = 1.0
 CAP = 2.0
@@ -73,8 +73,7 @@ def effective_delta_b(
 
 def masked_quantile(values: Tensor, valid: Tensor, q: float) -> Tensor:
     """Quantile q of each row's valid values with linear interpolation, [B, T] -> [B]; 0 for an empty row."""
-    # Ranks from the top: no row needs more of its largest values than a full one, and a sort takes 3 times
-    # as long as finding a tenth of them.
+    # topk instead of a sort: no row needs more of its largest values than a full one, and a sort takes 3 times as long.
     width = values.shape[1] - 1
     largest = torch.where(valid, values, -torch.inf).topk(width - math.floor(q * width) + 1, 1).values
     count = row_counts(valid)

@@ -70,7 +70,7 @@ def token_mask(valid: Tensor) -> Tensor:
     if valid.dtype != torch.bool and not torch.equal(mask.to(valid.dtype), valid):
         raise ValueError("valid holds values other than 0 and 1: pass a bool or 0/1 tensor")
     gap = mask[:, 1:] > mask[:, :-1]
-    if gap.numel() and bool(gap.view(torch.uint8).amax()):  # on CPU 40 times as fast as any()
+    if gap.numel() and bool(gap.view(torch.uint8).amax()):  # on CPU 40 times faster than any()
         raise ValueError("valid has a valid token after a padded one: right-pad the responses")
     return mask
 
@@ -89,7 +89,7 @@ def finite(mask: Tensor, **tensors: Tensor) -> None:
 
 def row_counts(mask: Tensor) -> Tensor:
     """How many are True in each row, [B, T] bool -> [B] int32."""
-    # On CPU the default, int64, takes 40 times as long.
+    # On CPU the default int64 is 40 times slower.
     return mask.sum(1, dtype=torch.int32)
 
 

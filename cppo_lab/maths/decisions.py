@@ -1,4 +1,4 @@
-"""What a rule decided on each token, and by which test. Shapes: [B, T] in, [N] out: the valid tokens row by row."""
+"""A rule's decision on each token, and the test behind it. Shapes: [B, T] in, [N] out: the valid tokens row by row."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ from cppo_lab.maths.budget import CAP, QUANTILE, SCALE, effective_delta_b
 from cppo_lab.maths.output import RuleOutput
 from cppo_lab.maths.weights import position_weights, prefix_excess, shuffled_weights
 
-OTHER_TEST = "rule"  # of a rule that does not name its tests
+OTHER_TEST = "rule"  # the reason if a rule does not name its tests
 
 
 class Decisions(NamedTuple):
-    """keep [N]: the mask or weight. reason [N] uint8: 0 where no test took anything from the token, else 1 + the place
-    in `tests` of the first that did.
+    """keep [N]: the mask or weight. reason [N] uint8: 0 if no test masked or reduced the token, else 1 + the index in
+    `tests` of the first that did.
     """
 
     tests: tuple[str, ...]

@@ -20,7 +20,7 @@ from cppo_lab.maths.checks import compute_dtype, one_of, same_shape
 
 MEASURES = ("tv", "kl")
 CONVENTIONS = ("union", "replace_kth")
-OTHER_FLOOR = 1e-12  # least mass of the cell "other", under mu and under pi
+OTHER_FLOOR = 1e-12  # lower bound of the mass of the cell "other", under mu and pi
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def topk(
             negative id is an empty place (fewer than K known, or padding).
         rollout_topk_logp: [..., K] their log-probabilities under mu.
         pi_logits_or_logp: [..., V] logits or log-probabilities of pi; normalised here.
-        tokens: [...] sampled token ids; a negative id (padding) gives a meaningless finite value.
+        tokens: [...] sampled token ids; a negative id (padding) gives an arbitrary finite value.
         rollout_logp: [...] log mu(token).
         measure: "tv" or "kl".
         convention: "union" or "replace_kth".

@@ -5,9 +5,9 @@
 Its gradient in log pi(y_t) is g_t rho_t A_t with g_t = 1 - sign(A_t (rho_t - 1)) |pi(y_t) - mu(y_t)| / delta: below 1
 where the token moves away, negative beyond delta, above 1 where it moves back. With delta >= 1 no token turns around.
 
-Source: DRPO, arXiv 2606.09821, Eq. (8); UniRL `unirl/algorithms/drpo.py`, which clamps log rho to [-20, 20]: here a
-ratio that overflows is an error. The paper's delta is 12.5.
-It needs no divergence; one that is passed only enters the statistics.
+Source: DRPO, arXiv 2606.09821, Eq. (8); UniRL `unirl/algorithms/drpo.py`, which clamps log rho to [-20, 20], while here
+a ratio that overflows is an error. The paper's delta is 12.5. The rule needs no divergence; one that is passed only
+enters the statistics.
 """
 
 import torch
@@ -26,7 +26,7 @@ def drpo(
     *,
     delta: float,
 ) -> RuleOutput:
-    """DRPO; `keep` is g held in [0, 1], and 1 where A = 0.
+    """DRPO; `keep` is g clipped to [0, 1], and 1 where A = 0.
 
     `masked` statistics are sums of the removed weight 1 - keep.
 

@@ -21,7 +21,8 @@ from torch.autograd.function import once_differentiable
 from cppo_lab.maths.checks import one_of, positive, same_shape
 from cppo_lab.maths.divergence import CONVENTIONS, MEASURES, binary, topk_from_logp
 
-# Elements of one chunk by default. A CPU wants the buffer to stay in its cache, an accelerator long kernels.
+# Default number of elements per chunk: on a CPU the buffer should fit into the cache, an accelerator prefers long
+# kernels.
 _CPU_ELEMENTS, _OTHER_ELEMENTS = 2**20, 2**26
 
 
@@ -51,16 +52,16 @@ def logp_and_divergence(
 
     Args:
         logits: [N, V] of pi.
-        tokens: [N] sampled token ids; a negative id (padding) gives meaningless finite values.
+        tokens: [N] sampled token ids; a negative id (padding) gives arbitrary finite values.
         rollout_topk_ids, rollout_topk_logp: [N, K], see `divergence.topk`; both None for the Binary divergence.
-        rollout_logp: [N] log mu(token), at the temperature of the sampling, as `rollout_topk_logp`.
+        rollout_logp: [N] log mu(token) at the sampling temperature, like `rollout_topk_logp`.
         measure: "tv" or "kl".
         convention: "union" or "replace_kth".
         temperature: divides the logits; pass the one that mu sampled at.
         entropy: also return the entropy of pi.
-        chunk: rows at a time; None chooses by device. The results depend on it by rounding at most.
-        overwrite_logits: the backward writes the gradient over the logits instead of allocating [N, V]. Nothing
-            may read the logits after it; where autograd itself would have to, it raises.
+        chunk: rows at a time; None chooses by device. It affects results only by rounding.
+        overwrite_logits: the backward writes the gradient over the logits instead of allocating [N, V]. Nothing may
+        read the logits afterwards; autograd raises if it would have to.
 
     Raises:
         ValueError: shapes that do not fit together, unknown measure or convention, only one of the two Top-K

@@ -27,7 +27,7 @@ def cispo(
     clip_high: float,
     clip_low: float | None = None,
 ) -> RuleOutput:
-    """CISPO: the clipped ratio as a constant weight of the policy gradient. `divergence` is statistics only.
+    """CISPO: the clipped ratio as a constant weight of the policy gradient. `divergence` is for statistics only.
 
     Raises:
         ValueError: clip_high < 0, clip_low outside [0, 1], or as in `output.tokens`.
@@ -47,7 +47,7 @@ def minpro(
     clip_high: float,
     clip_low: float | None = None,
 ) -> RuleOutput:
-    """MinPRO: the ratio times the smallest ratio of the prefix, clipped. `divergence` is statistics only.
+    """MinPRO: the ratio times the smallest ratio of the prefix, clipped. `divergence` is for statistics only.
 
     Raises:
         ValueError: as `cispo`.
@@ -55,7 +55,7 @@ def minpro(
     _check_clips(clip_low, clip_high)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     log_ratio = batch.log_ratio.detach()
-    prefix = torch.zeros_like(log_ratio)  # log 1 for the empty prefix; it is no member of longer prefixes
+    prefix = torch.zeros_like(log_ratio)  # log 1 for the empty prefix, which does not enter longer prefixes
     if log_ratio.shape[1] > 1:
         prefix[:, 1:] = log_ratio[:, :-1].cummin(1).values
     return _weighted_logp(batch, (log_ratio + prefix).exp(), clip_low, clip_high)

@@ -5,10 +5,10 @@
     CPPO:  c_t = min(delta, delta + delta_b W_{t-1} - S_{t-1})
            S_t = sum_{j<=t} w_j D_j,   W_t = sum_{j<=t} w_j
 
-A token that moves pi back toward mu is always kept; one that moves it away is kept while its weighted
-divergence fits both the token threshold delta and what the prefix has left over. S runs over every token,
-kept or masked; c_t may go negative. A tie keeps the token; so does A = 0, which carries no gradient and stays
-out of mask statistics.
+A token that moves pi back toward mu is always kept; one that moves it away is kept if its weighted divergence is within
+both the token threshold delta and what the prefix leaves over. S runs over every token, kept or masked; c_t may go
+negative. A tie keeps the token. A token with A = 0 is also kept; it has no gradient and is excluded from mask
+statistics.
 
 CPPO on KL or on the Binary TV is `cppo` with another `divergence`. Its ablations are `cppo` with a constant fixed
 (cppo_lab/rules/built_in.py): w_min = 1 leaves the prefix budget alone, delta_b = infinity the position weight alone.
@@ -102,7 +102,8 @@ def cppo(
         span: fixed T of the weight equation; None takes each response's own length.
         reverse: gives each response its weights in reverse order, the lightest first.
         permutation: [B, T] reorders each response's weights, see `weights.shuffled_weights`; None keeps them.
-        ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see `truncation`; the masks know neither.
+        ratio_cap, log_ratio_clamp: limits of the ratio in the objective, see `truncation`; they do not affect the
+        masks.
 
     Raises:
         ValueError: a constant out of range, no divergence, or arguments as in `output.tokens`.
@@ -118,7 +119,7 @@ def cppo(
     )
     away = batch.moves_away
     finish = functools.partial(masked, batch, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
-    if math.isinf(delta_b):  # no prefix test, and nothing of it in the statistics
+    if math.isinf(delta_b):  # no prefix test, and no statistics of it
         return finish(token_fails=(weights * d > delta) & away)
     tests = threshold_tests(d, weights, batch.valid, delta, rate)
     output = finish(token_fails=tests.token_fails & away, prefix_fails=tests.prefix_fails & away)
@@ -148,7 +149,7 @@ def masked(
 
 
 def budget_stats(batch: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:
-    """Sum of the effective delta_b [B] over non-empty responses; nothing where the budget is off."""
+    """Sum of the effective delta_b [B] over non-empty responses; empty if the budget is off."""
     if math.isinf(delta_b):
         return {}
     return {"delta_b": torch.where(row_counts(batch.valid) > 0, rate, 0.0).sum()}

@@ -1,7 +1,7 @@
-"""Statistics every rule reports, in the same names in every trainer.
+"""The statistics that every rule reports, under the same names in every trainer.
 
-Rules return `stats`, scalar sums over one minibatch; `merge` adds minibatches up, `summarise` divides once at
-the end, so that minibatches of different sizes weigh by their tokens.
+Rules return `stats`, scalar sums over one minibatch. `merge` adds up minibatches and `summarise` divides once at the
+end, so that minibatches are weighted by their numbers of tokens.
 
     masked_fraction        masked tokens / tokens with A != 0 (soft weights: removed weight 1 - g, no count)
     prefix_budget_share    of the masked: the token test passes, the prefix test fails
@@ -33,7 +33,7 @@ MAXIMA = ("divergence_max",)
 
 
 def merge(stats_list: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Statistics of several minibatches as those of their union: sums add up, `*_max` take the maximum.
+    """The statistics of the union of several minibatches: sums add up, `*_max` take the maximum.
 
     Raises:
         ValueError: nothing to merge, or minibatches with different statistics (different rules).

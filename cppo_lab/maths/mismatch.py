@@ -1,4 +1,4 @@
-"""How far the sampler's log-probabilities are from the trainer's, over single tokens and by thirds of a response.
+"""The mismatch between the sampler's and the trainer's log-probabilities, over all tokens and by thirds of a response.
 
 With x = log rho = log pi(y_t) - log mu(y_t) of a response token and n tokens, all sampled from mu:
 
@@ -15,10 +15,11 @@ verl 0.9.1 (`rollout_corr/chi2_token`, `rollout_corr/rollout_is_eff_sample_size`
 `k3_kl` are k1 and k3), with its bound on x in the exponentials. token_mult_prob_error: NeMo-RL
 (docs/guides/grpo.md).
 
-Token t of a response with T tokens, t from 1, is in third floor(3 (t - 1) / T): early, middle, late. A response of
-one token is early, one of two tokens has no late third.
+Token t of a response with T tokens, t from 1, is in third floor(3 (t - 1) / T): early, middle, late. A response of one
+token has only an early third; one of two tokens has no late third.
 
-Sums and counts, not means, leave this module's first half: minibatches, micro-batches and ranks add up (`merge`).
+The functions before `metrics` return sums and counts instead of means, so that minibatches, micro-batches and ranks add
+up (`merge`).
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ _ROUNDING = 1e-9  # verl's reductions divide the counts
 
 
 class MismatchSums(NamedTuple):
-    """What batches add up, float64: `sums` [3, 6] in the order of FIELDS, `largest` abs(x) [3], `counts` [3, BINS].
+    """Additive statistics of batches, float64: `sums` [3, 6] in the order of FIELDS, `largest` abs(x) [3], `counts` [3,
+    BINS].
 
     The first dimension is the third of the response.
     """
@@ -51,7 +53,7 @@ class MismatchSums(NamedTuple):
 
 
 class LogRatios(NamedTuple):
-    """Of the response tokens of a batch, one after the other: `x` [N] float64, and `third` [N], 0 to 2."""
+    """The response tokens of a batch, concatenated: `x` [N] float64 and `third` [N] in 0..2."""
 
     x: Tensor
     third: Tensor
@@ -63,7 +65,7 @@ def log_ratios(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> LogRatios:
 
     Args:
         logp, rollout_logp: [B, T] log pi(y_t) and log mu(y_t).
-        valid: [B, T] response tokens. T of a response is how many it has; what the others hold is ignored.
+        valid: [B, T] response tokens. T of a response is its number of tokens; values at padding are ignored.
     """
     same_shape(valid.shape, logp=logp, rollout_logp=rollout_logp)
     mask = valid.bool()
@@ -85,7 +87,7 @@ def mismatch_sums(*batches: LogRatios) -> MismatchSums:
     terms = (
         torch.ones_like(x),
         x,
-        (excess - x).clamp_(min=0),  # rounding may leave it a last digit below
+        (excess - x).clamp_(min=0),  # rounding may make it slightly negative
         ratio,
         ratio * ratio,
         torch.maximum(ratio, 1 / ratio),
@@ -98,13 +100,13 @@ def mismatch_sums(*batches: LogRatios) -> MismatchSums:
 
 
 def _bin(size: Tensor) -> Tensor:
-    """The bin of each abs(x); NaN is in the last one."""
+    """The bin of each abs(x); NaN goes into the last one."""
     place = (size.log2() - (_LOWEST - 1 / _PER_OCTAVE)) * _PER_OCTAVE
     return place.nan_to_num_(nan=BINS).clamp_(0, BINS - 1).long()
 
 
 def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
-    """Several batches as their union."""
+    """The sums of the union of several batches."""
     sums, largest, counts = (torch.stack(each) for each in zip(*parts, strict=True))
     return MismatchSums(sums.sum(0), largest.amax(0), counts.sum(0))
 
@@ -112,8 +114,8 @@ def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
 def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> dict[str, float]:
     """The metrics of the union of `parts` under their names of the schema: of all tokens, then of each third.
 
-    A third without a token, and a batch without one, has none. `before_update`: of the state before a training step's
-    first update.
+    A third without tokens, or a batch without tokens, has no metrics. `before_update`: of the state before a training
+    step's first update.
     """
     if not parts:
         return {}
@@ -131,7 +133,7 @@ def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> di
 
 
 def of_step(updates: Sequence[LogRatios]) -> dict[str, float]:
-    """The metrics of a training step with these updates: over all of them, and of the state before the first."""
+    """The metrics of a training step: over all its updates, and before the first one."""
     if not updates:
         return {}
     first, rest = mismatch_sums(updates[0]), updates[1:]
@@ -160,7 +162,7 @@ def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
 def _percentile(counts: Tensor, largest: float, share: float = 0.99) -> float:
     """The smallest abs(x) that at least `share` of the tokens do not exceed, as the geometric middle of its bin.
 
-    Off by 2^(1/8) - 1 = 9.1 % at most; below 2^-16 = 1.5e-5 it is 0, and above 16 the largest of all.
+    The error is at most 2^(1/8) - 1 = 9.1 %; below 2^-16 = 1.5e-5 the result is 0, and above 16 the maximum.
     """
     below = counts.cumsum(0)
     wanted = share * float(below[-1]) * (1 - _ROUNDING)

@@ -3,13 +3,12 @@
     M_t = 0  if  A_t < 0  and  1/T_i sum_t log(mu(y_t) / pi(y_t)) > delta,  else 1
     objective_t = M_t min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
 
-Only punished responses are dropped, and only those that pi finds less likely than mu did. A tie keeps the response.
-A dropped one has objective 0 and stays in the denominators of `aggregate`.
+Only responses with a negative advantage are dropped, and only those that are less likely under pi than under mu. A tie
+keeps the response. A dropped one has objective 0 and stays in the denominators of `aggregate`.
 
 Source: DeepSeek-V3.2, arXiv 2512.02556, Eq. (9); slime `utils/ppo_utils.py` (`compute_opsm_mask`), TRL
-`trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed; 1e-4 is slime's
-default for delta.
-It needs no divergence; one that is passed only enters the statistics.
+`trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed; 1e-4 is slime's default
+for delta. The rule needs no divergence; one that is passed only enters the statistics.
 """
 
 import torch
@@ -31,9 +30,10 @@ def opsm(
     clip_low: float,
     clip_high: float,
 ) -> RuleOutput:
-    """GRPO's clipped surrogate without the punished responses that have left the policy; math.inf drops none.
+    """GRPO's clipped surrogate without off-policy responses of negative advantage; delta = math.inf drops none.
 
-    `keep` is 1 where the response is kept and the unclipped branch is taken; `clipped` counts in kept responses.
+    `keep` is 1 where the response is kept and the unclipped branch is taken; `clipped` counts only tokens of kept
+    responses.
 
     Raises:
         ValueError: delta <= 0, clip_low outside [0, 1], clip_high < 0, or as in `output.tokens`.

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from cppo_lab.maths.checks import compute_dtype, finite, row_counts, same_shape, token_mask
 
-# Statistics take log rho up to this: verl's SAFETY_BOUND. The means of a broken policy stay numbers.
+# Statistics clamp log rho here (verl's SAFETY_BOUND), so that the means of a diverged policy stay finite.
 LARGEST_EXPONENT = 20.0
 
 
@@ -24,7 +24,7 @@ class RuleOutput(NamedTuple):
     keep: [B, T] mask or soft weight in [0, 1]; no gradient; 0 at padding.
     stats: scalar sums (names ending in `_max`: maxima), see `metrics`.
     tests: [B, T] bool by name, in the order in which they count: the tokens that each of the rule's tests dropped,
-        clipped or weakened; what it says of padding is ignored. A rule need not name its tests.
+    clipped or down-weighted; values at padding are ignored. Tests are optional.
     """
 
     objective: Tensor
@@ -37,9 +37,9 @@ class Tokens(NamedTuple):
     """Checked arguments of a rule; every tensor is 0 (False) at padding, so that padding cannot overflow.
 
     logp, log_ratio: [B, T] log pi(y_t) and log rho_t = log pi(y_t) - log mu(y_t), differentiable in logp.
-    advantages, divergence: [B, T] without gradient; divergence is None where the caller gave none.
+    advantages, divergence: [B, T] without gradient; divergence is None if the caller passed none.
     valid, active: [B, T] bool: response tokens, and those of them with A != 0.
-    overflows: whether rho of some token, kept or not, is more than its dtype holds.
+    overflows: whether rho of some token, kept or not, overflows its dtype.
     """
 
     logp: Tensor
@@ -56,7 +56,7 @@ class Tokens(NamedTuple):
         return self.advantages * self.log_ratio.detach() > 0
 
     def required_divergence(self, rule: str) -> Tensor:
-        """The divergence, or ValueError for a rule that cannot do without."""
+        """The divergence; raises ValueError if it is None."""
         if self.divergence is None:
             raise ValueError(f"divergence=None: rule {rule!r} needs D_t [B, T], see maths/divergence.py")
         return self.divergence
@@ -65,7 +65,7 @@ class Tokens(NamedTuple):
 def tokens(
     logp: Tensor, rollout_logp: Tensor, advantages: Tensor, valid: Tensor, divergence: Tensor | None = None
 ) -> Tokens:
-    """Check a rule's arguments and clear the padding.
+    """Check a rule's arguments and zero the padding.
 
     Raises:
         ValueError: shapes that differ from `valid`'s [B, T], padding that is not on the right, values of
@@ -87,11 +87,11 @@ def tokens(
 def _check_values(
     mask: Tensor, log_ratio: Tensor, advantage: Tensor, cleared: Tensor | None, given: dict[str, Tensor]
 ) -> bool:
-    """Raise ValueError for NaN, infinite or negative values; one short pass each while there are none.
+    """Raise ValueError for NaN, infinite or negative values; valid tensors take one short pass each.
 
     Returns whether the exponential of some log-ratio overflows.
     """
-    # A NaN or an infinity always reaches the sum. So may the overflow of finite values: `finite` then decides.
+    # A NaN or an infinity always makes the sum non-finite. Finite values may overflow, too: `finite` then decides.
     largest = log_ratio.amax() if log_ratio.numel() else log_ratio.sum()
     suspect = [log_ratio.sum(), advantage.sum(), largest.exp()]
     if cleared is not None and cleared.numel():
@@ -110,7 +110,7 @@ def importance_objective(batch: Tokens, keep: Tensor) -> Tensor:
     """keep * rho * A, [B, T]; gradient in log pi(y_t): keep * rho * A.
 
     Raises:
-        ValueError: rho of a kept token is more than its dtype holds, which would make the loss infinite.
+        ValueError: rho of a kept token overflows its dtype, which would make the loss infinite.
     """
     objective: Tensor = _ImportanceObjective.apply(batch.log_ratio, keep, batch.advantages)
     if batch.overflows and bool((bad := ~objective.detach().isfinite()).any()):
@@ -123,7 +123,7 @@ def importance_objective(batch: Tokens, keep: Tensor) -> Tensor:
 
 
 class _ImportanceObjective(torch.autograd.Function):
-    """keep * exp(log_ratio) * A is its own derivative in log_ratio: the value is all that the graph holds."""
+    """keep * exp(log_ratio) * A is its own derivative in log_ratio, so the graph stores only the value."""
 
     @staticmethod
     def forward(ctx: Any, log_ratio: Tensor, keep: Tensor, advantages: Tensor) -> Tensor:

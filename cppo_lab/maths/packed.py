@@ -1,18 +1,20 @@
-"""The same rules on packed responses: no padding, one row of N tokens and the places where responses begin.
+"""The rules on packed responses: no padding, one row of N tokens and the offsets of the responses.
 
 Shapes: packed tensors are [N], N = T_1 + ... + T_B; `cu_lengths` [B + 1] holds 0, T_1, T_1 + T_2, ..., N as flash
 attention takes it; values per response are [B]. Response i is `values[cu_lengths[i] : cu_lengths[i + 1]]`.
 
-The maths exists once, on [b, t]. Here responses of similar length are put into buckets, each bucket is padded, goes
-through the padded function, and comes back packed. A bucket takes responses, longest first, as long as at least half
-of its places hold a token. So all buckets together have at most 2 N places however unequal the lengths are, and there
-are at most log2(longest) + 2 of them: a bucket ends at a response shorter than half its width.
+The maths is implemented once, on [b, t]. Here responses of similar length are grouped into buckets; each bucket is
+padded, passed to the padded function, and packed again. A bucket takes responses, longest first, as long as at least
+half of its places hold a token. So all buckets together have at most 2 N places, however unequal the lengths are. There
+are at most log2(longest) + 2 buckets, since a bucket ends at a response shorter than half its width.
 
-Why no running sums over the packed row: a response's sum as the difference of two sums over all N tokens loses, in
-float32, what the one running sum of w (D - delta_b) saves (`weights.prefix_excess`); and each rule would exist twice.
+Running sums over the packed row are not used: a response's sum as the difference of two sums over all N tokens would
+lose, in float32, the precision that the single running sum of w (D - delta_b) preserves (`weights.prefix_excess`), and
+each rule would have to be implemented twice.
 
 Cost: a second copy of every argument (at most 2 N places) during the call, and one call of the rule per bucket. The
-host reads `cu_lengths` once per call. Divergences take [N] as they are; `relative_logprob_error` with valid = 1.
+host reads `cu_lengths` once per call. Divergences accept [N] directly; so does `relative_logprob_error`, with valid =
+1.
 """
 
 import itertools
@@ -31,7 +33,7 @@ from cppo_lab.rules import MINIBATCH, RULES
 
 
 class Bucket(NamedTuple):
-    """Responses that are padded together.
+    """A group of responses that are padded together.
 
     responses: [b] their numbers, longest first.
     valid: [b, t] bool.
@@ -66,10 +68,9 @@ def rule(
     """`get_rule(name)` on packed tokens [N]; objective and keep are [N], statistics those of the whole batch.
 
     Args:
-        name: a built-in rule, or the function of any that decides response by response. A rule that needs the whole
-            minibatch goes by its name, and takes B times the longest response.
-        logp, rollout_logp, advantages, divergence: [N]; `expand` turns advantages per response into these.
-        cu_lengths: [B + 1] integers.
+        name: a built-in rule, or the function of any rule that decides response by response. A rule that needs the
+        whole minibatch must be given by name, and takes memory for B times the longest response. logp, rollout_logp,
+        advantages, divergence: [N]; `expand` turns advantages per response into these. cu_lengths: [B + 1] integers.
         constants: the rule's own; `permutation` is [N] here, each response's entries permuting 0..length - 1.
 
     Raises:
@@ -86,7 +87,9 @@ def rule(
     given |= {} if divergence is None else {"divergence": divergence}
     per_token = given if permutation is None else given | {"permutation": permutation}
     same_shape((len(logp),), **per_token)
-    finite(torch.ones_like(logp, dtype=torch.bool), **given)  # here, so that the message has the packed place
+    finite(
+        torch.ones_like(logp, dtype=torch.bool), **given
+    )  # checked here, so that the message has the packed index
     outputs = []
     for bucket in groups:
         padded = {key: bucket.padded(values) for key, values in per_token.items()}
@@ -149,7 +152,7 @@ def per_response(function: Callable[..., Tensor], cu_lengths: Tensor, *values: T
 
 
 def expand(values: Tensor, cu_lengths: Tensor) -> Tensor:
-    """A value per response at each of its tokens, [B] -> [N]: advantages, for one."""
+    """Repeat a value per response (such as the advantage) for each of its tokens, [B] -> [N]."""
     lengths = _lengths(cu_lengths, None)
     same_shape((len(lengths),), values=values)
     return values.repeat_interleave(torch.tensor(lengths, device=values.device))
@@ -166,7 +169,7 @@ def pack(values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 def unpack(values: Tensor, cu_lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Packed [N] -> [B, T], zero at padding, and valid [B, T]; differentiable.
 
-    Takes B times the longest response, whatever N is: for small batches. The rules above do not use it.
+    For small batches: it takes memory for B times the longest response, whatever N is. The rules above do not use it.
     """
     lengths = _lengths(cu_lengths, len(values))
     whole = _bucket(range(len(lengths)), lengths, cu_lengths.to(values.device))

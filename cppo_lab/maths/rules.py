@@ -16,7 +16,7 @@ RULES: dict[str, Callable[..., RuleOutput]] = {name: rule.load for name, rule in
 
 
 def get_rule(name: str, path: str | None = None) -> Callable[..., RuleOutput]:
-    """The rule called `name`; `path` says where a rule of another package is, see `cppo_lab.rules`.
+    """The rule called `name`; `path` is the import path of a rule of another package, see `cppo_lab.rules`.
 
     Raises:
         ValueError: no such rule; the message lists the valid names.

@@ -92,7 +92,7 @@ def trm_max_avg(
 
 
 def _largest(divergence: Tensor) -> Tensor:
-    """[B, T] -> [B]; padding holds 0, which is the least a divergence can be."""
+    """[B, T] -> [B]; padding holds 0, the smallest possible divergence."""
     return divergence.amax(1) if divergence.shape[1] else divergence.sum(1)
 
 
@@ -105,7 +105,7 @@ def _responses(
     batch: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
 ) -> RuleOutput:
     """`fails` holds [B] bool for each test of a response."""
-    # A = 0 needs no exception: such a token has no gradient, and mask statistics leave it out.
+    # A = 0 needs no special case: such a token has no gradient, and mask statistics exclude it.
     tests = {name: failed[:, None].expand_as(batch.valid) for name, failed in fails.items()}
     keep = (batch.valid & ~torch.stack(list(fails.values())).any(0)[:, None]).to(batch.logp.dtype)
     objective, truncated = objective_and_stats(batch, keep, ratio_cap, log_ratio_clamp)

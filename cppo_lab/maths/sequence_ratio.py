@@ -6,13 +6,13 @@
 
 GSPO drops a response whose mean ratio left the clip range; GMPO clips token by token before it takes the mean.
 Both are objectives of a response. Token t carries the response's value with the gradient of its own log pi
-(GSPO-token: sg[s_i] pi_t / sg[pi_t]), so that a sum over tokens divided by T_i (seq-mean-token-mean, the mode of
-both papers) has the value and, where A is the same at every token, the gradient of the response's objective;
-per-token advantages keep a meaning.
+(GSPO-token: sg[s_i] pi_t / sg[pi_t]), so that a sum over tokens divided by T_i (seq-mean-token-mean, the mode of both
+papers) has the value and, if A is the same at every token, the gradient of the response's objective. Per-token
+advantages remain meaningful.
 
 Source: GSPO, arXiv 2507.18071, objective Eq. (5), with its GSPO-token form; GMPO, arXiv 2507.20673, whose clips are
 one-sided by the sign of A and are stated in log space.
-They need no divergence; one that is passed only enters the statistics.
+The rules need no divergence; one that is passed only enters the statistics.
 """
 
 import torch
@@ -34,7 +34,8 @@ def gspo(
 ) -> RuleOutput:
     """GSPO: PPO's clip on the response's geometric-mean ratio; `keep` is 1 where it is not clipped.
 
-    The clips are two orders of magnitude below PPO's: a mean over T tokens moves that much less than one ratio.
+    The clips are two orders of magnitude below PPO's, since a mean over T tokens moves that much less than a single
+    ratio.
 
     Raises:
         ValueError: clip_low outside [0, 1], clip_high < 0, or as in `output.tokens`.
@@ -65,7 +66,7 @@ def geo_mean(
 ) -> RuleOutput:
     """GMPO: the geometric mean of clipped token ratios; `keep` is 1 where the token's ratio is not clipped.
 
-    A clipped token has no gradient of its own and enters the mean with its bound.
+    A clipped token has no gradient and enters the mean with its bound.
 
     Args:
         log_clip_low, log_clip_high: clips of log rho, in nats: rho is held in [e^-low, e^high].
@@ -92,7 +93,7 @@ def _mean(log_ratio: Tensor, valid: Tensor) -> Tensor:
 
 
 def _with_log_ratio(batch: Tokens, value: Tensor) -> Tokens:
-    """The batch with log-ratios of that value and the gradient of each token's own log pi."""
+    """The batch with log-ratios of this value, and the gradient of each token's own log pi."""
     return batch._replace(log_ratio=value + (batch.logp - batch.logp.detach()))
 
 

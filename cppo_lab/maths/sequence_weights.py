@@ -7,18 +7,17 @@
     Geo-Mask:  f = [ ratio_low <= w^(1/T_i) <= ratio_high ]
     VESPO:     f = e^lambda w^k e^(-lambda w),   k and lambda by the sign of A_t
 
-Seq-TIS truncates the response's ratio, Seq-MIS drops the response instead, Geo-Mask only filters: its bound does not
-depend on the length, and it does not weigh what it keeps. VESPO is smooth: 1 at w = 1, largest at w = k / lambda.
+Seq-TIS truncates the response's ratio, and Seq-MIS drops the response instead. Geo-Mask only filters: its bound does
+not depend on the length, and kept responses are not reweighted. VESPO is smooth: 1 at w = 1, largest at w = k / lambda.
 A tie keeps the response. A dropped response has objective 0 and stays in the denominators of `aggregate`.
 
 Source: the blog "When Speed Kills Stability", richardli.xyz/rl-collapse, by authors of TRM (arXiv 2512.23075); verl
 `docs/algo/rollout_corr_math.md` 3.3 with the presets of `trainer/config/algorithm.py`: Seq-TIS 2.0, Seq-MIS 0.5 to 2.0
 (inclusive, in log space), Geo-Mask 0.999 to 1.001. verl's code bounds the inverse ratio, its documentation the ratio,
-as here; they differ where one bound is not the other's inverse. What prime-rl (pull request 3384) calls Seq-MIS has the
-filter of Geo-Mask and the weight w: not here. VESPO, arXiv 2602.10693; TRL `trainer/grpo_trainer.py`
-(`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho held in [-20, 20], log w in
-[log 1e-8, 20].
-They need no divergence; one that is passed only enters the statistics.
+as here; they differ where one bound is not the other's inverse. prime-rl's Seq-MIS (pull request 3384) has the filter
+of Geo-Mask and the weight w; it is not implemented here. VESPO, arXiv 2602.10693; TRL `trainer/grpo_trainer.py`
+(`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is clipped to [-20, 20], log w to [log
+1e-8, 20]. The rules need no divergence; one that is passed only enters the statistics.
 """
 
 import math
@@ -66,7 +65,7 @@ def seq_mis(
     ratio_low: float,
     ratio_high: float,
 ) -> RuleOutput:
-    """Seq-MIS: the response's ratio as a constant weight; the response is dropped where that leaves the bounds.
+    """Seq-MIS: the response's ratio as a constant weight; the response is dropped if that is outside the bounds.
 
     Raises:
         ValueError: bounds that do not enclose 1, a weight that overflows, or as in `output.tokens`.
@@ -113,7 +112,7 @@ def vespo(
     k_negative: float,
     lambda_negative: float,
 ) -> RuleOutput:
-    """VESPO: a gamma kernel on the response's ratio; `keep` is the kernel held in [0, 1], and 1 where A = 0.
+    """VESPO: a gamma kernel on the response's ratio; `keep` is the kernel clipped to [0, 1], and 1 where A = 0.
 
     `masked` statistics are sums of the removed weight 1 - keep.
 
@@ -141,7 +140,7 @@ def _log_weight(batch: Tokens) -> Tensor:
 
 
 def _within(log_ratio: Tensor, low: float, high: float) -> Tensor:
-    """Whether the ratio is within its bounds, compared as logarithms: a ratio may overflow."""
+    """Whether the ratio is within its bounds, compared in log space, since a ratio may overflow."""
     return (log_ratio >= (math.log(low) if low else -math.inf)) & (log_ratio <= math.log(high))
 
 

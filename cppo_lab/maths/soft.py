@@ -42,7 +42,7 @@ GATES: dict[str, Gate] = {"inverse": inverse, "sapo_admissible": sapo_admissible
 
 
 def admissible_gate(gate: str | Gate) -> Gate:
-    """The gate of that name, or the given function after probing it on x in [0, 10^4].
+    """The gate of this name, or the given function after probing it on x in [0, 10^4].
 
     Raises:
         ValueError: unknown name, or a gate that leaves [0, min(1, 1/x)] at a probed score, or is NaN there.
@@ -126,6 +126,6 @@ def violation_score(
     tests = threshold_tests(divergence, weights, valid, delta, delta_b)
     unlimited = torch.isinf(delta_b)[:, None]
     capacity = delta + torch.where(unlimited, 0.0, delta_b[:, None]) * prefix_weight(weights)
-    # S_t / capacity = 1 + (S_t - capacity) / capacity: the numerator is the hard mask's one running sum.
+    # S_t / capacity = 1 + (S_t - capacity) / capacity, where the numerator is the hard mask's running sum.
     prefix = (1 + (tests.excess + tests.weighted - delta) / capacity).masked_fill(unlimited, 0.0)
     return torch.maximum(tests.weighted / delta, prefix) * valid

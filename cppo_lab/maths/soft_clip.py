@@ -6,8 +6,8 @@ Its gradient in log pi(y_t) is keep_t rho_t A_t with keep_t = 4 p (1 - p), p = s
 falling to 0 on both sides, faster for a larger tau. The paper takes tau_negative > tau_positive, because a negative
 advantage raises the logits of all the tokens that were not sampled.
 
-Source: SAPO, arXiv 2511.20347; tau_positive = 1.0, tau_negative = 1.05. The objective on policy is 2 A / tau, not A.
-It needs no divergence; one that is passed only enters the statistics.
+Source: SAPO, arXiv 2511.20347; tau_positive = 1.0, tau_negative = 1.05. On policy the objective is 2 A / tau, not A.
+The rule needs no divergence; one that is passed only enters the statistics.
 """
 
 import math
@@ -40,7 +40,7 @@ def sapo(
     positive("tau_negative", tau_negative)
     batch = tokens(logp, rollout_logp, advantages, valid, divergence)
     tau = torch.full_like(batch.advantages, tau_negative).masked_fill(batch.advantages > 0, tau_positive)
-    # The gate is flat long before rho overflows; unbounded, its gradient would be 0 * inf.
+    # The gate saturates long before rho overflows; without the clamp its gradient would be 0 * inf.
     largest = math.log(torch.finfo(batch.logp.dtype).max) / 2
     p = torch.sigmoid(tau * torch.expm1(batch.log_ratio.clamp_max(largest)))
     weight = 4 * p.detach() * (1 - p.detach())

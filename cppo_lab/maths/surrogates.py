@@ -1,6 +1,6 @@
 """Ratio-clipping rules. Shapes: [B, T]. rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
 
-They need no divergence; one that is passed only enters the statistics.
+The rules need no divergence; one that is passed only enters the statistics.
 
 Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of DAPO, arXiv 2503.14476; Dr. GRPO, arXiv
 2503.20783.

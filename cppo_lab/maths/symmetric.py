@@ -7,9 +7,9 @@
 
     objective_t = M_t rho_t A_t   (IPO: - kl_tau (log rho_t)^2, at every token, masked or not, whatever A is)
 
-DPPO and CPPO keep every token that moves back toward mu; these rules drop it as any other one beyond the bound. The
-probabilities are those of the sampled token: no divergence is needed, one that is passed only enters the statistics. A
-tie keeps the token. Masked tokens stay in the denominators of `aggregate`.
+DPPO and CPPO keep every token that moves back toward mu; these rules drop it like any other token beyond the bound. The
+probabilities are those of the sampled token, so no divergence is needed; one that is passed only enters the statistics.
+A tie keeps the token. Masked tokens stay in the denominators of `aggregate`.
 
 Source: IcePop, arXiv 2510.18855 (slime `backends/megatron_utils/loss.py`; verl `rollout_corr_helper.py` with bounds
 "0.5_5.0"). There rho is a constant factor of log pi; its gradient, M rho A, is the one here. IPO, prime-rl
@@ -23,7 +23,8 @@ from torch import Tensor
 from cppo_lab.maths.checks import non_negative, positive, ratio_bounds
 from cppo_lab.maths.output import RuleOutput, Tokens, common_stats, importance_objective, tokens
 
-# Probabilities are held in [FLOOR, 1 - FLOOR] before KPop's logarithms, as prime-rl does: float32 has no 1 - 1e-8.
+# Probabilities are clipped to [FLOOR, 1 - FLOOR] before KPop's logarithms, as in prime-rl: float32 cannot represent 1 -
+# 1e-8.
 FLOOR = 1e-6
 
 

@@ -4,8 +4,8 @@
     objective_t = keep_t stopgrad(min(exp(clip(log rho_t, -L, L)), C)) A_t log pi(y_t)           truncated
 
 C is `ratio_cap`, L is `log_ratio_clamp`; None and math.inf switch either off, and with both off the first form holds.
-The gradients in log pi(y_t) are keep rho A and keep min(rho, C) A: without a token beyond the limits they are the same,
-whatever the values of the two forms.
+The gradients in log pi(y_t) are keep rho A and keep min(rho, C) A. They are equal if no token is beyond the limits,
+although the values of the two forms differ.
 
 Source of the truncated form: verl's DPPO (`dppo_tv`) and the CPPO authors' loss (verl's pull request 6731), both with
 C = L = 20; DPPO, arXiv 2602.04879, section 5.4.
@@ -23,7 +23,7 @@ from cppo_lab.maths.output import Tokens, importance_objective
 def objective_and_stats(
     batch: Tokens, keep: Tensor, ratio_cap: float | None, log_ratio_clamp: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective [B, T]; and `clipped`, the kept tokens with A != 0 beyond a limit, where there is a limit.
+    """The objective [B, T]; and, if there is a limit, the statistic `clipped`: the kept tokens with A != 0 beyond it.
 
     Raises:
         ValueError: ratio_cap < 1, log_ratio_clamp <= 0, or as in `output.importance_objective`.
@@ -35,7 +35,7 @@ def objective_and_stats(
     if math.isinf(cap) and math.isinf(clamp):
         return importance_objective(batch, keep), {}
     log_ratio = batch.log_ratio.detach()
-    # The cap as a limit of the log-ratio: the exponential of what is beyond it is never taken.
+    # The cap as a limit of the log-ratio, so that no exponential overflows.
     limited = log_ratio.clamp(-clamp, min(clamp, math.log(cap)))
     ratio = torch.where(keep > 0, limited, 0.0).exp()
     if batch.overflows and not bool(ratio.isfinite().all()):

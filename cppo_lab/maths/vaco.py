@@ -5,14 +5,12 @@
     objective_t = M_t rho_t A_t
 
 D_i estimates twice the mean total variation between pi and mu over the response. Beyond delta a response keeps the
-tokens whose gradient moves pi back towards mu. A tie keeps the token. What TRM-Avg is to a whole response, this is
-with DPPO's direction.
+tokens whose gradient moves pi back towards mu. A tie keeps the token. It is TRM-Avg with DPPO's directional test.
 
-Source: VACO, arXiv 2603.01365, as open-instruct has it for language models (`grpo_utils.py`,
-`rho_mask_tv_divergence`, pull request 1681). PAPER: open-instruct ships no value for delta, and the paper's value for
-language models was not read; 0.2 is our choice. open-instruct bounds log rho to [-10, 10] and caps the weight at 2;
-here rho is as it is.
-It needs no divergence; one that is passed only enters the statistics.
+Source: VACO, arXiv 2603.01365, as implemented for language models in open-instruct (`grpo_utils.py`,
+`rho_mask_tv_divergence`, pull request 1681). PAPER: open-instruct has no default for delta, and we have not looked up
+the paper's value for language models; 0.2 is our choice. open-instruct bounds log rho to [-10, 10] and caps the weight
+at 2; here rho is not limited. The rule needs no divergence; one that is passed only enters the statistics.
 """
 
 from torch import Tensor
@@ -30,7 +28,8 @@ def vaco(
     *,
     delta: float,
 ) -> RuleOutput:
-    """Mask what moves a response further from mu once its mean abs(rho - 1) exceeds delta; math.inf masks nothing.
+    """Mask the tokens that move a response further from mu if its mean abs(rho - 1) exceeds delta; math.inf masks
+    nothing.
 
     Raises:
         ValueError: delta <= 0, or as in `output.tokens`.

@@ -76,10 +76,11 @@ def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Ten
 
 
 def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: Tensor) -> Tensor:
-    """What the prefix before t has spent beyond its allowance: sum_{j<t} w_j (D_j - delta_b), [B, T].
+    """The amount by which the prefix before t exceeds its budget: sum_{j<t} w_j (D_j - delta_b), [B, T].
 
     Equals S_{t-1} - delta_b W_{t-1}, so that c_t = min(delta, delta - excess_t). May have either sign.
-    One running sum of the difference: two separate sums cancel and lose about 60 times more at 16k tokens.
+    Computed as one running sum of the differences; the difference of two sums would have about 60 times the rounding
+    error at 16k tokens.
 
     Args:
         weights: [B, T] w.
@@ -103,7 +104,7 @@ def prefix_weight(weights: Tensor) -> Tensor:
 
 def _exclusive_sum(terms: Tensor) -> Tensor:
     """Running sum along T without the token itself: 0, x_1, x_1 + x_2, ..."""
-    # Shifted, not sum - terms: the subtraction would round the empty prefix away from 0.
+    # Shifted instead of sum - terms, because the subtraction would round the empty prefix away from 0.
     result = torch.zeros_like(terms)
     torch.cumsum(terms[:, :-1], 1, out=result[:, 1:])
     return result

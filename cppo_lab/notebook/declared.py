@@ -1,4 +1,4 @@
-"""The runs that a sweep or study declares, each with its place in it."""
+"""The declared runs of a sweep or study, each with its axis values."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,14 @@ from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import Plan
 
 _OWN_COLUMN = frozenset({"model", "rule", "seed", "variant"})
-_CHOICES = frozenset({"core", "model", "variant"})  # names, which a command line has without quotes
+_CHOICES = frozenset(
+    {"core", "model", "variant"}
+)  # names, which are written without quotes on a command line
 
 
 @dataclass(frozen=True)
 class DeclaredRun:
-    """One run in one sweep. `axes`: the sweep's axes, seed apart -> the run's value (None: it has no such key)."""
+    """One run in one sweep. `axes`: the sweep's axes except the seed -> the run's value (None: it has no such key)."""
 
     sweep: str
     run_id: str
@@ -31,9 +33,9 @@ class DeclaredRun:
 def override_text(key: str, value: Any) -> str:
     """A keyword argument as an override of the command line. A sequence is several values: `seed=[0, 1]` -> `seed=0,1`.
 
-    Raises UserError for a text that refers to something (`${...}`).
+    Raises UserError for a text with a reference (`${...}`).
     """
-    plain = value.tolist() if hasattr(value, "tolist") else value  # of numpy or pandas
+    plain = value.tolist() if hasattr(value, "tolist") else value  # a numpy or pandas value
     values = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
     if key in _CHOICES:
         return f"{key}={','.join(map(str, values))}"
@@ -41,7 +43,7 @@ def override_text(key: str, value: Any) -> str:
 
 
 def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[DeclaredRun]:
-    """Sweep after sweep as declared; a run that several sweeps share is there once for each."""
+    """The runs, sweep by sweep as declared; a run shared by several sweeps is listed for each."""
     typed = [text.partition("=")[0] for text in overrides if listed(text) is not None]
     return [
         DeclaredRun(
@@ -66,7 +68,9 @@ def _axes(sweep: Sweep, core: str, typed: Iterable[str]) -> list[str]:
 
 
 def _values(spec: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """The values of dotted keys. A whole section (an axis may be a group) is its name, or its values as text."""
+    """The values of dotted keys. A whole section (an axis may be a group) becomes its name, or else its values as
+    text.
+    """
     found = {}
     for key in keys:
         value: Any = spec

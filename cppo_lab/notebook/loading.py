@@ -1,4 +1,4 @@
-"""`cppo_lab.load`: from the name of a sweep to its results."""
+"""`cppo_lab.load`: loads the results of a sweep by name."""
 
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,11 @@ def load(
             **{"rule.w_min": 0.8}.
 
     Returns:
-        What the store has at this moment. `runs` is read now, `history` and `outcomes` when they are called.
+        The current state of the store. `runs` is read now, `history` and `outcomes` when they are called.
 
     Raises:
-        UserError: an unknown sweep, override or source; the store is missing or cannot be read; none of the runs is
-            in it.
+        UserError: an unknown sweep, override or source; a store that is missing, cannot be read or has none of the
+        runs.
     """
     texts = [*overrides, *(override_text(key, value) for key, value in values.items())]
     name = str(sweep)
@@ -76,7 +76,7 @@ def load(
 
 
 def _store(uri: str | Path | None, configured: str | None) -> str:
-    """The store to read: `uri`, or the one of the commands."""
+    """The store to read: `uri`, or the store that commands would use."""
     if uri is None:
         return address.tracking_uri(configured)
     path = isinstance(uri, Path) or (":" not in uri and uri.endswith(".db"))

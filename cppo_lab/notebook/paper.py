@@ -1,4 +1,4 @@
-"""The paper's curves as runs: read from the files of this package, without a store."""
+"""The paper's curves as runs, read from the files of this package instead of a store."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -13,13 +13,13 @@ from cppo_lab.store.history import from_columns
 from cppo_lab.store.reader import StoredRun
 from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
 
-WHOLE = "study"  # every sweep that the paper has curves of
+WHOLE = "study"  # all sweeps with curves in the paper
 
 
 def paper_runs(name: str) -> list[DeclaredRun]:
-    """The runs that the paper has curves of in a sweep, or in all of them (`study`), in its order.
+    """The runs of a sweep (`study`: of all sweeps) for which the paper has curves, in its order.
 
-    Raises UserError for a sweep that it has no curves of.
+    Raises UserError for a sweep without curves in the paper.
     """
     runs = reference_runs()
     sweeps = dict.fromkeys(sweep for run in runs for sweep in run.sweeps)
@@ -35,7 +35,7 @@ def paper_runs(name: str) -> list[DeclaredRun]:
 
 
 class PaperSource:
-    """The paper's curves; as `analysis.run_source.RunSource`. A run's id serves as MLflow's, too."""
+    """Implements `analysis.run_source.RunSource` for the paper's curves. A run's id also serves as its MLflow id."""
 
     def __init__(self) -> None:
         self._runs: dict[str, ReferenceRun] = {run.run_id: run for run in reference_runs()}

@@ -29,9 +29,9 @@ Runs: TypeAlias = str | Iterable[str] | pd.DataFrame | pd.Series
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The declared runs of a sweep or study, and what their store has of them.
+    """The declared runs of a sweep or study, with their data in the store.
 
-    `name` is the sweep's, `place` says in words where the runs are.
+    `name` is the sweep's name; `place` describes the store.
     """
 
     name: str
@@ -46,23 +46,21 @@ class Results:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """One row for each declared run, also for those that nobody has trained (state `missing`).
+        """One row for each declared run, including untrained ones (state `missing`).
 
-        A run that several sweeps of a study share has a row for each: `runs.drop_duplicates("run_id")`.
+        A run shared by several sweeps of a study has one row for each: `runs.drop_duplicates("run_id")`.
 
         Columns:
             sweep, run_id, variant, rule, model, core: text. `run_id` joins with `history` and `outcomes`.
-            one for each axis of the sweep, by its key (`rule.w_min`): the run's value; missing if it has none.
-            seed: Int64; the paper gives none.
-            t_stop: Int64, the training step that ends the window [0, t_stop] in which a run is scored.
-            state: done, collapsed, running, failed, partial or missing, as the store has it (`cppo status` also
-                asks the queue and the locks); reason: why it failed, collapsed or was interrupted.
-            best, best_step: the validation score that counts, and its training step: the highest mean over the
-                benchmarks inside the window, the first of equals, as in the reports (`analysis.selection`).
-            last, last_step: the last score inside the window.
-            final_mean: mean score over the last 30 % of the window, which selects nothing.
-            base: score before training (step 0).
-            start, end: UTC times of the run in the store; mlflow_id: its id there.
+            one column for each axis of the sweep, named by its key (`rule.w_min`): the run's value; missing if it has
+            none. seed: Int64; the paper gives none. t_stop: Int64, the training step that ends the window [0, t_stop]
+            in which a run is scored. state: done, collapsed, running, failed, partial or missing, according to the
+            store (`cppo status` also checks the queue and the locks); reason: why it failed, collapsed or was
+            interrupted. best, best_step: the selected validation score and its training step: the highest mean over the
+            benchmarks inside the window, the first on ties, as in the reports (`analysis.selection`). last, last_step:
+            the last score inside the window. final_mean: mean score over the last 30 % of the window, which has no
+            selection bias. base: score before training (step 0). start, end: UTC times of the run in the store;
+            mlflow_id: its id there.
 
         Scores are fractions in [0, 1], NaN where there is none.
         """
@@ -78,7 +76,7 @@ class Results:
         return tuple(sorted(self._source.metric_names(list(self._stored.values()))))
 
     def history(self, metrics: str | Iterable[str] | None = None, runs: Runs | None = None) -> pd.DataFrame:
-        """What was logged, long: one row for each (run, metric, step).
+        """The logged metrics in long format: one row for each (run, metric, step).
 
         Args:
             metrics: names or patterns such as "val/*" (`*` takes slashes too); None: all.
@@ -99,16 +97,16 @@ class Results:
         return frame.rename(columns={"mlflow_id": "run_id"})[list(HISTORY_COLUMNS)]
 
     def outcomes(self, runs: Runs | None = None) -> pd.DataFrame:
-        """How each problem went, long: one row for each (run, validated step, problem).
+        """The outcomes of single problems in long format: one row for each (run, validated step, problem).
 
         Args:
-            runs: ids, a column of ids, or rows of `runs`; None: all. Those that kept no outcomes have no rows.
+            runs: ids, a column of ids, or rows of `runs`; None: all. Runs that recorded no outcomes have no rows.
 
         Returns:
             Columns run_id, benchmark and problem (categorical; a problem's id is the same in every run on the same
             data), step (training steps), samples (answers to the problem, k), right and cut_off (how many of them were
-            right, or ended by the length limit), length (mean, in tokens). The Avg@k of a benchmark is the mean of
-            right / samples over its problems.
+            right, or hit the length limit), length (mean, in tokens). The Avg@k of a benchmark is the mean of right /
+            samples over its problems.
 
         Raises:
             UserError: source="paper"; an id that is not in `runs`; a file of outcomes is broken.
@@ -125,7 +123,7 @@ class Results:
 
     @cached_property
     def _stored(self) -> Mapping[str, StoredRun]:
-        """Run id -> the run in the store, of those that are there, in the order of the declaration."""
+        """Run id -> the run in the store, for the runs that it has, in declaration order."""
         ids = dict.fromkeys(run.run_id for run in self._declared)
         found = {run_id_of(run): run for run in self._source.find(ids)}
         return {run_id: found[run_id] for run_id in ids if run_id in found}
@@ -164,7 +162,9 @@ class Results:
         return self._source.points(stored, lambda name: schema.parse_validation_metric(name) is not None)
 
     def _rows_of_sweep(self, declared: Sequence[DeclaredRun]) -> Iterable[Mapping[str, Any]]:
-        """Scored sweep by sweep, as the reports do: what counts as a model's benchmarks is asked of its runs."""
+        """Rows scored sweep by sweep, as in the reports, since a model's benchmarks are determined by its runs in the
+        sweep.
+        """
         stored = {run.run_id: self._stored[run.run_id] for run in declared if run.run_id in self._stored}
         ids = {one.mlflow_id: run_id for run_id, one in stored.items()}
         model_of = {run.run_id: run.model for run in declared}
@@ -176,7 +176,7 @@ class Results:
         return (_row(run, stored.get(run.run_id), curves) for run in declared)
 
     def _chosen(self, runs: Runs | None) -> list[StoredRun]:
-        """The stored runs of the ids that were asked for; missing ones are left out."""
+        """The stored runs with the requested ids; missing ones are left out."""
         if runs is None:
             return list(self._stored.values())
         asked = (
@@ -187,7 +187,7 @@ class Results:
         for run_id in ids:
             if run_id not in known:
                 raise UserError(
-                    f"run {run_id!r} is none of {self.name}: take ids from the column `run_id` of runs"
+                    f"run {run_id!r} is not one of {self.name}: take ids from the column `run_id` of runs"
                 )
         return [self._stored[run_id] for run_id in ids if run_id in self._stored]
 
@@ -237,13 +237,13 @@ def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurv
 
 
 def _state(status: str, core: str, choice: Choice) -> str:
-    """The run's status; of the paper's runs, which have none of their own, a collapse is seen by its curve."""
+    """The run's status. The paper's runs have none; their collapses are detected from the curve."""
     collapsed = run_state(status, core, choice) is SelectionState.COLLAPSE
     return schema.COLLAPSED if collapsed else status
 
 
 def _narrowed(values: pd.Series) -> pd.Series:
-    """Whole numbers stay such where some runs have no value."""
+    """Convert whole numbers to a nullable integer type if some runs have no value."""
     given = [value for value in values if value is not None and value == value]
     whole = all(isinstance(value, int) and not isinstance(value, bool) for value in given)
     if given and whole:

@@ -1,9 +1,9 @@
-"""Rules by name: those of the product, and those of other packages.
+"""Looks up rules by name: built-in rules and rules of other packages.
 
-A rule of another package is found by an entry point of the group `cppo_lab.rules`, or by its import path, which comes
-from the command line (`rule.path`) or from CPPO_RULES. Either names a `Rule` or a function with a rule's signature. Its
-`path` in a run's configuration, and so in the run's id, is the import path or ENTRY_POINT; that of a built-in rule is
-None. Nothing is imported before a rule trains or a report asks for its title.
+A rule of another package is found by an entry point of the group `cppo_lab.rules`, or by its import path from the
+command line (`rule.path`) or CPPO_RULES. Either one must name a `Rule` or a function with a rule's signature. In a
+run's configuration, and so in its id, `path` is the import path or ENTRY_POINT; it is None for a built-in rule. Nothing
+is imported before a rule trains or a report needs its title.
 """
 
 import inspect
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 GROUP = "cppo_lab.rules"  # of entry points
-VARIABLE = "CPPO_RULES"  # import paths with commas between them
+VARIABLE = "CPPO_RULES"  # comma-separated import paths
 ENTRY_POINT = "entry point"
 
 RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in BUILT_IN})
@@ -50,7 +50,7 @@ NAMED: Mapping[str, Variant] = MappingProxyType({one.name: one for one in (*BUIL
 METHODS: tuple[Rule, ...] = tuple(
     sorted((rule for rule in BUILT_IN if rule.place), key=lambda one: one.place)
 )
-# The paper's colours of them, in figures as in MLflow's page.
+# Their colours in the paper, for figures and MLflow's page.
 METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
     {one.name: one.stroke.colour for one in METHODS if one.stroke}
 )
@@ -59,7 +59,7 @@ METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
 def rule_of(name: str, path: str | None = None) -> Rule:
     """The rule called `name`; `path` as in a run's configuration. Imports a rule of another package.
 
-    Raises UserError for a name or path that is not there, and for what is there and is no rule.
+    Raises UserError for an unknown name or path, and for an object that is not a rule.
     """
     if path is None:
         if name not in RULES:
@@ -82,9 +82,9 @@ def rule_of(name: str, path: str | None = None) -> Rule:
 
 
 def from_environment(name: str) -> str | None:
-    """The import path that the user's environment has for a rule: the one in CPPO_RULES that ends in `:name`.
+    """The import path of a rule in the user's environment, i.e. the entry of CPPO_RULES that ends in `:name`.
 
-    Raises UserError for an entry of the variable that is no import path.
+    Raises UserError for an entry of the variable that is not an import path.
     """
     paths = [text.strip() for text in os.environ.get(VARIABLE, "").split(",") if text.strip()]
     for path in paths:
@@ -94,9 +94,9 @@ def from_environment(name: str) -> str | None:
 
 
 def known(name: str) -> Variant | None:
-    """What readers see for a name: of the product, or of a package that the user has installed or named in CPPO_RULES.
+    """The display record for a name, from the product or from a package that is installed or named in CPPO_RULES.
 
-    None for any other name, and where the package cannot be imported: the name itself is then shown.
+    None for any other name, or if the package cannot be imported; the name itself is then displayed.
     """
     if name in NAMED:
         return NAMED[name]

@@ -1,4 +1,4 @@
-"""The records of the built-in rules, and of the settings of these rules that have their own names."""
+"""The records of the built-in rules, and of named settings of these rules."""
 
 import math
 
@@ -27,7 +27,7 @@ _SYMMETRIC, _WEIGHTS = "cppo_lab.maths.symmetric", "cppo_lab.maths.sequence_weig
 _BUDGET = frozenset({DIVERGENCE, RESPONSE})
 _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 
-# In the order of the table of their differences.
+# In the order of the table of rule differences.
 BUILT_IN = (
     Rule(
         name="grpo",
@@ -47,8 +47,8 @@ BUILT_IN = (
         paper="1707.06347",
         row=Row("ratio", beyond="clipped"),
     ),
-    # Dr. GRPO keeps PPO's clip. What it removes lies outside the rule: the division of advantages by the group's
-    # standard deviation (`advantages.group_advantages`) and of each response by its length (`aggregation`).
+    # Dr. GRPO keeps PPO's clip. It removes two things outside the rule: the division of advantages by the group's
+    # standard deviation (`advantages.group_advantages`), and of each response by its length (`aggregation`).
     Rule(
         name="dr_grpo",
         function=f"{_CLIPS}:grpo",
@@ -100,7 +100,7 @@ BUILT_IN = (
         stroke=Stroke("#7B4FB5"),
         accessible=Stroke(PURPLE, DASH_DOT, "v"),
     ),
-    # Tells whether the order of the weights matters or only their distribution.
+    # Tests whether the order of the weights matters, or only their distribution.
     Rule(
         name="cppo_no_prefix_budget_shuffled",
         function=f"{_MASKS}:cppo",
@@ -112,7 +112,7 @@ BUILT_IN = (
         stroke=Stroke("#E377C2"),
         accessible=Stroke(BLACK, DOTS, "D"),
     ),
-    # The lightest weight first. Where early tokens decide, it should do worse than shuffled and ordered weights.
+    # The lightest weight first. If early tokens are decisive, it should do worse than shuffled and ordered weights.
     Rule(
         name="cppo_no_prefix_budget_reversed",
         function=f"{_MASKS}:cppo",
@@ -217,14 +217,14 @@ BUILT_IN = (
         paper="2510.18855",
         row=Row("ratio, both directions"),
     ),
-    # prime-rl's own loss, without a paper.
+    # prime-rl's loss, without a paper.
     Rule(
         name="ipo",
         function=f"{_SYMMETRIC}:ipo",
         title="IPO",
         row=Row("probability, both directions", beyond="masked, pulled back"),
     ),
-    # A blog's: ringtech.notion.site/kpop.
+    # From a blog: ringtech.notion.site/kpop.
     Rule(
         name="kpop",
         function=f"{_SYMMETRIC}:kpop",
@@ -246,7 +246,7 @@ BUILT_IN = (
         needs=frozenset({MINIBATCH, RESPONSE}),
         row=Row("mean squared log-ratio", per="minibatch"),
     ),
-    # These three are a blog's: richardli.xyz/rl-collapse.
+    # These three are from a blog: richardli.xyz/rl-collapse.
     Rule(
         name="seq_tis",
         function=f"{_WEIGHTS}:seq_tis",
@@ -296,7 +296,7 @@ BUILT_IN = (
 
 _FIXED_BUDGET = (Stroke("#FF7F0E"), Stroke(GREEN, DASH_DOT, "v"))
 _LOW_W_MIN = (Stroke("#5C6B73"), Stroke(BLACK, DOTS, "^"))
-# Names in sweeps and in the paper's curves for a rule with other constants or another divergence.
+# Names, in sweeps and in the paper's curves, of a rule with other constants or another divergence.
 SETTINGS = (
     Variant(
         name="cppo_kl", title="CPPO, KL", stroke=Stroke("#2E8B57"), accessible=Stroke(PURPLE, SHORT, "D")

@@ -1,6 +1,6 @@
-"""The record of a rule: everything that the product knows about it except its constants, which are in its YAML.
+"""The record of a rule: all its metadata except its constants, which are in its YAML file.
 
-Imports neither torch nor the rule's function: tables and plans need records alone.
+Imports neither torch nor the rule's function, since tables and plans need only records.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import Any
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.plugins import load
 
-# What a rule needs of its caller, and what its decision on a token depends on.
-DIVERGENCE = "divergence"  # D_t; a rule without it takes one for its statistics
+# What a rule needs from its caller, and what its decision on a token depends on.
+DIVERGENCE = "divergence"  # D_t; a rule without this need uses it for statistics only
 KL = "kl"  # D_t must be a KL divergence: its thresholds are on KL(mu to pi)
-# The whole minibatch in one call: on a part of it the rule would be another one. Micro-batches and ranks have parts.
+# The whole minibatch in one call: its decisions would differ on micro-batches or on the parts of ranks.
 MINIBATCH = "minibatch"
 PERMUTATION = (
     "permutation"  # the keyword `permutation` [B, T], drawn once per rollout (weights.shuffled_weights)
@@ -27,8 +27,8 @@ NEEDS = frozenset({DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE})
 
 @dataclass(frozen=True)
 class Stroke:
-    """How a variant's line is drawn. `dash`: lengths of strokes and gaps in widths of the line, empty for a full line;
-    `marker`: matplotlib's sign for its points, empty for none.
+    """The line style of a variant. `dash`: lengths of strokes and gaps in line widths, empty for a solid line.
+    `marker`: matplotlib's marker for its points, empty for none.
     """
 
     colour: str
@@ -51,7 +51,7 @@ class Row:
     """A rule's row in the table of the rules' differences.
 
     bounds: what is bounded, such as `ratio` or `divergence`.
-    per: what one decision covers, `token`, `response` or `minibatch`.
+    per: the unit of a decision: `token`, `response` or `minibatch`.
     position, prefix: whether the limit of a token depends on its position, and on the tokens before it.
     beyond: what happens beyond the bound: `masked`, `clipped`, `capped`, `weighed less`, `pulled back`.
     """
@@ -70,11 +70,11 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What readers see for a name in a sweep.
+    """The display properties of a name in a sweep.
 
     title: in tables and legends; empty: the name itself.
-    stroke, accessible: its line in the paper's palette and in the one for colour-blind readers; None: one of those
-        that are free.
+    stroke, accessible: its line style in the paper's palette and in the one for colour-blind readers; None: the next
+    free one.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Rule(Variant):
         divergence=None, *, <constants>) -> RuleOutput`, all tensors [B, T], constants as plain keyword scalars
         (cppo_lab.maths.output).
     needs: of DIVERGENCE, KL, MINIBATCH, PERMUTATION, RESPONSE.
-    fixed: constants of the function that make this rule, and that nobody else sets.
-    paper: arXiv number of the paper that it is from; empty: none.
+    fixed: constants of the function that define this rule and cannot be configured.
+    paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
-    place: its place among the rows of the paper's main table, from 1; 0: it is not there.
+    place: its row in the paper's main table, from 1; 0: it is not in the table.
 
-    Raises ValueError for a need that there is not.
+    Raises ValueError for an unknown need.
     """
 
     function: str | Callable[..., Any]
@@ -112,7 +112,7 @@ class Rule(Variant):
 
     @functools.cached_property
     def load(self) -> Callable[..., Any]:
-        """The rule as it is called: without `fixed`, with `permutation` only where the rule needs it.
+        """The rule as a callable, with `fixed` bound, that takes `permutation` only if the rule needs it.
 
         Raises UserError if the function cannot be imported.
         """
@@ -120,9 +120,9 @@ class Rule(Variant):
         return _with_constants(self, function) if self.fixed or PERMUTATION in self.needs else function
 
     def check(self, constants: Mapping[str, Any], measure: str) -> None:
-        """Hold a run's constants and its divergence's measure against the rule. Imports the function.
+        """Check a run's constants and its divergence's measure against the rule. Imports the function.
 
-        Raises UserError for a constant that the function does not take or lacks, or a measure that does not fit.
+        Raises UserError for an unknown or missing constant, or a measure that does not fit.
         """
         takes = self.constants()
         if strange := next((name for name in constants if name not in takes), None):
@@ -145,7 +145,7 @@ class Rule(Variant):
 
 
 def _with_constants(rule: Rule, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with the constants that make it this rule."""
+    """`function` with the rule's fixed constants bound."""
     whole = inspect.signature(function)
     left = {name: one for name, one in whole.parameters.items() if name not in rule.fixed}
     if PERMUTATION in left and PERMUTATION not in rule.needs:

@@ -1,4 +1,4 @@
-"""Typed, frozen configs. What decides the numbers of a run is in `run`; where it runs is in `layout`."""
+"""Typed, frozen configs. `run` has everything that determines a run's numbers, `layout` where it runs."""
 
 from cppo_lab.spec.answers import AnswersSpec
 from cppo_lab.spec.base import Count, Name, Spec, canonical, digest, fingerprint

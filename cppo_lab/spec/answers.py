@@ -1,4 +1,4 @@
-"""What a run keeps of its answers: no part of its identity."""
+"""The settings for recording answers, which are not part of a run's identity."""
 
 from typing import Annotated, Literal
 
@@ -8,11 +8,12 @@ from cppo_lab.spec.base import Spec
 
 
 class AnswersSpec(Spec):
-    """How much of its answers a run keeps, in the files of `cppo_lab.answers`.
+    """How much of its answers a run records, in the files of `cppo_lab.answers`.
 
-    keep: False keeps nothing at all. problems: validation problems whose answers are kept at each validation; the
-    outcomes are those of all problems always. groups: training groups (prompts) whose responses and tokens are kept at
-    each validated step. megabytes: the most, in 2^20 bytes, that texts and tokens of a run take together.
+    keep: False records nothing. problems: the number of validation problems whose answers are recorded at each
+    validation; outcomes always cover all problems. groups: the number of training groups (prompts) whose responses and
+    tokens are recorded at each validated step. megabytes: the limit of a run's texts and tokens together, in 2^20
+    bytes.
     """
 
     keep: bool

@@ -1,4 +1,4 @@
-"""What every config is made of: immutable, typed, no unknown keys; and the fingerprint that names one."""
+"""The base of all configs (immutable, typed, no unknown keys) and their fingerprint."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from cppo_lab.plugins import NAME
 
 
 def _one_zero(value: float) -> float:
-    """-0.0 is equal to 0.0 and would be written differently: one run would have two ids."""
+    """Normalise -0.0, which equals 0.0 but would be written differently, so that one run would have two ids."""
     return value + 0.0
 
 
@@ -18,9 +18,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_one_zero)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0)]
 Probability = Annotated[Finite, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1, le=10**9)]  # no loop over a count of anything takes longer than that
+Count = Annotated[int, Field(ge=1, le=10**9)]  # an upper bound, so that no loop over a count runs without end
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-# Names become parts of file names and of metric names.
+# Names become parts of file names and metric names.
 Name = Annotated[str, Field(pattern=f"^{NAME.pattern}$")]
 
 
@@ -31,9 +31,9 @@ class Spec(BaseModel):
 
 
 def canonical(spec: Spec) -> str:
-    """The one JSON text of a config: keys in order, without what does not apply (None).
+    """The canonical JSON text of a config: sorted keys, without values that do not apply (None).
 
-    So a constant added by a later rule changes no older text.
+    So a constant that a later rule adds does not change older texts.
     """
     return json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
 

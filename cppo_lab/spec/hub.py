@@ -11,8 +11,8 @@ from cppo_lab.spec.base import Count, Name, Spec
 class HubModel(Spec):
     """A checkpoint of the Hugging Face hub, by repository and revision.
 
-    `parameters` and `active_parameters` (per token; fewer than all in a mixture of experts) are in billions: what
-    estimates of time and memory need before the model is there.
+    `parameters` and `active_parameters` (per token; fewer than all in a mixture of experts) are in billions; estimates
+    of time and memory need them before the model is downloaded.
     """
 
     name: Name
@@ -24,7 +24,7 @@ class HubModel(Spec):
     width: Count
     kv_width: Count  # key-value heads x head dimension
     vocabulary: Count
-    context: Count  # tokens that the model was made for
+    context: Count  # context length in tokens
 
 
 class MathData(Spec):

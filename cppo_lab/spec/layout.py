@@ -1,4 +1,4 @@
-"""Where a run of verl's trainer runs and how it is spread over devices: no part of its identity."""
+"""Where a run of verl's trainer runs, and how it is distributed over devices; not part of its identity."""
 
 from typing import Any, Literal, Self
 
@@ -8,7 +8,7 @@ from cppo_lab.spec.base import Count, Positive, Probability, Spec, fingerprint
 
 
 class Megatron(Spec):
-    """Parallel sizes of the Megatron engine, under the names of its settings."""
+    """Parallel sizes of the Megatron engine, named like its settings."""
 
     tensor: Count
     pipeline: Count
@@ -24,13 +24,13 @@ class Megatron(Spec):
 class LayoutSpec(Spec):
     """Nodes, devices and parallel sizes.
 
-    `tokens_per_device` bounds the tokens of one micro-batch; `verl` holds further settings of verl by their dotted
-    names, applied last.
+    `tokens_per_device` bounds the tokens of a micro-batch. `verl` has further settings of verl by their dotted names;
+    they are applied last.
     """
 
     name: str
     device: Literal["cuda", "cpu"]
-    device_memory_gb: Positive = 80.0  # 1e9 bytes, of each device; nothing is asked of a CPU's
+    device_memory_gb: Positive = 80.0  # 1e9 bytes, of each device; ignored for a CPU
     nodes: Count
     devices_per_node: Count
     strategy: Literal["fsdp2", "megatron"]
@@ -40,7 +40,7 @@ class LayoutSpec(Spec):
     rollout_tensor_parallel: Count
     rollout_memory: Probability  # share of a device's memory that the rollout engine may take
     tokens_per_device: Count
-    offload: bool  # parameters and optimiser state rest in host memory between their uses
+    offload: bool  # keep parameters and optimiser state in host memory between uses
     topk_dtype: Literal["float16", "float32"]  # of mu's Top-K log-probabilities on the wire
     verl: dict[str, Any]
 
@@ -78,12 +78,12 @@ class LayoutSpec(Spec):
 
 
 class PathsSpec(Spec):
-    """Where prepared data and downloaded models lie; None: the hub's own cache."""
+    """Folders of prepared data and downloaded models; None: the hub's own cache."""
 
     data: str
     models: str | None
 
 
 def layout_tag(layout: LayoutSpec) -> str:
-    """`<name>@<fingerprint>`: one tag for one way of spreading a run, overrides of the named layout included."""
+    """`<name>@<fingerprint>`: a tag that identifies a layout, including overrides of the named one."""
     return f"{layout.name}@{fingerprint(layout)}"

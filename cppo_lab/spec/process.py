@@ -1,4 +1,4 @@
-"""A small Markov process with a known reward, and the policy of tables that core `exact` trains on it."""
+"""A small Markov process with a known reward, and the tabular policy that core `exact` trains on it."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,15 +7,15 @@ from pydantic import Field, model_validator
 from cppo_lab.schema import MEAN
 from cppo_lab.spec.base import Count, Finite, Name, NonNegative, Positive, Spec
 
-LONGEST = 4096  # tokens of a response: every state's probability is kept for each of them
+LONGEST = 4096  # tokens of a response: the probability of every state is stored for each
 
 
 class ProcessData(Spec):
     """The process: how tokens move its state, and which responses are rewarded.
 
-    Symbol 0 is the branch token, the others are ordinary. `family` says in which eighth of the response the branch
-    token changes the mode. A response is rewarded if it has at most `allowed_slips` wrong tokens. The starting symbols
-    are dealt out to the `benchmarks`.
+    Symbol 0 is the branch token, the others are ordinary. `family` determines in which eighth of the response the
+    branch token changes the mode. A response is rewarded if it has at most `allowed_slips` wrong tokens. The starting
+    symbols are divided among the `benchmarks`.
     """
 
     name: Name
@@ -41,7 +41,7 @@ class ProcessData(Spec):
 
 
 class TableModel(Spec):
-    """A log-linear policy of four tables of logits, where its training starts, and how its sampler differs from it.
+    """A log-linear policy with four tables of logits, its initial parameters, and the mismatch of its sampler.
 
     The start makes `slips` wrong tokens per response on average in the first mode and `second_mode_slips` in the
     second, and takes the fork with probability `fork`; `start_noise` is the standard deviation of a normal draw that

@@ -1,4 +1,4 @@
-"""The resources that a run requests, in Slurm's terms: no part of its identity."""
+"""The resources that a run requests, in Slurm's terms; not part of its identity."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from cppo_lab.spec.base import Count, Positive, Spec
 
-# These become options of a batch script: nothing that a shell would read differently.
+# These become options of a batch script, so characters that are special to a shell are excluded.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$", max_length=256)]
 Features = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[(][A-Za-z0-9_.,:|&*()\[\]-]*$", max_length=256)]
 
@@ -15,7 +15,7 @@ Hours = Annotated[float, Field(gt=0, le=10_000)]
 
 
 class ResourcesSpec(Spec):
-    """Time and shares of one run; None: the cluster's default. Nodes and devices are in the layout."""
+    """Time and resources of one run; None: the cluster's default. Nodes and devices are in the layout."""
 
     hours: Hours  # after which the run is ended
     cpus: Count | None  # of each node

@@ -11,11 +11,11 @@ from cppo_lab.plugins import PATH
 from cppo_lab.rules import ENTRY_POINT, RULES
 from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Spec
 
-VERL = "verl_"  # begins the names of verl's own losses
+VERL = "verl_"  # prefix of the names of verl's own losses
 
 
-# Constants that a recipe sets, with the paper's values. They came after the first runs: a value that is here becomes
-# None, which keeps it out of the ids (`base.canonical`).
+# Constants that a recipe sets, with the paper's values. They were added after the first runs: a value listed here
+# becomes None, which keeps it out of run ids (`base.canonical`).
 PAPER: Mapping[str, str | float] = MappingProxyType(
     {
         "position_span": "own",
@@ -30,12 +30,13 @@ OF_ADAPTIVE = ("delta_b_cap", "delta_b_quantile", "delta_b_scale")
 
 
 class RuleSpec(Spec):
-    """A trust-region rule and its constants; None where the rule has no such constant, or it has the value in PAPER.
+    """A trust-region rule and its constants. A constant is None if the rule does not have it, or if it has the value in
+    PAPER.
 
     `position_span` is T of the position weight: the response's own length, or the width that batches are padded to. The
-    constants of an adaptive delta_b are dropped where it is fixed.
+    constants of an adaptive delta_b are dropped if it is fixed.
 
-    `path` says where a rule of another package is, see `cppo_lab.rules`; None for those of the product and of verl.
+    `path` locates a rule of another package, see `cppo_lab.rules`; None for built-in rules and those of verl.
     """
 
     name: str
@@ -74,9 +75,9 @@ class RuleSpec(Spec):
     @model_validator(mode="wrap")
     @classmethod
     def _without_unused(cls, values: Any, made: ModelWrapValidatorHandler[Self]) -> Self:
-        """Drop constants that do not change the run: the paper's values, and those of a quantile that is not taken."""
+        """Drop constants that do not change the run: the paper's values, and those of an unused quantile."""
         if not isinstance(values, dict) or values.get("path") is not None:
-            return made(values)  # a rule of another package may need to be given them
+            return made(values)  # a rule of another package may require them
         kept = {key: value for key, value in values.items() if not _is_papers(key, value)}
         found = made(kept)
         if found.delta_b_mode == "fixed" and not kept.keys().isdisjoint(OF_ADAPTIVE):
@@ -97,7 +98,7 @@ class RuleSpec(Spec):
 
     @property
     def verl_loss(self) -> str | None:
-        """The loss of verl's own that `verl_<loss>` names; None for a rule of ours."""
+        """The loss of verl in `verl_<loss>`; None for other rules."""
         return self.name.removeprefix(VERL) if self.name.startswith(VERL) else None
 
     def parameters(self) -> dict[str, Any]:
@@ -107,12 +108,12 @@ class RuleSpec(Spec):
         return {k: v for k, v in own.items() if v is not None} | foreign
 
     def arguments(self, width: int) -> dict[str, Any]:
-        """`parameters` as the rule's function takes them; `width` is the one that batches are padded to, in tokens."""
+        """`parameters` as arguments of the rule's function; `width` is the padded width of batches, in tokens."""
         found = self.parameters()
         return found | {"span": width} if found.pop("position_span", None) == "padded" else found
 
     def needs(self, need: str) -> bool:
-        """Whether a rule of the product needs something (`cppo_lab.rules`); False where that is not known."""
+        """Whether a built-in rule has a need (`cppo_lab.rules`); False if that is unknown."""
         return self.name in RULES and need in RULES[self.name].needs
 
 
@@ -123,7 +124,7 @@ def _is_papers(key: str, value: object) -> bool:
 class DivergenceSpec(Spec):
     """How D_t is measured: `estimator` on which partition, `measure` TV or KL(mu to pi).
 
-    `sample` estimates the KL from the sampled token alone (k2, k3), where no more of mu is known.
+    `sample` estimates the KL from the sampled token alone (k2, k3), for cases where no more of mu is known.
     """
 
     estimator: Literal["exact", "topk", "binary", "sample"]

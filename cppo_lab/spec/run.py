@@ -1,7 +1,7 @@
 """Typed, frozen configuration of one training run, and its identity.
 
-A RunSpec holds everything that decides the numbers of a run, and nothing else: where it runs, where it writes
-and who tracks it live in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed.
+A RunSpec has everything that determines the numbers of a run, and nothing else: where it runs, what it writes and where
+it is tracked are in other configs. `run_id` is the hash of the fully resolved RunSpec including the seed.
 """
 
 import math
@@ -18,7 +18,7 @@ from cppo_lab.spec.synthetic import MadeModel, TaskData
 
 
 def _kind_of_model(value: object) -> str:
-    """`Tag` of a model: only ours say their architecture."""
+    """`Tag` of a model: only embedded models have an architecture."""
     made = "architecture" in value if isinstance(value, dict) else isinstance(value, MadeModel)
     return "<made>" if made else "<hub>"
 
@@ -79,7 +79,7 @@ class SamplingSpec(Spec):
 
 
 class ValidationSpec(Spec):
-    """Avg@`samples` on every benchmark each `every` steps, on sampling seeds that do not change."""
+    """Avg@`samples` on every benchmark every `every` steps, with constant sampling seeds."""
 
     every: Count
     samples: Count
@@ -98,7 +98,7 @@ class OptimSpec(Spec):
 
 
 class TrainingSpec(Spec):
-    """`t_stop` training steps; how per-token objectives become one loss.
+    """The number of training steps `t_stop`, and the aggregation of per-token objectives to a loss.
 
     A run whose validation score stays below `collapse_share` x its best for `collapse_patience` validations in a
     row ends as collapsed (cores/collapse.py).
@@ -111,7 +111,7 @@ class TrainingSpec(Spec):
 
 
 class RunSpec(Spec):
-    """Everything that decides the numbers of one training run, whatever the core; each core has its own kind."""
+    """Everything that determines the numbers of one training run; each core has its own subclass."""
 
     core: str
     seed: Seed
@@ -142,7 +142,7 @@ class RunSpec(Spec):
 
     @property
     def run_id(self) -> str:
-        """Twelve hex digits that name this configuration: stable over machines, Python versions and key order."""
+        """Twelve hex digits that identify this configuration, stable across machines, Python versions and key order."""
         return fingerprint(self)
 
 
@@ -163,7 +163,7 @@ class MiniRun(RunSpec):
 
 
 class VerlRun(RunSpec):
-    """A run of verl's trainer: a published model on mathematics, or a model of our own making on its task."""
+    """A run of verl's trainer: a published model on mathematics, or one of our embedded models on its task."""
 
     core: Literal["verl"]
     model: Annotated[
@@ -199,7 +199,7 @@ class VerlRun(RunSpec):
 
 
 class ExactRun(RunSpec):
-    """A run of the core whose returns are known exactly: a policy of tables on a small Markov process."""
+    """A run of the core with exactly known returns: a tabular policy on a small Markov process."""
 
     core: Literal["exact"]
     model: TableModel
@@ -234,7 +234,7 @@ class ExactRun(RunSpec):
 
 
 def check_length(data: TaskData, rollout: SamplingSpec) -> None:
-    """A response must have room for the worked answer.
+    """Check that a worked answer fits into a response.
 
     Raises ValueError.
     """
@@ -248,7 +248,7 @@ def check_length(data: TaskData, rollout: SamplingSpec) -> None:
 
 
 def check_top_k(divergence: DivergenceSpec, vocabulary: int) -> None:
-    """The rollout policy has no more log-probabilities than there are tokens.
+    """Check that k is at most the size of the vocabulary.
 
     Raises ValueError.
     """

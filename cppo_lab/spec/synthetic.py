@@ -1,4 +1,4 @@
-"""The embedded models, and the arithmetic tasks that they learn."""
+"""The embedded models and their arithmetic tasks."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from cppo_lab.schema import MEAN
 from cppo_lab.spec.base import Count, Name, Positive, Probability, Seed, Spec
 
-ANNEAL_STEPS = 300  # of a warm start, once it has reached its target accuracy
+ANNEAL_STEPS = 300  # of a warm start, after it has reached its target accuracy
 MAX_NUMBERS = 100_000  # symbols for numbers that a vocabulary may have
 
 
@@ -35,17 +35,17 @@ class Architecture(Spec):
 class WarmStart(Spec):
     """Supervised start of the model on noisy worked examples.
 
-    With `target_accuracy` the model trains until that share of its most likely tokens is right on worked examples
-    without noise, and then ANNEAL_STEPS further steps; `steps` is the limit of both together. How long a model makes
-    no progress before it learns the task varies between seeds: a fixed number of steps gives some seeds a start that
-    knows nothing, from which no rule can train. Without `target_accuracy` it trains exactly `steps` steps.
+    With `target_accuracy` the model trains until that share of its most likely tokens is right on noise-free worked
+    examples, and then for another ANNEAL_STEPS steps; `steps` limits both together. The initial plateau before a model
+    learns the task varies between seeds, so a fixed number of steps would leave some seeds at an accuracy from which no
+    rule can train. Without `target_accuracy` it trains for exactly `steps` steps.
     """
 
     steps: Count
     batch: Count
     learning_rate: Positive
     step_noise: Probability
-    seed: Seed | None = None  # None: the run's seed, so that each seed of a study draws its own start
+    seed: Seed | None = None  # None: the run's seed, so that each seed of a study has its own start
     target_accuracy: Probability | None = None
 
     @model_validator(mode="after")
@@ -59,21 +59,21 @@ class WarmStart(Spec):
 
 
 class MadeModel(Spec):
-    """A small transformer of the product's own making (Qwen3's architecture), and the start of its training."""
+    """An embedded small transformer (Qwen3 architecture), and its initialisation."""
 
     name: Name
     architecture: Architecture
     warm_start: WarmStart
 
     def for_seed(self, seed: int) -> Self:
-        """The model whose warm start has a seed: its own if one is set, else that of the run."""
+        """The model with the seed of its warm start set: its own if there is one, else that of the run."""
         if self.warm_start.seed is not None:
             return self
         return self.model_copy(update={"warm_start": self.warm_start.model_copy(update={"seed": seed})})
 
     @property
     def start_seed(self) -> int:
-        """The seed of the warm start. Raises ValueError if it is that of a run (`for_seed`)."""
+        """The seed of the warm start. Raises ValueError if it has not been set (see `for_seed`)."""
         if self.warm_start.seed is None:
             raise ValueError("the warm start has no seed of its own: MadeModel.for_seed sets that of the run")
         return self.warm_start.seed
@@ -118,7 +118,7 @@ class TaskData(Spec):
 
     @property
     def problem_space(self) -> int:
-        """How many problems there are; another spelling is no other problem."""
+        """The number of distinct problems; spellings are not counted separately."""
         if self.task == "addition":
             return int(self.modulus ** (2 * self.operations))
         units = sum(math.gcd(n, self.modulus) == 1 for n in range(1, self.modulus))

@@ -1,6 +1,6 @@
 """The MLflow store: its address, opening it, reading and writing runs.
 
-What this room promises:
+Guarantees of this package:
 
 - `address.py`: which store is used (`tracking.uri`, MLFLOW_TRACKING_URI, `mlflow.db`). Passwords are not printed.
 - `create.py`: a new SQLite store is complete or absent, whenever the process is killed.
@@ -11,5 +11,5 @@ What this room promises:
 - `database.py`, `listing.py`: the runs of an experiment, from SQL where that is faster than MLflow's search.
 - `history.py`: the metric history of a run as one file, `history.npz`, with equal bytes for equal histories.
 
-What is written, and when, is `cppo_lab.tracking`'s.
+`cppo_lab.tracking` decides what is written, and when.
 """

@@ -1,4 +1,4 @@
-"""Where the tracking store is. Imports neither mlflow nor sqlalchemy, so that a wrong address is reported at once."""
+"""The URI of the tracking store. Imports neither mlflow nor sqlalchemy, so that a wrong URI is reported at once."""
 
 import contextlib
 import errno
@@ -21,14 +21,15 @@ from cppo_lab.redaction import MASK, redacted
 from cppo_lab.safe_open import is_shared, open_lock
 
 VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own
-DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, where `mlflow server` looks as well
+DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, like the default of `mlflow server`
 _DATABASES = ("postgresql", "mysql", "mssql")
 _SQLITE_QUERY = re.compile(r"(timeout=\d+(\.\d+)?)?")
-_MADE_BY_MLFLOW = "experiments"  # the first table that it makes
-_IN_CREATION = "_alembic_tmp_"  # begins the names of tables that exist only while others are changed
-# We retry a server that is away: wait seconds, not MLflow's default of minutes. A slow server gets more time.
+_MADE_BY_MLFLOW = "experiments"  # the first table that MLflow creates
+_IN_CREATION = "_alembic_tmp_"  # prefix of temporary tables during a migration
+# We retry an unreachable server ourselves, so wait seconds instead of MLflow's default of minutes. A slow server gets
+# more time.
 _SERVER_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-_DATABASE_PATIENCE = {"PGCONNECT_TIMEOUT": "10"}  # seconds; libpq's own patience has no end
+_DATABASE_PATIENCE = {"PGCONNECT_TIMEOUT": "10"}  # seconds; libpq has no timeout by default
 _DRIVERS = {"mysql": "MySQLdb", "mssql": "pyodbc"}  # SQLAlchemy's defaults
 _NO_ANSWER = re.compile(
     "Max retries exceeded|Failed to establish a new connection|Connection aborted|Read timed out"
@@ -40,8 +41,8 @@ _POSTGRES_DRIVERS = ("psycopg2", "psycopg")  # MLflow is tested with the first
 def tracking_uri(configured: str | None = None) -> str:
     """The tracking store to use: `MLFLOW_TRACKING_URI`, else `configured`, else `sqlite:///mlflow.db`.
 
-    A SQLite file is named by its absolute path: runs start in separate processes.
-    Raises UserError for a scheme that cannot hold runs of several writers (a plain folder) or that is unknown.
+    A SQLite file is given by its absolute path, since runs start in separate processes. Raises UserError for an unknown
+    scheme, or one that does not support several writers (a plain folder).
     """
     uri = os.environ.get(VARIABLE) or configured or DEFAULT_URI
     scheme = uri.partition("://")[0] if "://" in uri else ""
@@ -65,7 +66,7 @@ def tracking_uri(configured: str | None = None) -> str:
 
 
 def _require_file_name(database: Path, uri: str) -> None:
-    """Raises UserError for a SQLite URI that can name no file, or asks for more than a file."""
+    """Raises UserError for a SQLite URI that does not name a file, or has other parameters than a timeout."""
     remedy = f"name a file, sqlite:///FILE.db ({VARIABLE}, or tracking.uri in the configuration)"
     if not _SQLITE_QUERY.fullmatch(uri.partition("?")[2]):
         raise UserError(f"tracking URI {uri}: of a query only timeout=SECONDS is known: {remedy}")
@@ -78,19 +79,19 @@ def _require_file_name(database: Path, uri: str) -> None:
 
 
 def _has_address(uri: str) -> bool:
-    """Whether host and port of a server are valid; a database on this machine needs no host."""
+    """Whether a server's host and port are valid; a local database needs no host."""
     try:
         parts = urlsplit(uri)
         return parts.port != 0 and (bool(parts.hostname) or not uri.startswith("http"))
-    except ValueError:  # a port that is no number or too large, half an IPv6 address
+    except ValueError:  # an invalid or too large port, an incomplete IPv6 address
         return False
 
 
 def absolute_uri(uri: str) -> str:
-    """The same store named independently of the working folder and of SQLAlchemy's version.
+    """The store's URI, independent of the working folder and of SQLAlchemy's version.
 
-    `postgresql://` means another driver in SQLAlchemy 2.1 than in 2.0: here, the one that is installed.
-    Raises UserError if none is.
+    `postgresql://` selects different drivers in SQLAlchemy 2.0 and 2.1; here it is replaced by the installed one.
+    Raises UserError if none is installed.
     """
     path = sqlite_file(uri)
     if path is not None:
@@ -115,9 +116,9 @@ def absolute_uri(uri: str) -> str:
 
 
 def with_password(uri: str) -> str:
-    """The full URI of `redacted`, from the environment.
+    """The full URI of the redacted `uri`, from the environment.
 
-    Raises UserError if it has another one.
+    Raises UserError if the environment has a different one.
     """
     if MASK not in uri:
         return uri
@@ -131,13 +132,15 @@ def with_password(uri: str) -> str:
 
 @contextlib.contextmanager
 def in_the_environment(uri: str, variable: str = VARIABLE) -> Iterator[None]:
-    """Put a store's URI into the environment of jobs: jobs are written to files, which must not contain a password."""
+    """Pass a store's URI to jobs in the environment, since jobs are written to files, which must not contain a
+    password.
+    """
     before = os.environ.get(variable)
     os.environ[variable] = uri
     try:
         yield
     finally:
-        os.environ.pop(variable, None)  # another thread may have been here
+        os.environ.pop(variable, None)  # another thread may have removed it
         if before is not None:
             os.environ[variable] = before
 
@@ -148,7 +151,7 @@ def sqlite_file(uri: str) -> Path | None:
 
 
 def no_answer(error: Exception) -> str:
-    """Why a server does not answer, in the words of the system; empty for any other fault of a store."""
+    """The operating system's reason why a server does not answer; empty for any other fault of a store."""
     text = str(error)
     if not _NO_ANSWER.search(text):
         return ""
@@ -158,10 +161,10 @@ def no_answer(error: Exception) -> str:
 
 
 def artifact_folder(artifact_uri: str) -> Path | None:
-    """Where a run's artifacts are on this machine; None if they are elsewhere, or this is no address."""
+    """The folder of a run's artifacts on this machine; None if they are elsewhere, or the URI is invalid."""
     try:
         parts = urlsplit(artifact_uri)
-    except ValueError:  # brackets that are no IPv6 address
+    except ValueError:  # brackets without an IPv6 address
         return None
     if not artifact_uri or parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         return None
@@ -169,17 +172,19 @@ def artifact_folder(artifact_uri: str) -> Path | None:
 
 
 def store_key(uri: str) -> str:
-    """A store's name for files that others may read. It omits the password: even its hash could be guessed."""
+    """A key of a store for files that others may read. It is computed without the password, which could be guessed from
+    a hash.
+    """
     return hashlib.sha256(redacted(uri).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def locked(path: Path, kind: str = "lock") -> Iterator[None]:
-    """Hold the lock of the file at `path`: `.NAME.kind` beside it, where any account that may write there finds it.
+    """Hold the lock of the file at `path`: `.NAME.kind` next to it, where every account with write access finds it.
 
-    Not in the common folder for temporary files: there any user of the machine could be first. Who may not write in
-    the folder can change nothing in it either, and goes without.
-    Raises UserError if a link is in the lock's place.
+    The lock is not in the shared folder for temporary files, where any user of the machine could create it first. An
+    account that cannot write to the folder cannot change anything in it, so it proceeds without a lock. Raises
+    UserError if the lock is a link.
     """
     lock = path.with_name(f".{path.name}.{kind}")
     try:
@@ -191,18 +196,20 @@ def locked(path: Path, kind: str = "lock") -> Iterator[None]:
         return
     with file:
         if is_shared(path.parent) and os.fstat(file.fileno()).st_uid == os.geteuid():
-            os.fchmod(file.fileno(), 0o664)  # a command that only reads may be the first, whatever its umask
+            os.fchmod(file.fileno(), 0o664)  # a read-only command may create it, with any umask
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _path(uri: str) -> str:
-    """What is between `sqlite:///` and a query."""
+    """The path between `sqlite:///` and a query."""
     return uri.partition("?")[0].removeprefix("sqlite:///")
 
 
 def require_mlflow_database(uri: str) -> None:
-    """MLflow would add its tables to any SQLite database, and fail half-way on one that a newer MLflow has made.
+    """Require that a SQLite database is MLflow's and not newer than the installed MLflow.
+
+    MLflow would add its tables to any SQLite database, and fail half-way on one of a newer MLflow.
 
     Raises UserError for both, before MLflow has touched the file.
     """
@@ -228,7 +235,7 @@ def require_mlflow_database(uri: str) -> None:
 def outdated(uri: str) -> str:
     """The error for a SQLite database with an older MLflow's schema, which this MLflow does not open; else empty.
 
-    One whose creation was killed half-way may look alike: whoever opens it finds out first.
+    A store whose creation was killed may look the same; code that opens the store checks for that first.
     """
     path = sqlite_file(uri)
     if path is None or not path.is_file():
@@ -244,13 +251,13 @@ def outdated(uri: str) -> str:
 
 @cache
 def _has_newer(version: str) -> bool:
-    """Whether MLflow has a change of its schema that follows this version."""
+    """Whether the installed MLflow has a migration that follows this schema version."""
     follows = f'down_revision = "{version}"'
     return any(follows in file.read_text(encoding="utf-8") for file in _migrations().values())
 
 
 def _migrations() -> dict[str, Path]:
-    """MLflow's changes of its schema: the version that each leads to -> its file; nothing without MLflow."""
+    """MLflow's migrations: resulting schema version -> file; empty without MLflow."""
     found = importlib.util.find_spec("mlflow")
     places = found.submodule_search_locations if found else None
     folder = Path(places[0]) / "store" / "db_migrations" / "versions" if places else Path()
@@ -266,12 +273,14 @@ def half_made(path: Path) -> UserError:
 
 
 def _unfinished(tables: set[str], version: str) -> bool:
-    """Whether MLflow has begun to make its tables, and not come to the first version of their schema."""
+    """Whether MLflow has begun to create its tables without reaching the first schema version."""
     return not version and (_MADE_BY_MLFLOW in tables or tables == {"alembic_version"})
 
 
 def _tables(path: Path) -> tuple[set[str], str]:
-    """The tables of a SQLite file and the version of their schema; nothing where it cannot be read: MLflow says why."""
+    """The tables of a SQLite file and their schema version; empty if it cannot be read, for which MLflow reports the
+    reason.
+    """
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
             tables = {
@@ -289,18 +298,18 @@ def _tables(path: Path) -> tuple[set[str], str]:
 
 
 def limit_patience() -> None:
-    """How long MLflow waits for a store that is away, unless the environment says otherwise; what it logs of it."""
+    """Limit MLflow's retries and logging for an unreachable store, unless the environment sets them."""
     for name, value in (_SERVER_PATIENCE | _DATABASE_PATIENCE).items():
         os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(
         logging.ERROR
-    )  # a line for each try; we say how it ended
+    )  # one line per attempt; we report the result
 
 
 def require_store(uri: str) -> None:
-    """Readers call this first: MLflow would create a missing SQLite file instead of saying that it is missing, and
-    try for minutes to reach a server that is away.
+    """Require that the store exists. Readers call this first, because MLflow would create a missing SQLite file instead
+    of reporting it, and retry an unreachable server for minutes.
 
     Raises UserError if the file of a SQLite store does not exist.
     """
@@ -317,7 +326,7 @@ def require_store(uri: str) -> None:
 def require_place(uri: str) -> str:
     """The error for a SQLite store that does not exist yet; empty if it exists, or is not a file.
 
-    Raises StoreAway where not even its folder exists: whoever names such a file means another one.
+    Raises StoreAway if not even its folder exists, since such a path is probably a mistake.
     """
     path = sqlite_file(uri)
     if path is None or path.is_file():
@@ -336,7 +345,7 @@ def require_place(uri: str) -> str:
 
 
 class _Collection:
-    """How many threads have suspended garbage collection, and whether it was enabled before the first of them."""
+    """The number of threads that have suspended garbage collection, and whether it was enabled before."""
 
     lock = threading.Lock()
     users = 0
@@ -347,8 +356,8 @@ class _Collection:
 def no_collection() -> Iterator[None]:
     """Suspend garbage collection in this block; several threads may do so at once.
 
-    A page of 1,000 runs is a hundred thousand objects of SQLAlchemy's, and collecting among them takes two thirds of
-    the time of reading it.
+    A page of 1,000 runs creates a hundred thousand SQLAlchemy objects, and garbage collection takes two thirds of the
+    time to read it.
     """
     with _Collection.lock:
         if not _Collection.users:

@@ -1,4 +1,4 @@
-"""The files of a run's answers as the tracking store has them: listed by one request, each fetched when it is read."""
+"""A run's answer files in the tracking store, listed with one request and fetched on demand."""
 
 import tempfile
 from functools import cached_property
@@ -13,7 +13,7 @@ from cppo_lab.store.client import REMEDY, STORE_FAULTS, fault_line, known_attemp
 
 
 class StoredFiles:
-    """The answer files of the MLflow run `mlflow_id`; as `answers.reading.AnswerFiles`."""
+    """Implements `answers.reading.AnswerFiles` for the MLflow run `mlflow_id`."""
 
     def __init__(self, client: MlflowClient, mlflow_id: str) -> None:
         self.client, self.mlflow_id = client, mlflow_id
@@ -33,7 +33,7 @@ class StoredFiles:
     def content(self, name: str, largest: int) -> bytes | None:
         if name not in self._sizes:
             return None
-        if self._sizes[name] > largest:  # a file that is far too large is not brought here at all
+        if self._sizes[name] > largest:  # an oversized file is not downloaded at all
             raise UserError(
                 f"{self.what(name)} has {self._sizes[name]} bytes, more than the {largest} allowed: delete that "
                 "artifact"
@@ -56,7 +56,8 @@ class StoredFiles:
 
 
 def stored_files(uri: str, experiment: str, run_id: str) -> StoredFiles | None:
-    """The files of the newest finished attempt at a run, else of the newest one; None if the store has no attempt.
+    """The files of the newest finished attempt at a run, or else of the newest attempt; None if the store has no
+    attempt.
 
     Raises UserError if the store does not answer.
     """

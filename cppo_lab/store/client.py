@@ -1,4 +1,4 @@
-"""Opening the tracking store, and finding the runs in it. With shipping.py the write-side home of mlflow."""
+"""Opens the tracking store and finds the runs in it. Only this module and shipping.py write with mlflow."""
 
 import contextlib
 import os
@@ -28,21 +28,21 @@ from cppo_lab.store.listing import ClientReader
 from cppo_lab.store.records import AttemptRecord, attempts_at
 
 HEALTH_SECONDS = 5.0
-STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # of a store that is away, or breaks
+STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an unreachable or broken store
 REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
 )
-_BACKGROUND = re.compile(r"\(Background on this error at: [^)]*\)")  # SQLAlchemy's, about SQLAlchemy
-DEFAULT_ROOT = (
-    "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's own, for the artifacts of experiments that name no place
-)
-QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # a bar for files of two kilobytes
-# Whatever the environment says: where a run ends, MLflow would print its address with the user's name and password.
+_BACKGROUND = re.compile(
+    r"\(Background on this error at: [^)]*\)"
+)  # a line that SQLAlchemy appends to its errors
+DEFAULT_ROOT = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's variable for the default artifact location
+QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # no progress bar for files of two kilobytes
+# Overrides the environment: at the end of a run MLflow would print its URL with the user's name and password.
 _NO_ADDRESS = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 
 
 def open_client(uri: str) -> MlflowClient:
-    """A client of the store at `uri`. A new SQLite store gets its tables now.
+    """A client of the store at `uri`. Creates the tables of a new SQLite store.
 
     Raises UserError if the store cannot be reached.
     """
@@ -60,7 +60,7 @@ def open_client(uri: str) -> MlflowClient:
             client = ExclusiveClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
-        # A half-made store may show itself only now: SQLite has mended its journal, MLflow met its own half-done work.
+        # An incomplete store may be detected only now, after SQLite's recovery and MLflow's own checks.
         address.require_mlflow_database(uri)
         if (database := address.sqlite_file(uri)) is not None and "already exists" in str(error):
             raise address.half_made(database) from None
@@ -73,14 +73,14 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def _make_tables(path: Path) -> None:
-    """A SQLite file with MLflow's tables and its experiment 0, as its client makes them."""
+    """Create a SQLite file with MLflow's tables and its experiment 0, like MLflow's client."""
     SqlAlchemyStore(f"sqlite:///{path}", os.environ[DEFAULT_ROOT]).engine.dispose()
 
 
 @contextlib.contextmanager
 def _plain_default_experiment() -> Iterator[None]:
-    """MLflow writes the working folder's name into SQL as it is, for its experiment 0: quotes and colons would end in a
-    fault, or in other SQL. As a URI it has neither.
+    """MLflow inserts the working folder's name into the SQL for its experiment 0 without escaping: quotes and colons
+    would cause an error, or change the SQL. As a URI the name has neither.
     """
     if DEFAULT_ROOT in os.environ:
         yield
@@ -90,18 +90,17 @@ def _plain_default_experiment() -> Iterator[None]:
 
 
 def fault_line(error: Exception) -> str:
-    """A store's fault as one line, not too long, without passwords."""
+    """A store's error as one short line without passwords."""
     if text := address.no_answer(error):
         return text
     return redacted(" ".join(_BACKGROUND.sub("", str(error)).split()))[:500] or type(error).__name__
 
 
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
-    """The id of experiment `name`, created if it is not there.
+    """The id of experiment `name`, which is created if it does not exist.
 
-    With SQLite the artifacts lie beside the database, with another database in the working folder of whoever comes
-    first; a server decides for itself.
-    Raises UserError if somebody deleted the experiment.
+    With SQLite, artifacts are stored next to the database; with another database, in the working folder of the process
+    that creates the experiment; a server chooses the location itself. Raises UserError if the experiment was deleted.
     """
     with exclusive(uri):
         return _ensure_experiment(client, uri, name, description)
@@ -124,7 +123,7 @@ def _ensure_experiment(client: MlflowClient, uri: str, name: str, description: s
 
 
 def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord] | None:
-    """All attempts at one run, newest first; None if the store does not answer, which is said on standard error."""
+    """All attempts at one run, newest first; None if the store does not answer, which is reported on standard error."""
     found = known_attempts_of(uri, experiment, [run_id])
     return None if found is None else found[run_id]
 
@@ -132,7 +131,7 @@ def known_attempts(uri: str, experiment: str, run_id: str) -> list[AttemptRecord
 def known_attempts_of(
     uri: str, experiment: str, run_ids: Sequence[str]
 ) -> dict[str, list[AttemptRecord]] | None:
-    """The same of several runs, by id."""
+    """All attempts at several runs, by run id; see `known_attempts`."""
     try:
         _require_answer(uri)
         reader = ClientReader(open_client(uri))
@@ -144,9 +143,9 @@ def known_attempts_of(
 
 
 def _require_answer(uri: str) -> None:
-    """Raises OSError if a server says nothing for some seconds: MLflow's own patience is that of minutes.
+    """Raises OSError if a server does not respond within seconds; MLflow would wait for minutes.
 
-    Whatever else is wrong with it is for MLflow's client to find, which knows users, passwords and certificates.
+    Other problems are left to MLflow's client, which handles users, passwords and certificates.
     """
     if not uri.startswith("http"):
         return
@@ -166,7 +165,7 @@ def _require_answer(uri: str) -> None:
 def mark_interrupted(client: MlflowClient, mlflow_id: str, reason: str, step: int | None = None) -> None:
     """Record that an attempt was ended from outside after `step`; `reason` is one line.
 
-    For runs whose folder has no spool; of all others the spool says how they ended.
+    For runs without a spool in their folder; for all others the spool records how they ended.
     """
     client.set_tag(mlflow_id, schema.TAG_STATUS, schema.PARTIAL)
     client.set_tag(mlflow_id, schema.TAG_REASON, reason[:500])

@@ -1,4 +1,4 @@
-"""Creating a SQLite file with its tables atomically."""
+"""Creates a SQLite file with its tables atomically."""
 
 import os
 import secrets
@@ -11,20 +11,20 @@ _ENDING = ".new"
 
 
 def is_new(path: Path) -> bool:
-    """Whether there is to be a file at `path`, in a folder that is there, and it has no content yet."""
+    """Whether the folder of `path` exists, and the file is missing or empty."""
     return path.parent.is_dir() and not (path.exists() and path.stat().st_size)
 
 
 def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` create the file for `path` under another name; it is renamed once it is complete and on disk.
+    """Call `make` to create the file under a temporary name, and rename it to `path` once it is complete and on disk.
 
-    Nothing happens if there is a file with content. Programs create their tables by some fifty statements: one that is
-    killed in between would leave a file that no later one can use. The caller sees to it that one process at a time is
-    here; what killed ones have left is removed.
+    Does nothing if there is a file with content. Tables are created by some fifty statements, and a process killed in
+    between would leave a file that no later one can use. The caller ensures that only one process at a time runs this;
+    leftovers of killed processes are removed.
     """
     if not is_new(path):
         return
-    for left in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # SQLite's journal beside it as well
+    for left in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # including SQLite's journal
         left.unlink(missing_ok=True)
     beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_ENDING}")
     try:

@@ -1,8 +1,8 @@
-"""The runs of an experiment: page by page from a server, straight from the tables of a store that is a database.
+"""The runs of an experiment: page by page from a server, or directly from the tables of a database store.
 
-MLflow's search of a database makes an object of SQLAlchemy's of every tag, parameter and metric: a millisecond and
-160 KB for each run. Here they are read as rows. The runs are the same (tests/store/test_database.py), except for their
-datasets and models, which nothing of ours asks for.
+MLflow's search of a database creates a SQLAlchemy object for every tag, parameter and metric, which takes a millisecond
+and 160 KB per run. Here they are read as rows. The resulting runs are equal (tests/store/test_database.py), except for
+their datasets and models, which we do not use.
 """
 
 import re
@@ -19,7 +19,7 @@ from sqlalchemy.pool import NullPool
 from cppo_lab.store.address import no_collection, sqlite_file
 from cppo_lab.store.exclusive import deferred_for
 
-PAGE = 500  # runs whose rows are read at once, and that a server is asked for
+PAGE = 500  # runs per query, and per request to a server
 _PLAIN = re.compile(r"[\w.\-]+")
 _HEAD = ("run_uuid", "name", "user_id", "status", "start_time", "end_time", "lifecycle_stage", "artifact_uri")
 _LAST = ("value", "timestamp", "step", "is_nan")
@@ -35,7 +35,9 @@ def is_database(uri: str) -> bool:
 
 
 def require_answer(uri: str) -> None:
-    """Raises SQLAlchemyError if a database server does not answer now: MLflow would try for a minute and a half."""
+    """Raises SQLAlchemyError if a database server does not answer immediately; MLflow would retry for a minute and a
+    half.
+    """
     if not is_database(uri) or sqlite_file(uri) is not None:
         return
     create_engine(uri, poolclass=NullPool).connect().close()
@@ -51,14 +53,14 @@ def experiment_runs(
 ) -> Iterator[Run]:
     """The runs of an experiment that have the tag `tag` (None: all of them), read lazily.
 
-    Oldest first, unless said otherwise: a run that starts meanwhile then moves no other to another page.
-    `tags_alone`: their parameters and metrics are not needed, and may be missing. `page`: runs per request.
+    Oldest first by default, so that a run that starts meanwhile does not shift others to another page. `tags_alone`:
+    parameters and metrics are not needed and may be missing. `page`: runs per request.
     """
     uri = str(client.tracking_uri)
     if is_database(uri):
         yield from database_runs(uri, experiment_id, tag, newest_first, tags_alone)
         return
-    named = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters know no way to write other names
+    named = tag is not None and _PLAIN.fullmatch(tag)  # MLflow's filters cannot quote other names
     condition = f"tags.`{tag}` LIKE '%'" if named else ""
     found = search_runs(client, experiment_id, condition, newest_first, page)
     yield from (run for run in found if tag is None or tag in run.data.tags)
@@ -88,10 +90,10 @@ def search_runs(
 def database_runs(
     uri: str, experiment_id: str, tag: str | None = None, newest_first: bool = False, tags_alone: bool = False
 ) -> Iterator[Run]:
-    """The runs of an experiment that are not deleted, by when they began; those with `tag` if one is named.
+    """The runs of an experiment that are not deleted, ordered by start time; only those with `tag` if it is given.
 
-    `tags_alone`: they come without parameters and metrics. Only for stores that MLflow's client has opened before: it
-    makes missing tables, and refuses those of other versions. Raises SQLAlchemyError if the database fails.
+    `tags_alone`: without parameters and metrics. The store must have been opened by MLflow's client before, which
+    creates missing tables and refuses other schema versions. Raises SQLAlchemyError if the database fails.
     """
     asked = select(*(_RUNS.c[name] for name in _HEAD)).where(
         _RUNS.c.experiment_id == int(experiment_id), _RUNS.c.lifecycle_stage == "active"
@@ -100,7 +102,7 @@ def database_runs(
         asked = asked.where(_RUNS.c.run_uuid.in_(select(_TAGS.c.run_uuid).where(_TAGS.c.key == tag)))
     begun = _RUNS.c.start_time.desc() if newest_first else _RUNS.c.start_time.asc()
     engine = create_engine(uri, poolclass=NullPool)
-    known: dict[str, str] = {}  # values, of which most runs have the same
+    known: dict[str, str] = {}  # shared values, since most runs have the same ones
     with engine.connect() as connection:
         with deferred_for(uri):
             heads = connection.execute(asked.order_by(begun, _RUNS.c.run_uuid)).all()
@@ -158,5 +160,5 @@ def _last_points(connection: Connection, ids: Sequence[str]) -> dict[str, list[M
 
 
 def _rows(connection: Connection, source: TableClause, ids: Sequence[str]) -> Sequence[Any]:
-    """Whole rows of runs."""
+    """All columns of the rows of these runs."""
     return connection.execute(select(*source.c).where(source.c.run_uuid.in_(ids))).all()

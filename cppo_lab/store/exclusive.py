@@ -1,7 +1,7 @@
 """Writers of one SQLite file take turns, and are not interrupted in the middle of a transaction.
 
-MLflow reads and writes in one transaction. Of two processes that both have a read open and both want to write, SQLite
-refuses one at once with "database is locked": they would wait for each other. A server sees to that itself.
+MLflow reads and writes in one transaction. If two processes both have a read open and want to write, SQLite immediately
+fails one of them with "database is locked" to avoid a deadlock. A server handles this itself.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from cppo_lab.signals import deferred
 from cppo_lab.store import address
 from cppo_lab.store.points import add_points
 
-# The methods of the client that we use and that write to the database.
+# The client methods in use that write to the database.
 WRITES: Final = (
     "create_experiment",
     "create_run",
@@ -34,7 +34,7 @@ WRITES: Final = (
     "set_terminated",
     "update_run",
 )
-# And those that read from it; those for artifacts ask it where they are.
+# The client methods that read from it; those for artifacts look up their location.
 READS: Final = (
     "download_artifacts",
     "get_experiment",
@@ -51,7 +51,7 @@ _held = threading.local()
 
 @contextlib.contextmanager
 def exclusive(uri: str) -> Iterator[None]:
-    """Let one thread of one process at a time write to a SQLite store. May be nested."""
+    """Let only one thread of one process at a time write to a SQLite store. May be nested."""
     database = address.sqlite_file(uri)
     if database is None or not database.parent.is_dir() or (key := _key(database)) in _keys():
         yield
@@ -65,7 +65,7 @@ def exclusive(uri: str) -> Iterator[None]:
 
 
 def _key(database: Path) -> tuple[int, Path]:
-    return os.getpid(), database.absolute()  # a forked child holds no lock of its parent
+    return os.getpid(), database.absolute()  # a forked child does not hold its parent's locks
 
 
 def _keys() -> set[tuple[int, Path]]:
@@ -76,12 +76,14 @@ def _keys() -> set[tuple[int, Path]]:
 
 
 def deferred_for(uri: str) -> contextlib.AbstractContextManager[None]:
-    """`signals.deferred` for a SQLite store. A server may be away: who asks for an end does not wait for it."""
+    """`signals.deferred` for a SQLite store. Not for a server, which may be unreachable: a termination request must not
+    wait for it.
+    """
     return contextlib.nullcontext() if address.sqlite_file(uri) is None else deferred()
 
 
 class PointsClient(MlflowClient):
-    """MLflow's client, but for points, which go straight into a SQLite store."""
+    """MLflow's client, except that points are written directly to a SQLite store."""
 
     def log_batch(
         self,
@@ -99,7 +101,9 @@ class PointsClient(MlflowClient):
 
 
 class ExclusiveClient(PointsClient):
-    """That client. With a SQLite store each write is exclusive, and signals wait for the end of each call."""
+    """A `PointsClient` for which, with a SQLite store, each write is exclusive and signals are deferred until each call
+    returns.
+    """
 
 
 def _exclusive(name: str) -> Callable[..., Any]:

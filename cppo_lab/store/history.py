@@ -2,7 +2,7 @@
 
 The file is an npz of five arrays, all little-endian and of one dimension: `about`, UTF-8 JSON as bytes,
 {"format": 1, "metrics": [name, ...]} with the M names sorted; `ends` [M], where the points of each metric end;
-`step`, `value` and `time_ms` [N], metric after metric, by rising step. Equal histories give equal bytes.
+`step`, `value` and `time_ms` [N], metric by metric, by increasing step. Equal histories give equal bytes.
 """
 
 import itertools
@@ -33,7 +33,7 @@ _COLUMNS = {
     "value": NpzColumn("<f8"),
     "time_ms": NpzColumn("<i8"),
 }
-_LARGEST_FLOAT = sys.float_info.max  # MLflow's databases hold it for infinity
+_LARGEST_FLOAT = sys.float_info.max  # MLflow's databases store it for infinity
 
 Column = tuple[
     NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]
@@ -43,7 +43,7 @@ Row = tuple[int, int, Mapping[str, float]]  # step, time in milliseconds since 1
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Every point of a run, sorted by metric and step, one for each (metric, step).
+    """All points of a run, sorted by metric and step, with one point for each (metric, step).
 
     `metrics`: M names, sorted, each with at least one point. `ends` [M] int64: the points of metric i are those
     from ends[i - 1] (0 for the first) up to ends[i]. `step` [N] int64, `value` [N] float64 (NaN and infinities as
@@ -57,14 +57,14 @@ class History:
     time_ms: NDArray[np.int64]
 
     def points(self) -> Iterator[tuple[str, slice]]:
-        """Each metric with the place of its points in the columns."""
+        """Each metric with the slice of its points in the columns."""
         start = 0
         for name, end in zip(self.metrics, self.ends.tolist(), strict=True):
             yield name, slice(start, end)
             start = end
 
     def only(self, wanted: Callable[[str], bool]) -> "History":
-        """The history of the metrics whose names are `wanted`, in memory of its own."""
+        """The history of the `wanted` metrics, as a copy."""
         kept = [(name, place) for name, place in self.points() if wanted(name)]
 
         def column(values: NDArray[Any]) -> NDArray[Any]:
@@ -81,10 +81,10 @@ class History:
 
 
 def from_rows(rows: Iterable[Row]) -> History:
-    """The history that `rows` make, in whatever order of steps.
+    """The history of `rows`, whose steps may be in any order.
 
-    Of several rows with a value of one metric at one step the first counts: a step that is trained again after a
-    kill keeps its first record.
+    If several rows have a value of one metric at one step, the first counts, so that a step that is trained again after
+    a kill keeps its first record.
     """
     columns: dict[str, tuple[array[int], array[float], array[int]]] = {}
     for step, time_ms, values in rows:
@@ -99,7 +99,7 @@ def from_rows(rows: Iterable[Row]) -> History:
 
 
 def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
-    """The same from each metric's steps, values and times, three sequences of equal length."""
+    """The history from each metric's steps, values and times, three sequences of equal length."""
     names, steps, values, times = [], [], [], []
     for name in sorted(columns):
         step = np.asarray(columns[name][0], dtype=np.int64)
@@ -123,12 +123,12 @@ def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
 
 
 def unclipped(value: float) -> float:
-    """A value that a database of MLflow's holds, as it was logged."""
+    """The logged value of a value in MLflow's database."""
     return math.copysign(math.inf, value) if abs(value) >= _LARGEST_FLOAT else value
 
 
 def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
-    """The points (step, value, time in ms) of one metric as columns; of those with one step the last counts."""
+    """The points (step, value, time in ms) of one metric as columns; if several have the same step, the last counts."""
     by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}
     return (
         np.fromiter(by_step, np.int64, len(by_step)),
@@ -144,7 +144,7 @@ def pack(history: History) -> bytes:
 
 
 def unpack(data: bytes, what: str) -> History:
-    """The history in a file's bytes; `what` names the file in messages. Nothing in it is taken on trust.
+    """The history in a file's bytes; `what` names the file in messages. Everything in it is validated.
 
     Raises UserError if it is too large, broken, or not such a file.
     """

@@ -1,4 +1,4 @@
-"""Which runs an experiment of the tracking store has, newest first, by the experiment's name."""
+"""Lists the runs of an experiment (given by name) of the tracking store, newest first."""
 
 import math
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ from cppo_lab.store.reader import StoredRun
 def experiment_runs(
     client: MlflowClient, experiment: str, tag: str | None = None, tags_alone: bool = False
 ) -> Iterator[Run]:
-    """The runs of an experiment that have `tag` (None: all of them), read lazily; none if there is none.
+    """The runs of an experiment that have `tag` (None: all of them), read lazily; empty if the experiment does not
+    exist.
 
-    `tags_alone`: their parameters and metrics are not needed, and may be missing.
+    `tags_alone`: parameters and metrics are not needed and may be missing.
     """
     found = client.get_experiment_by_name(experiment)
     if found is None:
@@ -36,7 +37,7 @@ def newest_runs(
 
 
 def stored_run(run: Run, params: bool = False) -> StoredRun:
-    """What MLflow has of a run, without its metrics; its parameters if asked for."""
+    """An MLflow run without its metrics, and with its parameters only if requested."""
     info, data = run.info, run.data
     return StoredRun(
         info.run_id,
@@ -51,7 +52,7 @@ def stored_run(run: Run, params: bool = False) -> StoredRun:
 
 
 class ClientReader:
-    """Reads by MLflow's client. As `reader.Reader`."""
+    """Implements `reader.Reader` with MLflow's client."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client

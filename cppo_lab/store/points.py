@@ -1,4 +1,6 @@
-"""Points of metrics straight into a SQLite store: MLflow makes an object of each, and takes fifty times the time."""
+"""Writes metric points directly to a SQLite store, which is fifty times faster than MLflow with its object per
+point.
+"""
 
 import contextlib
 import math
@@ -20,10 +22,10 @@ _LATEST = (
 
 
 def add_points(database: Path, mlflow_id: str, points: Sequence[Metric]) -> bool:
-    """Add what the store has not got of `points` to a run, all or nothing; False if this is left to MLflow.
+    """Add those of `points` that the store does not have yet to a run, all or nothing; False if this is left to MLflow.
 
-    That is so for a run that is deleted or not there, which MLflow refuses in its own words, for tables of another
-    form, and where the file cannot be written. The caller has the store for itself.
+    It is left to MLflow if the run is deleted or missing (MLflow reports that), if the tables have a different schema,
+    and if the file cannot be written. The caller must have exclusive access to the store.
     """
     rows = [(*_value(point), mlflow_id) for point in points]
     try:
@@ -39,7 +41,7 @@ def add_points(database: Path, mlflow_id: str, points: Sequence[Metric]) -> bool
 
 
 def _fits(connection: sqlite3.Connection, mlflow_id: str) -> bool:
-    """Whether the run is active, and the tables are those that are known here."""
+    """Whether the run is active, and the tables have the expected schema."""
     for table in ("metrics", "latest_metrics"):
         if {row[1] for row in connection.execute(f"PRAGMA table_info({table})")} != _COLUMNS:
             return False
@@ -48,7 +50,7 @@ def _fits(connection: sqlite3.Connection, mlflow_id: str) -> bool:
 
 
 def _value(point: Metric) -> tuple[str, float, int, int, bool]:
-    """A point as MLflow's tables have it: NaN is 0 and marked, infinity the largest number."""
+    """A point as in MLflow's tables: NaN is 0 with a flag, infinity is the largest float."""
     is_nan = math.isnan(point.value)
     value = 0.0 if is_nan else max(-LARGEST, min(LARGEST, float(point.value)))
     return point.key, value, point.timestamp, point.step, is_nan

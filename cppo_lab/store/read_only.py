@@ -1,7 +1,7 @@
-"""Read the runs of a store for commands that write nothing.
+"""Reads the runs of a store for read-only commands.
 
 A SQLite file is read with the standard library, since MLflow and SQLAlchemy take five seconds to import. MLflow's
-client reads every other store, and a file that must be repaired first because a writer was killed.
+client reads every other store, and a file that needs recovery because a writer was killed.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def _connection(uri: str, database: Path) -> sqlite3.Connection | None:
 
 
 class SqliteReader:
-    """Reads MLflow's tables. As `Reader`."""
+    """Implements `Reader` on MLflow's tables."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -125,7 +125,7 @@ class SqliteReader:
         return [float(value) for (value,) in rows]
 
     def metric_names(self, mlflow_ids: Sequence[str]) -> dict[str, list[str]]:
-        """The metrics that each run has points of, sorted; runs without any are left out."""
+        """The metrics with points of each run, sorted; runs without any are left out."""
         found: dict[str, list[str]] = defaultdict(list)
         for start in range(0, len(mlflow_ids), PAGE):
             page = mlflow_ids[start : start + PAGE]
@@ -137,7 +137,7 @@ class SqliteReader:
         return found
 
     def columns(self, mlflow_id: str, metrics: Sequence[str]) -> "dict[str, Column]":
-        """Steps, values and times of some metrics of a run; of a step that was logged twice the last value counts."""
+        """Steps, values and times of some metrics of a run; if a step was logged twice, the last value counts."""
         from cppo_lab.store.history import last_of_each_step  # imports numpy, which `cppo plan` does without
 
         points: dict[str, list[tuple[int, float, int]]] = defaultdict(list)

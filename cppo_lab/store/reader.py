@@ -1,4 +1,4 @@
-"""The read-only interface of a store, implemented by: `read_only.SqliteReader` or `listing.ClientReader`."""
+"""The read-only interface of a store, implemented by `read_only.SqliteReader` and `listing.ClientReader`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run as the store has it. `status` is MLflow's word; `params` are there if they were asked for.
+    """A run in the store. `status` is MLflow's status; `params` are present only if requested.
 
-    `name` is the one in MLflow's page; start and end are in ms since 1970 (None: not begun, not ended).
+    `name` is the run name in MLflow; start and end are in ms since 1970 (None: not begun, not ended).
     """
 
     mlflow_id: str
@@ -35,10 +35,11 @@ class Reader(Protocol):
         params: bool = False,
         measured: str = "",
     ) -> Iterator[StoredRun]:
-        """The runs of an experiment that have `tag`, newest first; only those with this value, or this beginning of it.
+        """The runs of an experiment that have `tag`, newest first; optionally only those with this value, or with this
+        prefix of it.
 
-        `params`: with their parameters. `measured`: those alone whose last value of this metric is above 0.
+        `params`: include their parameters. `measured`: only runs whose last value of this metric is above 0.
         """
 
     def history(self, mlflow_id: str, metric: str) -> list[float]:
-        """All values of a metric but NaN, by the time at which they were logged."""
+        """All values of a metric except NaN, ordered by logging time."""

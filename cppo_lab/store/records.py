@@ -19,10 +19,10 @@ class AttemptRecord:
     reason: str
     folder: str
     sweeps: frozenset[str]
-    record: str = ""  # of the spool that it came from
+    record: str = ""  # id of the spool it was uploaded from
     step: int | None = None  # the last recorded step, of an attempt that was interrupted or failed
     t_stop: int | None = None
-    replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it is to take the place of
+    replaces: frozenset[str] = frozenset()  # MLflow ids of the results that it replaces
     parent: str = ""  # MLflow id of the sweep or trial that it is nested under
 
 
@@ -43,7 +43,7 @@ def attempts_at(reader: Reader, experiment: str, run_id: str) -> list[AttemptRec
 
 
 def attempt_record(mlflow_id: str, status: str, tags: Mapping[str, str]) -> AttemptRecord:
-    """An attempt from the tags that it was recorded with."""
+    """The attempt described by the tags of an MLflow run."""
     return AttemptRecord(
         mlflow_id=mlflow_id,
         run_id=tags.get(schema.TAG_RUN_ID, ""),

@@ -10,20 +10,20 @@ from cppo_lab.sweep.grid import Grid
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import override
 
-# Keys that not every run has, or depends on. Any other key goes to every run, and is an error where it is unknown.
+# Keys that not every run has or depends on. Any other key is applied to every run, and is an error if unknown.
 OPTIONAL = ("rule.", *SHARED_CONSTANTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The axes that apply to a run, and the overrides of the command line that do."""
+    """The axes and the command-line overrides that apply to a run."""
 
     axes: tuple[str, ...]
     rest: tuple[str, ...]
 
 
 class Fitting:
-    """What fits the runs of a grid; the same for all runs with the same choices of groups."""
+    """Determines what applies to the runs of a grid; cached for runs with the same group choices."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -42,7 +42,7 @@ class Fitting:
         return {name for fit in self._known.values() for name in (*fit.axes, *fit.rest)}
 
     def choices(self, model: str, variant: str, point: Mapping[str, Scalar]) -> list[str]:
-        """The overrides that choose the options of groups."""
+        """The overrides that choose group options."""
         keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
         texts = [override(key, value) for key, value in keys.items() if key in groups()]
         return [*texts, *choices_of(self.grid.rest)]
@@ -55,7 +55,7 @@ class Fitting:
 
 
 def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
-    """Whether an override of the command line applies to the runs of some choices."""
+    """Whether a command-line override applies to runs with these group choices."""
     one = parsed(text)
     if not one.key.startswith(OPTIONAL):
         return True
@@ -71,11 +71,11 @@ def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
 
 
 def refuse(unused: Iterable[str]) -> None:
-    """Raise the error of the first override that applies to no run."""
+    """Raise UserError for the first override that applies to no run."""
     for text in unused:
         key, values = parsed(text).key, listed(text)
         if key.startswith(SHARED_CONSTANTS):
-            # Constants that rules take from their model or recipe: no part of a run by themselves.
+            # Constants that rules take from their model or recipe are not part of a run themselves.
             raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
         compose([override(key, values[0]) if values else text])
         raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 
 from cppo_lab import schema
 
-SHORT_ID = 8  # digits of a run's id where there is little room, if they tell all of them apart
-SHORT_REASON = 14  # signs of a reason that columns are left out for
+SHORT_ID = 8  # digits of a shortened run id, if they are unique
+SHORT_REASON = 14  # characters of a reason, for which columns are left out
 RUN_ID, STATE, REASON = "run id", "state", "reason"
 _RESET = "\x1b[0m"
 _COLOURS = {
@@ -28,10 +28,10 @@ def aligned(
     spare: Sequence[str] = (),
     coloured: bool = False,
 ) -> str:
-    """Rows under their head; the columns of `right` end at the same place.
+    """Rows under their header; the columns in `right` are right-aligned.
 
-    Where they are wider than `width` (None: no limit), columns of `spare` are left out, the first ones first (RUN_ID is
-    shortened), then lines are cut. A last column `reason` takes the room that is left. `coloured`: states are.
+    If they are wider than `width` (None: no limit), columns of `spare` are left out in order (RUN_ID is shortened),
+    then lines are cut. A last column `reason` gets the remaining width. `coloured`: colour the states.
     """
     table = [list(head), *map(list, rows)]
     if head[-1] == REASON and not any(row[-1] for row in rows):
@@ -62,7 +62,7 @@ def aligned(
 
 
 def _distinct(ids: Sequence[str]) -> int:
-    """Digits that tell all ids apart, SHORT_ID at least."""
+    """The number of digits at which all ids are unique, at least SHORT_ID."""
     longest = max(map(len, ids), default=0)
     return next(
         (n for n in range(SHORT_ID, longest) if len({one[:n] for one in ids}) == len(ids)), max(longest, 1)
@@ -72,12 +72,12 @@ def _distinct(ids: Sequence[str]) -> int:
 def _widths(table: Sequence[Sequence[str]]) -> list[int]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     if table[0][-1] == REASON:
-        widths[-1] = 0  # the last column needs no filling
+        widths[-1] = 0  # the last column needs no padding
     return widths
 
 
 def _needed(table: Sequence[Sequence[str]]) -> int:
-    """Columns of a terminal that all take, a reason at most SHORT_REASON of them."""
+    """The terminal width of the table, with at most SHORT_REASON for a reason."""
     widths = _widths(table)
     reason = max(len(row[-1]) for row in table) if table[0][-1] == REASON else 0
     return sum(widths) + 2 * (len(widths) - 1) + min(reason, SHORT_REASON)
@@ -88,7 +88,7 @@ def _cut(line: str, width: int | None) -> str:
 
 
 def _painted(line: str, start: int, state: str) -> str:
-    """The line with its state in colour, unless that was cut off."""
+    """The line with its state in colour, unless the state was cut off."""
     end = start + len(state)
     if line[start:end] != state or state not in _COLOURS:
         return line

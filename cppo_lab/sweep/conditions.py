@@ -1,4 +1,6 @@
-"""Conditions on the runs of a sweep (`exclude`, `resources.for`): which runs they match, and whether they match any."""
+"""Conditions on the runs of a sweep (`exclude`, `resources.for`): which runs they match, and checks that they match
+any.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ NAMES = ("variant", "model", "core")
 
 @dataclass(frozen=True, slots=True)
 class GridPoint:
-    """A run as its sweep declares it: its names, and the values of the keys of its variant and axes."""
+    """A run as declared by its sweep: its names, and the values of its variant's keys and axes."""
 
     core: str
     model: str
@@ -21,7 +23,7 @@ class GridPoint:
     values: Mapping[str, Scalar]
 
     def get(self, key: str) -> tuple[Scalar, ...]:
-        """The value of a condition's key; empty where the run has none."""
+        """The value of a condition's key; empty if the run has none."""
         if key in NAMES:
             return (getattr(self, key),)
         return (self.values[key],) if key in self.values else ()
@@ -45,15 +47,15 @@ def declared_conditions(sweep: Sweep) -> list[tuple[str, Conditions]]:
 
 
 def cores_of(sweep: Sweep) -> list[str]:
-    """The cores for which a sweep file has lists of its own."""
+    """The cores for which a sweep file has separate lists."""
     cores = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
     return sorted(cores - {ANY_CORE})
 
 
 def check_names(sweep: Sweep, core: str, all_cores: Sequence[str]) -> None:
-    """Every key and value of every condition is one of the sweep, for this core or another.
+    """Check that every key and value of every condition exists in the sweep, for this core or another.
 
-    Raises UserError naming the first that is not.
+    Raises UserError for the first that does not.
     """
     for where, conditions in declared_conditions(sweep):
         valid = _valid(sweep, [core, *cores_of(sweep)], all_cores)
@@ -67,7 +69,7 @@ def check_names(sweep: Sweep, core: str, all_cores: Sequence[str]) -> None:
 
 
 def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Sequence[str]) -> bool:
-    """Whether conditions name a value that only other cores have."""
+    """Whether the conditions contain a value that only other cores have."""
     here = _valid(sweep, [core], [core])
     others = _valid(sweep, [other for other in cores_of(sweep) if other != core], all_cores)
     return any(
@@ -78,7 +80,7 @@ def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Seq
 
 
 def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> UserError:
-    """An entry whose keys and values exist, but in no run together."""
+    """The error for conditions that are valid individually, but match no run."""
     said = ", ".join(f"{key}: {'/'.join(map(number, wanted))}" for key, wanted in conditions.items())
     return UserError(
         f"sweep {sweep.source}: {where}={{{said}}}: no run of the sweep has all of these: remove the entry, or a "
@@ -87,7 +89,7 @@ def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> UserError:
 
 
 def _valid(sweep: Sweep, cores: Sequence[str], all_cores: Sequence[str]) -> dict[str, list[Scalar]]:
-    """What each key of a condition may be, for some of the cores."""
+    """The valid values of each condition key, for these cores."""
     models = [name for core in cores for name in sweep.models.get(core) or sweep.models.get(ANY_CORE, ())]
     valid: dict[str, list[Scalar]] = {
         "variant": [name for name in sweep.variants if name],

@@ -1,8 +1,8 @@
-"""The cost of runs: by the estimate for GPUs, by a preflight, or by the step times of past runs of the same kind.
+"""The cost of runs, from the estimate for GPUs, a preflight, or the step times of past runs of the same kind.
 
-Runs are of one kind if core, model, layout, batch and response length agree. Past runs count for more than a preflight,
-and that for more than the estimate. Where no estimate exists (the embedded core, CPUs) past runs alone say the time of
-the training steps; without validations, warm start and start-up.
+Runs are of one kind if core, model, layout, batch and response length agree. Past runs take precedence over a
+preflight, and a preflight over the estimate. Without an estimate (the embedded core, CPUs), past runs give only the
+time of the training steps, excluding validations, warm start and start-up.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,15 +25,15 @@ MOST_RUNS = 5  # of the newest past runs of a kind
 ESTIMATE, PREFLIGHT, MEASURED = "estimate", "preflight", "measured"
 
 
-# Answers may grow longer in training than they are before it. Where nothing says by how much, by half.
+# Responses may grow during training; by half, if there is no better information.
 LONGER = 1.5
-# Of one measured step, whatever else is known: steps differ, and the first ones are warm-up.
+# Relative uncertainty of a measured step: steps differ, and the first ones are warm-up.
 SPREAD = 0.15
 
 
 @dataclass(frozen=True)
 class Hours:
-    """Wall-clock hours of one run: the shortest and the longest that the measurement allows."""
+    """Wall-clock hours of one run: lower and upper bound from the measurement."""
 
     low: float
     high: float
@@ -47,9 +47,9 @@ class Hours:
 def whole_run(found: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
     """The hours of a complete run, with its start and all validations and checkpoints; None if unknown.
 
-    The low end is the fastest measured step with SPREAD taken off. The high end is the slowest with SPREAD added,
-    where sampling and updates last longer in proportion to the mean length of responses: from the measured one to the
-    one that the estimate assumes for this model (the paper's, where it is known), but at least LONGER times.
+    The lower bound is the fastest measured step minus SPREAD. The upper bound is the slowest step plus SPREAD, with
+    sampling and updates scaled by the growth of the mean response length: from the measured length to that of the
+    estimate for this model (the paper's, if known), and at least by the factor LONGER.
     """
     steps = [one for one in found.steps if one.logprob_error is not None]
     if found.error or not steps or found.start is None or found.validation is None:
@@ -59,7 +59,7 @@ def whole_run(found: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
     growth = min(max(LONGER, amounts_of(spec).response / measured), longest)
     marks = spec.training.t_stop // spec.validation.every
     often = (marks + 1) * found.validation + marks * (found.checkpoint or 0.0)
-    other = min(one.other for one in steps)  # the rest of it is warm-up
+    other = min(one.other for one in steps)  # the excess over the minimum is warm-up
     low = min(one.rollout + one.update + one.weights for one in steps) + other
     high = max(growth * (one.rollout + one.update) + one.weights for one in steps) + other
     ends = (
@@ -71,10 +71,10 @@ def whole_run(found: preflight.PreflightResult, spec: RunSpec) -> Hours | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """Wall-clock hours of one run, and those of its GPUs together where it takes any.
+    """Wall-clock hours of one run, and its total GPU-hours if it uses GPUs.
 
-    `basis` is ESTIMATE, PREFLIGHT or MEASURED, the last by `measured_runs` past runs. `verdict` says of a run on GPUs
-    whether its memory `fits`: by the estimate, or since a preflight has shown it.
+    `basis` is ESTIMATE, PREFLIGHT or MEASURED (by `measured_runs` past runs). For a run on GPUs, `verdict` explains
+    whether its memory `fits`, according to the estimate or a preflight.
     """
 
     hours: float
@@ -96,9 +96,9 @@ def cost_of(
 ) -> Cost | None:
     """The cost of a run whose kind took `medians` seconds per step, one number for each past run; None if unknown.
 
-    `short`: what a preflight says of the whole run, where there are no past runs.
-    An estimate's rollout, update and overhead are scaled by the median of measured over estimated seconds of a step;
-    its start and its validations stay.
+    `short`: the hours of the whole run by a preflight, used if there are no past runs. The estimate's rollout, update
+    and overhead are scaled by the median ratio of measured to estimated seconds per step; its start-up and validations
+    are not.
     """
     found = estimate(spec, layout)
     if not medians and short is not None:
@@ -132,7 +132,7 @@ Measure = Callable[
 
 
 def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = None) -> dict[str, Cost | None]:
-    """The cost of every run; `measure` is asked once for each kind. `folder` of all runs may have preflights."""
+    """The cost of every run; `measure` is called once per kind. `folder` (of all runs) may have preflights."""
     known: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
     found = {}
     for run in runs:
@@ -151,13 +151,13 @@ def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = No
 
 
 def past_costs(runs: Iterable[PlannedRun], uri: str) -> dict[str, Cost | None]:
-    """The cost of every run by what the store at `uri` and the folder of runs know."""
+    """The cost of every run, from past runs in the store at `uri` and preflights in the folder of runs."""
     with open_reader(uri) as reader:
         return costs(runs, StepTimes(reader, MOST_RUNS), runs_folder())
 
 
 def past_paces(runs: Sequence[PlannedRun], uri: str) -> dict[str, float]:
-    """Wall seconds per step of those runs of whose kind there are past runs, by run id."""
+    """Wall-clock seconds per step by run id, for runs of a kind with past runs."""
     found = past_costs(runs, uri) if runs else {}
     steps = {run.run_id: run.spec.training.t_stop for run in runs}
     return {
@@ -169,7 +169,7 @@ def past_paces(runs: Sequence[PlannedRun], uri: str) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class CostSum:
-    """Hours of several runs whose cost rests on one `basis`; runs that do not fit their GPUs are left out."""
+    """Total hours of the runs whose cost has the same `basis`; runs that do not fit on their GPUs are left out."""
 
     basis: str
     runs: int
@@ -182,7 +182,7 @@ class CostSum:
 
 
 def sum_costs(found: Mapping[str, Cost | None], done: Callable[[str], bool]) -> list[CostSum]:
-    """One sum for each basis that occurs, those to come (not `done`) beside the total."""
+    """One sum for each basis that occurs, with the total and the remaining (not `done`) hours."""
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
         all_of_it = {
@@ -206,7 +206,7 @@ def sum_costs(found: Mapping[str, Cost | None], done: Callable[[str], bool]) -> 
 
 
 def _sum(some: Sequence[Cost], found: Mapping[str, Cost | None]) -> float | None:
-    """GPU-hours together; None where no run of the plan takes a GPU."""
+    """The total GPU-hours; None if no run of the plan uses a GPU."""
     if all(cost is None or cost.gpu_hours is None for cost in found.values()):
         return None
     return sum(cost.gpu_hours or 0.0 for cost in some)

@@ -1,4 +1,4 @@
-"""Sweep files: one YAML per table or figure panel, which declares what is compared, not how it is run."""
+"""Sweep files: one YAML file per table or figure panel, which declares what is compared, not how it is run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,24 +29,24 @@ def _is_scalar(value: object) -> bool:
 
 
 def _names(value: Any) -> dict[str, Any]:
-    """A list of names, or one for each core, by core."""
+    """Normalise a list of names, or one list per core, to lists by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
     _refuse_other_cores(lists)
     for names in list(lists.values()) or [None]:
         if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
             raise ValueError("must be a list of one or more names, or such a list for each core")
-        _refuse_twins(names)
+        _refuse_duplicates(names)
     return {core: tuple(names) for core, names in lists.items()}
 
 
 def _values(value: Any) -> dict[str, Any]:
-    """A list of values, or one for each core, by core."""
+    """Normalise a list of values, or one list per core, to lists by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
     _refuse_other_cores(lists)
     for values in list(lists.values()) or [None]:
         if not (isinstance(values, list) and values and all(map(_is_scalar, values))):
             raise ValueError("must be a list of one or more plain values, or such a list for each core")
-        _refuse_twins(values)
+        _refuse_duplicates(values)
     return {core: tuple(values) for core, values in lists.items()}
 
 
@@ -56,14 +56,14 @@ def _refuse_other_cores(lists: Mapping[str, Any]) -> None:
             raise ValueError(str(unknown("core", core, core_names())))
 
 
-def _refuse_twins(values: list[Any]) -> None:
+def _refuse_duplicates(values: list[Any]) -> None:
     for i, value in enumerate(values):
         if any(same(value, other) for other in values[:i]):
             raise ValueError(f"{value!r} appears twice: remove one")
 
 
 def same(one: Scalar, other: Scalar) -> bool:
-    """Whether two values of a key mean the same: 1 is 1.0, but not true."""
+    """Whether two values of a key are equal: 1 equals 1.0, but not true."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
@@ -88,7 +88,7 @@ def _one(value: Any) -> Any:
 def _variant_name(value: str) -> str:
     if not value.strip() or value != value.strip() or "," in value:
         raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
-    if not value.isprintable():  # ends of lines, and signs that turn the direction of what follows
+    if not value.isprintable():  # line ends and bidirectional control characters
         raise ValueError(f"must consist of printable characters: {value!a}")
     return value
 
@@ -110,7 +110,7 @@ VariantValue = Annotated[Scalar, BeforeValidator(_one)]
 
 
 class ResourceRule(Spec):
-    """What runs take of a machine or cluster: all runs, or those that meet the conditions of `for`."""
+    """The resources of runs: of all runs, or of those that meet the conditions of `for`."""
 
     for_: Conditions | None = Field(default=None, alias="for")
     layout: str | None = None
@@ -137,13 +137,13 @@ class ResourceRule(Spec):
 class Sweep(Declared):
     """What a sweep file declares.
 
-    Every run of the sweep is a model x variant x one value of each axis that it has. A variant is a name and the
-    configuration keys that make it; an axis is a configuration key and its values. `models` and axes are a list, or
-    a list for each trainer core: the same comparison then serves every scale. A plain list is kept under ANY_CORE.
-    `exclude` leaves out the runs that meet all conditions of one of its entries. `hypotheses` are registered in the
-    store before the runs that test them. `baseline` is the variant that the report's differences are taken to; without
-    it DPPO, or else the first. `beside` names sweeps on the same question: the page of its report links to theirs.
-    `pairing`: whether variants are compared seed by seed; None: by their design.
+    Every run of the sweep is a model x variant x one value of each applicable axis. A variant is a name and the
+    configuration keys that define it; an axis is a configuration key and its values. `models` and axes are a list, or
+    one list per trainer core, so that the same comparison can run at every scale. A plain list is stored under
+    ANY_CORE. `exclude` removes the runs that meet all conditions of one of its entries. `hypotheses` are registered in
+    the store before the runs that test them. `baseline` is the variant from which the report takes differences; by
+    default DPPO, or else the first variant. `beside` names sweeps on the same question, to whose reports the page
+    links. `pairing`: whether variants are compared seed by seed; None: decided by their design.
     """
 
     models: Models
@@ -165,7 +165,7 @@ class Sweep(Declared):
 
     @model_validator(mode="after")
     def _check_baseline(self) -> Self:
-        # Its label may have values of axes behind the variant's name: `cppo w_min=0.8`.
+        # Its label may have axis values after the variant's name: `cppo w_min=0.8`.
         if self.baseline and not any(
             f"{self.baseline} ".startswith(f"{name} ".lstrip()) for name in self.variants
         ):
@@ -174,11 +174,13 @@ class Sweep(Declared):
 
     @property
     def paired(self) -> bool | None:
-        """`pairing`: yes or no, or None if the file does not say it."""
+        """`pairing` as a boolean, or None if the file does not set it."""
         return None if self.pairing is None else self.pairing == "seed"
 
     def statement(self, overrides: Sequence[str] = ()) -> tuple[str, str]:
-        """What is registered of the hypotheses with `overrides` that change the runs: a JSON text and its digest."""
+        """The statement of the hypotheses that is registered, with `overrides` that change the runs: a JSON text and
+        its digest.
+        """
         stated = (self.hypotheses, self.models, self.variants, self.axes, self.exclude)
         return statement(*stated, self.pairing, overrides)
 
@@ -197,7 +199,7 @@ class Sweep(Declared):
         return {key: self._of(f"axes.{key}", values, core) for key, values in self.axes.items()}
 
     def with_axes(self, study: "Study") -> "Sweep":
-        """The sweep with a study's axes in place of its own of the same name."""
+        """The sweep with axes of the same name replaced by the study's."""
         found = self.model_copy(update={"axes": self.axes | study.axes})
         found._source = f"{self.source} in study {study.source}"
         return found
@@ -210,28 +212,28 @@ class Sweep(Declared):
 
 
 class Study(Declared):
-    """What a study file declares: several sweeps, of which each run is trained once.
+    """What a study file declares: several sweeps, whose shared runs are trained once.
 
-    `axes` are those of every sweep, in place of its own of the same name.
+    `axes` replace axes of the same name in every sweep.
     """
 
     sweeps: Annotated[tuple[str, ...], Field(min_length=1)]
     axes: Axes = Field(default_factory=dict)
 
 
-# Without any of these a file is none of ours.
+# A file without any of these is not a sweep file.
 _TELLING = frozenset({"title", "question", "models", "variants", "axes", "sweeps"})
-# A file that has the key is of the kind; any other is a Sweep.
+# The key that determines the kind of a file; without one it is a Sweep.
 KINDS: dict[str, type[Sweep] | type[Study]] = {"sweeps": Study}
 
 
 def shipped_sweeps() -> list[str]:
-    """Names of the sweeps that come with the product."""
+    """Names of the sweeps shipped with the product."""
     return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
 
 
 def is_path(name: str) -> bool:
-    """Whether a sweep's name is that of a file."""
+    """Whether a sweep's name is the path of a file."""
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
@@ -276,7 +278,7 @@ def load_sweep(name: str) -> "Sweep | Study | Search":
 
 
 def _kind(values: Mapping[str, Any]) -> "type[Sweep] | type[Study] | type[Search]":
-    """What a file declares, by the key that only its kind has."""
+    """The kind of a file, determined by a key that only this kind has."""
     if "search" in values:
         from cppo_lab.sweep.search.declare import Search
 

@@ -1,4 +1,4 @@
-"""What sweeps, studies and searches have in common: their names, and the plain values in their files."""
+"""The common base of sweeps, studies and searches: their names, and the plain values in their files."""
 
 import re
 from typing import Annotated
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, PrivateAttr
 from cppo_lab.spec import Spec
 
 Scalar = str | int | float | bool | None
-ANY_CORE = "any"  # of a list that serves every trainer core
+ANY_CORE = "any"  # key of a list for all trainer cores
 
 
 def _feed(value: str) -> str:
@@ -22,7 +22,7 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 class Declared(Spec):
-    """What every kind of sweep file has."""
+    """The fields of every kind of sweep file."""
 
     name: Identifier
     title: str
@@ -32,5 +32,5 @@ class Declared(Spec):
 
     @property
     def source(self) -> str:
-        """Its file, or its name if it came with the product, for messages."""
+        """Its file, or its name if it is shipped with the product, for messages."""
         return self._source or self.name

@@ -1,4 +1,4 @@
-"""A planned run in full, for people and other programs to read."""
+"""Describes a planned run in full, as text and as data."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from cppo_lab.sweep.find import Found
 
 
 def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
-    """Everything that was composed for a run, in the order of the configs; constants that do not apply are left out.
+    """The composed configuration of a run, in the order of the configs, without constants that do not apply.
 
-    `run` alone decides `run_id`; layout and paths belong to cores that use them, and the estimate to GPUs.
+    `run` alone determines `run_id`. Layout and paths are included for cores that use them, the estimate for GPUs.
     """
     sections: dict[str, Any] = {
         "run_id": run.run_id,
@@ -31,14 +31,14 @@ def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
 
 
 def to_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
-    """One YAML document under a comment that names the run."""
+    """One YAML document, headed by a comment that names the run."""
     head = f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n"
     text: str = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
     return head + text
 
 
 def sections_of(found: Found) -> dict[str, Any]:
-    """A run that was found by its id: in full if a sweep declares it, else its configuration."""
+    """The description of a run found by its id: in full if a sweep declares it, else only its configuration."""
     if found.planned is not None and found.paths is not None:
         return describe(found.planned, found.paths)
     return {"run_id": found.run_id, "run": _without_none(found.config)}
@@ -62,7 +62,7 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cost(cost: CostEstimate) -> dict[str, Any]:
-    """Hours, seconds and gigabytes (10^9 bytes) with the precision that they deserve."""
+    """Hours, seconds and gigabytes (10^9 bytes), rounded to their accuracy."""
     time, memory = cost.time, cost.memory
     return {
         "gpu": "H100 80 GB",

@@ -10,7 +10,7 @@ ABSENT = "-"
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted keys; what does not apply (None) is left out."""
+    """Nested values under dotted keys, without values that do not apply (None)."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -21,14 +21,14 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(left: Found, right: Found) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys whose values differ; None where a run does not have the key."""
+    """Dotted keys with different values; None if a run does not have the key."""
     ours, theirs = dotted(left.config), dotted(right.config)
     keys = [*ours, *(key for key in theirs if key not in ours)]
     return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
 
 
 def to_text(left: Found, right: Found) -> str:
-    """The differences side by side, or that there are none."""
+    """The differences side by side, or a line if there are none."""
     found = differences(left, right)
     if not found:
         same = "is the same run" if left.run_id == right.run_id else "has the same configuration"
@@ -44,7 +44,7 @@ def to_text(left: Found, right: Found) -> str:
 
 
 def as_values(left: Found, right: Found) -> dict[str, Any]:
-    """For JSON: the two runs, and the values of each key that differs (None where a run lacks it)."""
+    """For JSON: the two runs, and the values of each differing key (None if a run lacks it)."""
     return {
         "runs": [{"run_id": one.run_id, "source": one.source} for one in (left, right)],
         "identical": not differences(left, right),
@@ -59,5 +59,5 @@ def _text(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without characters that would steer a terminal."""
+    """Text without terminal control characters."""
     return text if text.isprintable() else json.dumps(text)

@@ -1,4 +1,4 @@
-"""From one sweep to its runs: models x variants x axes, each composed and validated."""
+"""Enumerates the runs of one sweep: models x variants x axes, each composed and validated."""
 
 import itertools
 import math
@@ -40,16 +40,16 @@ class PlannedRun:
 
     @property
     def variant(self) -> str:
-        """Its name in the first of its sweeps."""
+        """The variant's name in the first of its sweeps."""
         return next(iter(self.variants.values()))
 
 
 @dataclass(frozen=True)
 class Enumerated:
-    """The runs of one sweep as narrowed by the command line, and the overrides that none of them could use.
+    """The runs of one sweep as narrowed by the command line, and the overrides that apply to none of them.
 
-    `shared` has what is equal for all runs: paths, launcher and tracking; None if every run is excluded. `changes`: the
-    overrides that make other runs than the file declares (`grid.changes`).
+    `shared` is the configuration common to all runs (paths, launcher and tracking); None if every run is excluded.
+    `changes`: the overrides that change the runs declared in the file (`grid.changes`).
     """
 
     sweep: Sweep
@@ -60,7 +60,7 @@ class Enumerated:
 
 
 def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
-    """Every run of `sweep`; `model=`, `variant=` and its axes among the overrides choose what there is.
+    """Enumerate the runs of `sweep`; overrides for `model`, `variant` and its axes select among them.
 
     Raises UserError for a bad override or configuration.
     """
@@ -69,7 +69,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     runs: dict[str, PlannedRun] = {}
     places: dict[tuple[str, str, int], str] = {}
     composed = None
-    faults: dict[str, str] = {}  # variant -> what is wrong with the first of its runs
+    faults: dict[str, str] = {}  # variant -> the error of the first of its runs
     for place, fit in _places(grid, fitting):
         if any(meets(place, entry) for entry in sweep.exclude) or place.variant in faults:
             continue
@@ -108,7 +108,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
 
 
 def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
-    """Every run that a grid declares, excluded or not, in the order of the file; what differs in nothing, once."""
+    """Every run that a grid declares, excluded or not, in file order and without duplicates."""
     count = len(grid.models) * len(grid.variants) * math.prod(map(len, grid.axes.values()))
     if count > MAX_RUNS:
         raise UserError(
@@ -129,7 +129,7 @@ def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
 
 
 def _composed(grid: Grid, place: GridPoint, fit: Fit) -> Composed:
-    """The configuration of one run. What is wrong with it is said with the place in the file that it comes from."""
+    """The configuration of one run. Errors name the location in the file that caused them."""
     resources = _resources(grid, place)
     texts = [override("model", place.model), *(override(key, value) for key, value in place.values.items())]
     try:
@@ -140,7 +140,7 @@ def _composed(grid: Grid, place: GridPoint, fit: Fit) -> Composed:
 
 
 def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
-    """The settings of a run that the file makes, and those of its axes that the command line makes."""
+    """The settings of a run from the file, and the axis settings from the command line."""
     file = [Setting(f"variants.{place.variant}.{key}", key, value) for key, value in place.values.items()]
     file = [one for one in file if one.key in grid.variants[place.variant]]
     typed = []
@@ -157,7 +157,9 @@ def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
 
 
 def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
-    """What the file gives a run of the cluster: later entries before earlier ones, the command line before all."""
+    """The cluster resources of a run from the file: later entries override earlier ones, and the command line overrides
+    all.
+    """
     found: dict[str, Setting] = {}
     for i, rule in enumerate(grid.sweep.resources):
         if rule.for_ is not None and not meets(place, rule.for_):
@@ -175,9 +177,9 @@ def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
 
 
 def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, dict[str, Scalar]]]:
-    """Label of each variant that `enumerate_runs` has -> the variant's own name, and its values of the axes it has.
+    """Label of each variant of `enumerate_runs` -> the variant's name in the file, and its axis values.
 
-    Without seed and model, and without composing anything. Raises UserError as `enumerate_runs`.
+    Excludes seed and model, and composes nothing. Raises UserError as `enumerate_runs`.
     """
     grid = narrow(sweep, overrides)
     names = short_names(grid.axes)
@@ -190,9 +192,9 @@ def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, 
 
 
 def _check_axes(grid: Grid, used: set[str]) -> None:
-    """Every axis of the file applies to some run of the whole sweep.
+    """Check that every axis of the file applies to some run of the whole sweep.
 
-    Raises UserError for the first that is not.
+    Raises UserError for the first that does not.
     """
     asked = grid.asked or {}
     idle = [key for key in grid.axes if key not in used and key not in asked]
@@ -216,9 +218,10 @@ def _check_axes(grid: Grid, used: set[str]) -> None:
 
 
 def check_conditions(sweep: Sweep, core: str) -> None:
-    """Every entry of `exclude` and every `for` of `resources` meets some run of the whole sweep, for this core.
+    """Check that every entry of `exclude` and every `for` of `resources` matches some run of the whole sweep, for this
+    core.
 
-    Raises UserError naming the first that does not.
+    Raises UserError for the first that does not match any.
     """
     cores = groups()["core"]
     check_names(sweep, core, cores)

@@ -1,4 +1,4 @@
-"""The place in a sweep file of an error met in composing one of its runs."""
+"""Locates the cause of an error in composing a run in its sweep file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """The override that it means."""
+        """The setting as an override."""
         return override(self.key, self.value)
 
 
 def located(error: UserError, source: str, file: Sequence[Setting], typed: Sequence[str]) -> UserError:
-    """The error with the file and key that it comes from, or as it is if the command line is at fault.
+    """The error with the file and key that caused it, or unchanged if the command line is at fault.
 
-    `file` are the settings of the run from the file, `typed` the overrides of the command line. The culprit is the
-    last setting without which composing ends otherwise.
+    `file` are the settings of the run from the file, `typed` the overrides from the command line. The cause is the last
+    setting whose removal changes the outcome of composing.
     """
     texts = [setting.text for setting in file]
     core = [
         text for text in typed if text.startswith("core=")
-    ]  # chosen, not mistaken: the file has to serve it
+    ]  # the core is a choice, not a mistake: the file has to support it
     if len(typed) > len(core) and _outcome([*texts, *core]) != str(error):
         return error
     for setting in reversed(file):

@@ -1,4 +1,4 @@
-"""A run by a prefix of its id: in the folders of runs, the tracking store, or the runs that sweeps declare."""
+"""Finds a run by a prefix of its id: in the folders of runs, the tracking store, or the runs declared by sweeps."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.lookup import stored_configs
 
-LENGTH = 12  # hexadecimal digits of a whole id
+LENGTH = 12  # hexadecimal digits of a complete id
 _BEGINNING = re.compile(r"[0-9a-f]{4,12}")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A run, its resolved configuration as plain values, and where that is from.
+    """A run, its resolved configuration as plain values, and the source of that.
 
-    `planned` and `paths` are there if a sweep declares it.
+    `planned` and `paths` are set if a sweep declares the run.
     """
 
     run_id: str
@@ -36,14 +36,14 @@ class Found:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether `text` is the beginning of a run's id and not the name of a sweep or its file."""
+    """Whether `text` is a prefix of a run id and not the name of a sweep or its file."""
     return (
         _BEGINNING.fullmatch(text) is not None and text not in shipped_sweeps() and not Path(text).is_file()
     )
 
 
 def require_beginning(text: str) -> None:
-    """Raises UserError if `text` cannot be the beginning of a run's id, or is too short for one."""
+    """Raises UserError if `text` is not a valid prefix of a run id, or is too short."""
     if not _BEGINNING.fullmatch(text):
         raise UserError(
             f"run {text!r} is not a prefix of a run's id: give 4 to {LENGTH} hexadecimal digits "
@@ -52,8 +52,8 @@ def require_beginning(text: str) -> None:
 
 
 def find_run(beginning: str, uri: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
-    """The run whose id begins with `beginning`: among what is recorded and what `sweeps` declare, else among what
-    the shipped sweeps declare.
+    """The run whose id begins with `beginning`: among the recorded runs and those of `sweeps`, or else among those of
+    the shipped sweeps.
 
     Raises UserError if there is none or more than one.
     """
@@ -87,7 +87,7 @@ def find_recorded_run(beginning: str, uri: str, runs: Path) -> Found:
 
 
 def _only(beginning: str, found: Mapping[str, Found]) -> Found | None:
-    """The one that was found, or None. Raises UserError if there are several."""
+    """The single run in `found`, or None. Raises UserError if there are several."""
     if len(found) > 1:
         raise UserError(
             f"run {beginning!r} is a prefix of {len(found)} ids: {', '.join(sorted(found)[:10])}: give more digits"
@@ -109,7 +109,7 @@ def _recorded(beginning: str, uri: str, runs: Path) -> dict[str, Found]:
 
 
 def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
-    """Runs of the named sweeps with each core that they have models for; a whole id ends the search."""
+    """Runs of the named sweeps, with each core for which they have models; a complete id ends the search."""
     found: dict[str, Found] = {}
     for name in names:
         for core, run, paths in _declared(name):
@@ -136,7 +136,7 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
             except UserError as error:
                 if core in BUILT_IN and isinstance(declared, Sweep):
                     raise
-                fault = error  # a study, or another package's core: not all of its sweeps have models for it
+                fault = error  # for a study, or another package's core, not all sweeps have models
                 continue
             found += [(core, run, plan.paths) for run in plan.runs]
     if fault is not None and not found:

@@ -1,4 +1,4 @@
-"""The grid that a sweep file and the command line declare together."""
+"""The grid declared by a sweep file together with the command line."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ NO_AXIS = {
 
 @dataclass(frozen=True)
 class Grid:
-    """The models, variants and axes that are multiplied, and the overrides of every run.
+    """The models, variants and axes whose product is enumerated, and the overrides of every run.
 
-    `asked`: the overrides on the command line that gave an axis its values, by axis.
+    `asked`: axis -> the command-line override that gave its values.
     """
 
     sweep: Sweep
@@ -44,16 +44,16 @@ def core_of(overrides: Sequence[str]) -> str:
 
 
 def whole(sweep: Sweep, core: str, rest: Sequence[str] = ()) -> Grid:
-    """All that the file declares for a core."""
+    """The complete grid of the file for a core."""
     if core not in groups()["core"]:
         raise unknown("core", core, groups()["core"])
     return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core), tuple(rest))
 
 
 def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
-    """Apply the overrides that choose what to enumerate; the others go to every run.
+    """Apply the overrides that select what to enumerate; the others apply to every run.
 
-    Raises UserError for an override that cannot be of use, and for a key that the file should not set.
+    Raises UserError for an invalid override, and for a key that the file should not set.
     """
     check_keys(sweep)
     core = core_of(overrides)
@@ -90,9 +90,10 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
 
 
 def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
-    """The overrides that make other runs than the file declares, each in one form; `unused`: those that none could use.
+    """The overrides that change the runs declared in the file, in normalised form; `unused`: overrides that apply to no
+    run.
 
-    A choice among what the file has (seeds, models, variants) changes no run, nor does where a run is trained.
+    Selecting among the file's seeds, models and variants does not change a run, nor does the place where it is trained.
     """
     found = []
     for key, text in (grid.asked or {}).items():
@@ -115,7 +116,7 @@ def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_keys(sweep: Sweep) -> None:
-    """A key has one source, and a sweep does not declare how runs are started or tracked.
+    """Check that each key has one source, and that a sweep does not declare how runs are started or tracked.
 
     Raises UserError for a key that belongs elsewhere.
     """
@@ -157,7 +158,7 @@ def _variant(sweep: Sweep, name: str) -> Mapping[str, Scalar]:
 
 
 def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
-    """Whether an override would undo what makes the variants, or the axes, differ."""
+    """Whether an override would overwrite a key that distinguishes variants or axis values."""
     chosen = {key for keys in sweep.variants.values() for key in keys}
     rules = [keys.get("rule", "") for keys in sweep.variants.values()]
     rules += [rule for values in sweep.axes.get("rule", {}).values() for rule in values]
@@ -166,7 +167,7 @@ def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
 
 
 def _check_new_axis(text: str, key: str) -> None:
-    """Only what makes runs differ can take several values."""
+    """Raise UserError unless the key may take several values, i.e. makes runs differ."""
     if key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
         raise UserError(
             f"override {text!r}: {key} takes one value for all runs; a comma within it needs quotes: {key}=\"'a,b'\""
@@ -181,7 +182,7 @@ def _axis_values(text: str, key: str) -> tuple[Scalar, ...]:
     if values is None:
         one = parsed(text)
         if one.kind == "other":
-            resolve([text])  # says what is wrong, if it is the grammar
+            resolve([text])  # raises the error if it is one of grammar
             raise UserError(f"override {text!r}: {key} takes plain values here: {key}=1,2")
         values = (one.value,)
     if any(isinstance(item, list | dict) for item in values):

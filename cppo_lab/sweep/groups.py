@@ -1,4 +1,4 @@
-"""The configuration groups and their options. Imports the standard library alone: the help text lists them."""
+"""The configuration groups and their options. Imports only the standard library, since the help text lists them."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -9,7 +9,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.plugins import CORE_GROUP, LAUNCHER_GROUP, entry_points
 
 CONF = PARTS_FOLDER / "conf"
-# Options of the group `rule`: their file, and its content.
+# Added options of the group `rule`: their file, and its content.
 _ADDED: dict[str, tuple[str, Mapping[str, Any]]] = {}
 
 
@@ -25,9 +25,9 @@ def shipped() -> Mapping[str, Sequence[str]]:
     }
 
 
-@cache  # every run of a plan asks
+@cache  # called for every run of a plan
 def groups() -> Mapping[str, Sequence[str]]:
-    """Configuration groups and their options: those of conf/, of installed packages, and rules beside a sweep file."""
+    """Configuration groups and their options: from conf/, installed packages, and rule files next to a sweep file."""
     installed = {
         group: sorted({*shipped()[group], *entry_points(names)})
         for group, names in (("core", CORE_GROUP), ("launcher", LAUNCHER_GROUP))
@@ -38,7 +38,7 @@ def groups() -> Mapping[str, Sequence[str]]:
 def add_rules(rules: Mapping[str, Mapping[str, Any]], source: str) -> None:
     """Add options to the group `rule` for the rest of this process; `source` is their file.
 
-    Raises UserError for a name that another file has with another content.
+    Raises UserError for a name that another file defines differently.
     """
     for name, values in rules.items():
         other, known = _ADDED.get(name, (source, values))

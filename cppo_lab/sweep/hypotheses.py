@@ -17,14 +17,14 @@ ERRORS = ("error", "error_slope")  # outcomes that no other core has
 class Hypothesis(Spec):
     """One claim about the variants of a sweep.
 
-    `better` are above `than`, each against each; with `within` (points) they differ by less than that instead.
-    `outcome` is the score that decides: final (mean of the last part of the window), area, best or corrected; or, on
-    the exact core, error (ratio of the surrogate's mean error at equal movement, mean over the horizons) or error_slope
-    (what that ratio changes by when the horizon is ten times as long), of which less is better.
-    `smallest` (points; of an error: percent): an advantage below it counts as none. `models`: the mean over the models
-    is compared in one test, or each model by itself; `only`: these of the models, for outcomes that are errors.
-    `after`: the hypothesis that has to be supported first. Runs with `test_seeds` alone judge it; `selection_seeds`
-    name those by which settings were chosen.
+    Each of `better` is above each of `than`; with `within` (points) they differ by less than that instead. `outcome` is
+    the deciding score: final (mean of the last part of the window), area, best or corrected; or, on the exact core,
+    error (ratio of the surrogate's mean errors at equal movement, averaged over the horizons) or error_slope (the
+    change of that ratio when the horizon is ten times as long), for which lower is better. `smallest` (points; for an
+    error, percent): an advantage below it counts as none. `models`: whether the mean over the models is tested once, or
+    each model separately. `only`: a subset of the models, for outcomes that are errors. `after`: the hypothesis that
+    has to be supported first. Only runs with `test_seeds` test it; `selection_seeds` are those with which settings were
+    selected.
     """
 
     claim: Annotated[str, Field(min_length=1, max_length=300)]
@@ -59,7 +59,7 @@ class Hypothesis(Spec):
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """All that are compared."""
+        """All variants that are compared."""
         return self.better + self.than
 
 
@@ -68,8 +68,8 @@ Pairing = Literal["seed", "none"]
 
 
 class _Stated(Spec):
-    """All that a change of which makes another hypothesis. What came later is None where it is not used, and then not
-    in the text.
+    """Everything that identifies a hypothesis: changing any of it makes a different one. Fields added later are None if
+    unused, and then omitted from the text.
     """
 
     hypotheses: dict[str, Hypothesis]
@@ -90,8 +90,8 @@ def statement(
     pairing: Pairing | None = None,
     overrides: Sequence[str] = (),
 ) -> tuple[str, str]:
-    """The hypotheses of a sweep and what its variants are, as one JSON text; and the digest of that. `overrides`: those
-    of the command line that make other runs of them.
+    """The hypotheses of a sweep and the definition of its variants as one JSON text, and its digest. `overrides`:
+    command-line overrides that change the runs.
     """
     stated = _Stated(
         hypotheses=dict(hypotheses),
@@ -117,13 +117,13 @@ def check_hypotheses(
     models: Mapping[str, tuple[str, ...]],
 ) -> None:
     """Raises ValueError for a variant or model that the sweep does not have, an outcome that its core does not compute,
-    or an order that is none.
+    or a circular order.
     """
     for key, one in hypotheses.items():
         if one.outcome in ERRORS:
             _check_models(key, one, models)
         for name in one.variants:
-            # With axes a run's variant has their values behind the name of the file: `cppo delta=0.1`.
+            # With axes, a run's variant has axis values after its name in the file: `cppo delta=0.1`.
             if name not in variants and name.split(" ")[0] not in variants:
                 raise ValueError(f"{key}: variant {name!r} is not in variants (valid: {', '.join(variants)})")
         seen = {key}

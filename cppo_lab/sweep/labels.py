@@ -1,4 +1,4 @@
-"""How the runs of a sweep are named: by variant, and by the values of its axes."""
+"""Labels of a sweep's runs: the variant with its axis values."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.groups import groups
 
-UNNAMED = frozenset({"seed", "model"})  # they have columns of their own
+UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
 
 
 def short_names(axes: Collection[str]) -> dict[str, str]:
-    """What axes are called in labels: the last part of the key, or the whole where two end alike; groups: nothing."""
+    """The names of axes in labels: the last part of the key, or the whole key if two end alike; empty for groups."""
     counts = Counter(key.rpartition(".")[2] for key in axes)
     return {
         key: "" if key in groups() else last if counts[last] == 1 else key
@@ -21,7 +21,7 @@ def short_names(axes: Collection[str]) -> dict[str, str]:
 
 
 def label(variant: str, values: Mapping[str, Scalar], names: Mapping[str, str], otherwise: str) -> str:
-    """The variant's name followed by its axis values, such as `cppo w_min=0.6`; `otherwise` where that is nothing."""
+    """The variant's name followed by its axis values, such as `cppo w_min=0.6`; `otherwise` if that is empty."""
     parts = [variant] if variant else []
     for key, value in values.items():
         if key in names:
@@ -30,7 +30,7 @@ def label(variant: str, values: Mapping[str, Scalar], names: Mapping[str, str], 
 
 
 def number(value: Scalar) -> str:
-    """A value as short as it can be without being another's."""
+    """The shortest unambiguous text of a value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):

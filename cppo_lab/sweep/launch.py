@@ -1,4 +1,4 @@
-"""Launch a plan: train each unfinished run once."""
+"""Launches a plan: trains each unfinished run once."""
 
 import os
 import sys
@@ -33,10 +33,10 @@ from cppo_lab.tracking.naming import figure_tag, merged, names
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch came to: the state of every run, and the MLflow ids of the results that were replaced, by run.
+    """The result of a launch: the state of every run, and the MLflow ids of the replaced results, by run.
 
-    `trained` are the ids of the runs that were passed to the launcher, `left` those of runs that failed with an error
-    before and were not retrained.
+    `trained` are the ids of the runs that were passed to the launcher; `left` those of runs that had failed with an
+    error and were not retrained.
     """
 
     states: dict[str, RunState]
@@ -48,12 +48,12 @@ class Launched:
 def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] = ()) -> Launched:
     """Train the runs of `plan` that are neither done nor running, and have not failed with an error.
 
-    `replace`: those too that other code has finished. Their results stay until the new ones are there.
-    `retry`: ids of failed runs that are to be trained again nevertheless.
+    `replace`: also retrain runs that were finished with different code; their results are kept until the new ones
+    exist. `retry`: ids of failed runs to train again.
     """
     runs, run_ids = runs_folder(), [run.run_id for run in plan.runs]
     require_folder(runs)
-    # The launcher makes the tables and the experiment: several runs doing so at once would collide.
+    # Create the tables and the experiment here: several runs doing so at once would collide.
     client = open_client(uri)
     experiment_id = ensure_experiment(client, uri, schema.experiment_name(plan.core))
     look = look_repaired(run_ids, plan.core, uri, runs)
@@ -78,11 +78,13 @@ def launch(plan: Plan, uri: str, replace: bool = False, retry: Collection[str] =
         forget_cancelled(runs / run.run_id)
     nesting = {run.run_id: parents.tags(run, look.past[run.run_id]) for run in todo}
     work = _attempts(plan, todo, uri, version, going, nesting)
-    describe_sweeps(plan, uri, experiment_id, parents, states)  # before: it is there while they train
+    describe_sweeps(
+        plan, uri, experiment_id, parents, states
+    )  # first, so that it is available during training
     try:
         with address.in_the_environment(uri), progress.shown():
             _train(plan, work, progress.see)
-    finally:  # after an interrupt too: a run may have been ended before it could record its own end
+    finally:  # also after an interrupt: a run may have been terminated before it could record its end
         look = look_repaired(run_ids, plan.core, uri, runs)
         describe_sweeps(plan, uri, experiment_id, parents, look.states(ignoring))
     there = {one.mlflow_id for past in look.past.values() for one in past}
@@ -97,7 +99,7 @@ def choose(
 ) -> tuple[list[PlannedRun], tuple[str, ...]]:
     """The runs to train, and the ids of those left out that failed with an error.
 
-    `states` are those without the results of the runs of `again`, which other code has made.
+    `states` disregard the results of the runs in `again`, which were made with different code.
     """
     never = schema.FINISHED | {schema.RUNNING}
     open_runs = [run for run in plan.runs if states[run.run_id].state not in never]
@@ -120,7 +122,9 @@ def look_ahead(
 
 
 def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], look: Snapshot) -> None:
-    """Say which runs had a Slurm job that failed before the run began: a wrong launcher.python ends every job so."""
+    """Warn about runs whose Slurm job failed before the run began; a wrong launcher.python causes this for every
+    job.
+    """
     had_jobs = [run.run_id for run in todo if look.slurm.job_of(run.run_id)]
     words = look.slurm.words([one for one in had_jobs if "record" not in read_status(look.runs / one)])
     failed = [run_id for run_id, word in words.items() if word == "FAILED"]
@@ -174,7 +178,7 @@ def _attempts(
 
 
 def _workers(launcher: LauncherSpec) -> int:
-    """How many jobs the launcher has going at a time, as far as that is known; 1 where it is not."""
+    """The number of jobs that the launcher runs at a time; 1 if that is unknown."""
     record = launcher_of(launcher.name)
     if record.in_process:
         return 1
@@ -182,7 +186,7 @@ def _workers(launcher: LauncherSpec) -> int:
 
 
 def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt | Batch]], None]) -> None:
-    """Hand the work to the launcher; what is not over yet shows as queued."""
+    """Pass the work to the launcher; unfinished runs are shown as queued."""
     jobs = in_batches(work, _workers(plan.launcher))
     for job in jobs:
         if isinstance(job, Batch):
@@ -198,12 +202,12 @@ def _train(plan: Plan, work: Sequence[Attempt], see: Callable[[Event[Attempt | B
 
         try:
             load_launcher(plan.launcher.name)(jobs, plan.launcher, report)
-        except Interrupted as signal:  # of a run in this very process: it ends the whole launch
+        except Interrupted as signal:  # a run in this process was interrupted, which ends the whole launch
             raise KeyboardInterrupt from signal
 
 
 def _made_by_other_code(look: Snapshot, version: str, replace: bool) -> dict[str, tuple[str, ...]]:
-    """The MLflow ids of results that other code has made, by run; they are said on standard error."""
+    """The MLflow ids of results made with different code, by run; they are reported on standard error."""
     found = {run_id: look.results(run_id) for run_id in look.past}
     outdated = {run_id: past for run_id, past in found.items() if past and past[0].code_version != version}
     if outdated:
@@ -220,7 +224,7 @@ def _made_by_other_code(look: Snapshot, version: str, replace: bool) -> dict[str
 
 
 def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:
-    """Raises UserError for a run of several machines, unless the launcher spreads a run over them."""
+    """Raises UserError for a run that needs several machines, unless the launcher supports that."""
     if not launcher_of(launcher.name).one_machine:
         return
     for run in runs:
@@ -233,14 +237,16 @@ def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> 
 
 
 def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
-    """One tag for each sweep that the run belongs to, its variant's name there; and what of the paper they feed."""
+    """One tag per sweep of the run, with its variant's name there; and a tag with the tables and figures of the paper
+    that they feed.
+    """
     tags = {schema.sweep_tag(sweep): variant for sweep, variant in run.variants.items()}
     feeds = [feed for sweep in plan.sweeps if sweep.name in run.variants for feed in sweep.feeds]
     return tags | figure_tag(feeds)
 
 
 def _claim_done(plan: Plan, look: Snapshot, uri: str) -> None:
-    """Give finished runs the tags of their sweeps: another sweep may have trained them."""
+    """Add the tags of their sweeps to finished runs, which another sweep may have trained."""
     client = open_client(uri)
     for run in plan.runs:
         tags = sweep_tags(plan, run)

@@ -1,4 +1,4 @@
-"""A plan as rows: for people, for spreadsheets and for other programs, all with the same columns."""
+"""A plan as rows, for people, spreadsheets and programs, with the same columns for all."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from cppo_lab.sweep.plan import Plan
 
 @dataclass(frozen=True)
 class ListingRow:
-    """One run of a plan. `step` is known of running and partial runs; `hours` and `gpu_hours` where there is a cost."""
+    """One run of a plan. `step` is set for running and partial runs; `hours` and `gpu_hours` if there is a cost."""
 
     run_id: str
     variants: dict[str, str]
@@ -37,19 +37,19 @@ class ListingRow:
 
 @dataclass(frozen=True)
 class SweepListing:
-    """The rows asked for, and totals over all runs of the plan."""
+    """The selected rows, and totals over all runs of the plan."""
 
     plan: Plan
     rows: tuple[ListingRow, ...]
     states: dict[str, int]  # state -> number of runs, in the order of schema.STATES
-    places: int  # a run that two sweeps share has two
+    places: int  # a run shared by two sweeps counts twice
     costs: tuple[CostSum, ...]
 
 
 def make_listing(
     plan: Plan, states: Mapping[str, RunState], costs: Mapping[str, Cost | None], only: Collection[str] = ()
 ) -> SweepListing:
-    """The runs of `plan` whose state is one of `only` (none: all)."""
+    """The runs of `plan` whose state is in `only` (empty: all)."""
     counts = Counter(state.state for state in states.values())
     rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
     return SweepListing(
@@ -99,7 +99,7 @@ def as_values(listing: SweepListing) -> dict[str, Any]:
 
 
 def to_csv(listing: SweepListing) -> str:
-    """One line per run under a line of names; `variants` as `sweep=variant`, separated by `;`."""
+    """One line per run below a header line; `variants` as `sweep=variant`, separated by `;`."""
     text = io.StringIO()
     names = [field.name for field in fields(ListingRow)]
     writer = csv.DictWriter(text, names, lineterminator="\n")
@@ -120,7 +120,7 @@ def totals_line(listing: SweepListing) -> str:
 
 
 def shown_line(listing: SweepListing, only: Sequence[str]) -> str:
-    """How many of all runs a filter has left; empty without one."""
+    """A line on how many of all runs a filter shows; empty without a filter."""
     if not only:
         return ""
     return f"{len(listing.rows)} of {sum(listing.states.values())} runs shown (--state {','.join(only)})"

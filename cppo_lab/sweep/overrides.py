@@ -6,7 +6,7 @@ from functools import lru_cache
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.declared import Scalar
 
-# Words that Hydra's grammar reads as text, whatever is beside them.
+# Words that Hydra's grammar parses as text in any context.
 WORD = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_]*", re.IGNORECASE | re.ASCII)
 
 
@@ -17,14 +17,14 @@ def override(key: str, value: Scalar) -> str:
 
 @lru_cache(maxsize=100_000)
 def _override(key: str, value: Scalar, kind: str) -> str:
-    """`kind` keeps apart what Python's cache would take for equal: 1, 1.0 and True."""
+    """`kind` distinguishes values that Python's cache would treat as equal: 1, 1.0 and True."""
     return f"{key}={quote(value)}"
 
 
 def quote(value: Scalar) -> str:
-    """A value in Hydra's override grammar; what is text there stays text, whatever it looks like.
+    """A value in Hydra's override grammar; text stays text, whatever it looks like.
 
-    Raises UserError for text that refers to something.
+    Raises UserError for text with a reference.
     """
     if value is None:
         return "null"
@@ -36,6 +36,6 @@ def quote(value: Scalar) -> str:
         return value
     if "${" in value:
         raise UserError(f"value {value!r}: a sweep file holds plain values; ${{...}} belongs into conf/")
-    # In Hydra's grammar a backslash is special only in a run of them before a quote.
+    # In Hydra's grammar backslashes are special only directly before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"

@@ -1,6 +1,6 @@
-"""The runs of a plan under the parents of their sweeps in MLflow, whose descriptions give the plan's state.
+"""Nests the runs of a plan under a parent run per sweep in MLflow, whose description has the plan's state.
 
-All of it is for readers: if the store is away, it costs a warning, not the launch.
+All of this is for display only: if the store is unreachable, the launch continues with a warning.
 """
 
 import contextlib
@@ -24,19 +24,21 @@ from cppo_lab.tracking.registration import register
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText
 from cppo_lab.tracking.views import save_views
 
-# Launchers that find the same tag missing each add it, and the store refuses all but one. The others find it then.
+# If several launchers add the same missing tag, the store accepts only one; the others then find the tag.
 TRIES = 3
 
 
 @dataclass(frozen=True)
 class Parents:
-    """The parents of a plan's sweeps: MLflow ids by sweep; `alive` are those and others that have runs of the plan."""
+    """The parents of a plan's sweeps: MLflow ids by sweep. `alive` are these and other parents that have runs of the
+    plan.
+    """
 
     by_sweep: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
 
     def of(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> str:
-        """The parent of a run: the one that it has, else that of the first of its sweeps; empty if there is none."""
+        """The parent of a run: its existing one, or else that of the first of its sweeps; empty if there is none."""
         has = next((one.parent for one in past if one.parent in self.alive), "")
         return has or next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
 
@@ -47,7 +49,7 @@ class Parents:
 
 
 @contextlib.contextmanager
-def _patient(what: str) -> Iterator[None]:
+def _warn_on_store_fault(what: str) -> Iterator[None]:
     """Warn that the store did not accept `what`, and continue."""
     try:
         yield
@@ -57,9 +59,9 @@ def _patient(what: str) -> Iterator[None]:
 
 
 def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> Parents:
-    """A parent for each sweep of the plan, and under it every finished run that has none."""
+    """Create a parent for each sweep of the plan, and nest finished runs without a parent under it."""
     parents = Parents()
-    with _patient("the parents of the sweeps"):
+    with _warn_on_store_fault("the parents of the sweeps"):
         client = open_client(uri)
         by_sweep = {
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
@@ -77,7 +79,7 @@ def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> 
 
 
 def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
-    """Register the hypotheses of the plan's sweeps, before any run begins that tests them.
+    """Register the hypotheses of the plan's sweeps, before any run that tests them begins.
 
     Raises UserError if the store does not accept them: without a registration the runs would test nothing.
     """
@@ -96,8 +98,8 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
 def describe_sweeps(
     plan: Plan, uri: str, experiment_id: str, parents: Parents, states: Mapping[str, RunState]
 ) -> None:
-    """Bring the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page, up to date."""
-    with _patient("the descriptions"):
+    """Update the descriptions of the plan's sweeps and of the experiment, and the views of MLflow's page."""
+    with _warn_on_store_fault("the descriptions"):
         for left in reversed(range(TRIES)):
             try:
                 _describe(plan, uri, experiment_id, parents, states)

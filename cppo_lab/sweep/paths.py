@@ -1,4 +1,4 @@
-"""Where runs are, for every command."""
+"""The folder of all runs, for every command."""
 
 import os
 import stat
@@ -12,20 +12,20 @@ ANYBODY = "CPPO_RUNS_OF_ANYBODY"  # set to 1 to accept the risk described in doc
 
 
 def runs_folder() -> Path:
-    """The folder of all runs, by its absolute path.
+    """The absolute path of the folder of all runs.
 
     Raises UserError for a circular link.
     """
     try:
         return RUNS.resolve()
-    except (OSError, RuntimeError):  # RuntimeError: what pathlib makes of a loop before Python 3.13
+    except (OSError, RuntimeError):  # RuntimeError: raised by pathlib for a loop before Python 3.13
         raise UserError(
             f"{RUNS.absolute()} is a circular link: remove it, or work in another folder"
         ) from None
 
 
 def require_folder(runs: Path) -> None:
-    """Raises UserError if runs could not keep their folders in `runs`, or everybody may write there."""
+    """Raises UserError if runs cannot have their folders in `runs`, or if every user may write there."""
     if runs.exists() and not runs.is_dir():
         raise UserError(
             f"{runs} is a file, but runs keep their folders there: move it away, or work in another folder"
@@ -40,25 +40,26 @@ def require_folder(runs: Path) -> None:
 
 
 def share_with_group() -> None:
-    """Let a group that shares the folder of runs write to all files that this process and its children create.
+    """If a group shares the folder of runs, make all files that this process and its children create group-writable.
 
-    By the umask, since MLflow, Optuna, submitit and Ray make files there too.
+    Sets the umask, since MLflow, Optuna, submitit and Ray create files there, too.
     """
     try:
         runs = runs_folder()
-    except UserError:  # said by the commands that need it
+    except UserError:  # reported by the commands that need the folder
         return
     if is_shared(runs if runs.exists() else runs.parent):
         os.umask(os.umask(0o077) & ~0o070)
 
 
 def _for_everybody(folder: Path) -> bool:
-    """Whether users who are neither the owner nor in the group may add files to it, or exchange those of others.
+    """Whether users who are neither the owner nor in the group may add or replace files in it.
 
-    In a folder such as /tmp they may only add files, so that it may hold the folder of all runs, but not be it.
+    In a sticky folder such as /tmp they can only add files, so it may contain the folder of all runs, but not be that
+    folder.
     """
     try:
         mode = folder.stat().st_mode
-    except OSError:  # said by whoever makes it
+    except OSError:  # reported when the folder is created
         return False
     return bool(mode & stat.S_IWOTH) and not (mode & stat.S_ISVTX and folder.name != RUNS.name)

@@ -1,4 +1,4 @@
-"""The plan of a sweep or a study: every run once, each with its id and its names."""
+"""The plan of a sweep or study: every run once, with its id and names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep or study, and how the command line wants them launched and tracked. `changes`: by sweep, the
-    overrides that make other runs than its file declares.
+    """All runs of a sweep or study, and how to launch and track them. `changes`: sweep -> the overrides that change the
+    runs declared in its file.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Plan:
     changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def statement(self, sweep: Sweep) -> tuple[str, str]:
-        """What is registered of the hypotheses of one of the sweeps: a JSON text and its digest."""
+        """The statement of a sweep's hypotheses that is registered: a JSON text and its digest."""
         return sweep.statement(self.changes.get(sweep.name, ()))
 
     @property
@@ -47,17 +47,17 @@ class Plan:
 
     @property
     def places(self) -> int:
-        """Pairs of a sweep and a run: a run that several sweeps share counts in each."""
+        """The number of (sweep, run) pairs; a run shared by several sweeps counts in each."""
         return sum(len(run.variants) for run in self.runs)
 
 
 def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
-    `model=`, `variant=` and the sweep's axes choose what the sweep enumerates (`seed=0,1,2`); any other
-    override goes to every run that has the key. In a study they choose within each sweep that has them.
-    A sweep that names models of one core alone, which no other trains, needs no `core=`.
-    Raises UserError for a bad override or configuration, before anything else happens.
+    `model=`, `variant=` and the sweep's axes select what the sweep enumerates (`seed=0,1,2`); any other override
+    applies to every run that has the key. In a study they select within each sweep that has them. A sweep whose models
+    belong to a single core needs no `core=`. Raises UserError for an invalid override or configuration, before anything
+    else happens.
     """
     if isinstance(declared, Sweep) and not any(text.startswith("core=") for text in overrides):
         overrides = [*_only_core(declared), *overrides]
@@ -92,7 +92,7 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
     for part in found:
         for run in part.runs:
             runs.setdefault(run.run_id, replace(run, variants={})).variants.update(run.variants)
-    # All of one seed before the next: an interrupted study is then a smaller study, not a part of one.
+    # Seed by seed, so that an interrupted study is a complete study with fewer seeds.
     return _plan(declared, found, sorted(runs.values(), key=lambda run: run.spec.seed))
 
 
@@ -114,7 +114,7 @@ def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[P
 
 
 def _only_core(sweep: Sweep) -> list[str]:
-    """The override that chooses the one core whose own models a sweep has; nothing if it has others, too."""
+    """The override for the core if all models of a sweep belong to a single core; empty otherwise."""
     (core, *more) = sweep.models
     return [] if more or core == ANY_CORE or not core_record(core).own_models else [f"core={core}"]
 
@@ -126,7 +126,7 @@ def _chosen(overrides: Sequence[str]) -> str:
 def _part(study: Study, index: int, core: str) -> Sweep:
     """A sweep of a study, with the study's axes.
 
-    Raises UserError for one that is not there, or whose file is at fault.
+    Raises UserError for one that does not exist, or has an invalid file.
     """
     where = f"study {study.source}: sweeps.{index}"
     try:
@@ -142,12 +142,12 @@ def _part(study: Study, index: int, core: str) -> Sweep:
 
 
 def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What `model=` and `variant=` may name in a sweep."""
+    """The valid values of `model=` and `variant=` in a sweep."""
     return {"model": sweep.models_of(core_of(overrides)), "variant": tuple(filter(None, sweep.variants))}
 
 
 def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
-    """Every model and variant named on the command line is one of some sweep."""
+    """Check that some sweep has each model and variant named on the command line."""
     for text in overrides:
         key, _, value = text.partition("=")
         valid = [name for part in parts for name in _choices(part, overrides).get(key, ())]
@@ -157,7 +157,7 @@ def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
 
 
 def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
-    """The overrides with `model=` and `variant=` cut to what this sweep of a study has; None if nothing is left."""
+    """The overrides with `model=` and `variant=` restricted to this sweep of a study; None if nothing remains."""
     kept = []
     for text in overrides:
         key, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""The kinds of runs in a plan, measuring them, and reporting the results."""
+"""Determines the kinds of runs in a plan, measures them, and reports the results."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,34 +27,34 @@ class RunKind:
 
     runs: tuple[PlannedRun, ...]
     folder: Path
-    random_weights: bool = False  # stand-ins of the same shapes are measured; plans take nothing from it
+    random_weights: bool = False  # measured with random weights of the same shapes; not used for plans
 
     @property
     def example(self) -> PlannedRun:
-        """The one that is tried: of those that keep the most of mu."""
+        """The run that is measured: one of those that need the most of mu."""
         return max(self.runs, key=lambda run: run.spec.divergence.k or 0)
 
     @property
     def measured(self) -> PreflightResult | None:
-        """What is on file."""
+        """The recorded result."""
         return read(self.folder)
 
     @property
     def is_measured(self) -> bool:
-        """Whether a preflight of it has finished."""
+        """Whether a preflight of this kind has finished."""
         found = self.measured
         return found is not None and not found.error
 
     def hours(self, run: PlannedRun) -> Hours | None:
-        """What one of the runs will take by what is on file."""
+        """The hours of one of the runs, from the recorded result."""
         found = self.measured
         return whole_run(found, run.spec) if found else None
 
 
 def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]:
-    """The kinds of runs of a plan, in its order; with random weights they have folders of their own.
+    """The kinds of runs of a plan, in its order; with random weights they have separate folders.
 
-    Raises UserError for runs of a core that needs none.
+    Raises UserError for runs of a core that needs no preflight.
     """
     core = core_of(plan.core)
     if not core.preflight:
@@ -71,9 +71,9 @@ def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]
 
 
 def with_stand_ins(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> Plan:
-    """The plan with paths to stand-ins for the models and data of these kinds; they are made if they are missing.
+    """The plan with paths to stand-ins for the models and data of these kinds; missing stand-ins are created.
 
-    Raises UserError for a model that has no stand-in, or packages that are not installed.
+    Raises UserError for a model without a stand-in, or if packages are not installed.
     """
     folder = runs / FOLDER / STAND_INS
     paths = make_stand_ins([kind.example.spec for kind in chosen], folder, _say)
@@ -93,7 +93,7 @@ def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
 
 
 def open_kinds(found: Sequence[RunKind], plan: Plan, runs: Path, again: bool = False) -> list[RunKind]:
-    """Those that are to be measured: not on file, or broken off there, or all if `again`; none that is in the queue.
+    """The kinds to measure: those without a complete result, or all if `again`, except those in the queue.
 
     Raises UserError if the launcher's queue does not answer.
     """
@@ -103,7 +103,9 @@ def open_kinds(found: Sequence[RunKind], plan: Plan, runs: Path, again: bool = F
 
 
 def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
-    """Pass the short jobs to the plan's launcher, and report its progress on standard error. Slurm only queues them."""
+    """Pass the short jobs to the plan's launcher and report progress on standard error. With Slurm they are only
+    queued.
+    """
 
     def see(event: Event[PreflightJob]) -> None:
         _say(f"{event.job.name}: {event.kind}")
@@ -140,7 +142,7 @@ def report(kind: RunKind) -> str:
 
 
 def as_values(kind: RunKind) -> dict[str, Any]:
-    """The same for JSON; `hours` are wall-clock hours of all its runs together, None where they are not known."""
+    """The measurements for JSON; `hours` are the total wall-clock hours of all runs of the kind, None if unknown."""
     found = kind.measured
     hours = [known for one in kind.runs if (known := kind.hours(one))]
     return {

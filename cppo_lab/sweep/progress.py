@@ -1,4 +1,4 @@
-"""How far a launch is, shown on standard error as it goes."""
+"""Shows the progress of a launch on standard error."""
 
 import contextlib
 import os
@@ -22,13 +22,13 @@ from cppo_lab.runs.scores import score_text
 from cppo_lab.signals import saying_at_interrupt
 from cppo_lab.sweep.plan import Plan
 
-LOOK_SECONDS = 0.5  # between two looks at the runs
+LOOK_SECONDS = 0.5  # between polls of the runs
 _CLEAR = "\r\x1b[K"
 
 
 @dataclass
 class StartedRun:
-    """A run that has been started: its rows since then, and what it did before its first one."""
+    """A started run: its rows since then, and its activity before the first one."""
 
     attempt: Attempt
     rows: RunRows
@@ -37,8 +37,8 @@ class StartedRun:
 
 @dataclass
 class Progress:
-    """Shows how far the sweep is. On a terminal the last line changes in its place; elsewhere there is a line for each
-    start, validation and end.
+    """Shows the progress of the sweep. On a terminal the last line is updated in place; otherwise each start,
+    validation and end is a line.
 
     `pace` has the seconds per step of past runs of the same kind, by run id.
     """
@@ -56,7 +56,7 @@ class Progress:
     def __post_init__(self) -> None:
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
         self.t_stop = {run.run_id: run.spec.training.t_stop for run in self.plan.runs}
-        self._lock = threading.RLock()  # the thread that looks, and the launcher's events
+        self._lock = threading.RLock()  # shared by the polling thread and the launcher's events
         self._over = threading.Event()
         self._launched = time.monotonic()
         runs = len(self.plan.runs)
@@ -66,8 +66,8 @@ class Progress:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Follow the runs until the end of the block. Ctrl-C prints at once what is being waited for."""
-        thread = threading.Thread(target=self._look_on, name="progress", daemon=True)
+        """Follow the runs until the end of the block. Ctrl-C immediately prints what is being waited for."""
+        thread = threading.Thread(target=self._poll, name="progress", daemon=True)
         thread.start()
         try:
             with saying_at_interrupt(self._at_interrupt):
@@ -77,16 +77,16 @@ class Progress:
             thread.join()
             self._in_place("")
 
-    def _look_on(self) -> None:
+    def _poll(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
-            with self._lock, contextlib.suppress(OSError):  # a folder that is moved away at this moment
+            with self._lock, contextlib.suppress(OSError):  # a folder may be moved away at this moment
                 for one in self.running:
                     self._look(one)
                 if self.running or self.batches:
                     self._in_place(self.overview())
 
     def _at_interrupt(self) -> None:
-        """In a signal handler: nothing here may wait for a lock, or use a stream that is being written."""
+        """Runs in a signal handler, so it must not wait for a lock or use a stream that is being written."""
         names = [*(self.name(one.attempt) for one in self.running), *map(self._name_of, self.batches)]
         if not names:
             return
@@ -97,7 +97,7 @@ class Progress:
             os.write(2, f"{start}cppo: {text}\n".encode())
 
     def see(self, event: Event[Attempt | Batch]) -> None:
-        """Take note of what a launcher saw."""
+        """Process a launcher's event."""
         with self._lock:
             if isinstance(event.job, Batch):
                 self._see_batch(event.kind, event.job)
@@ -120,7 +120,7 @@ class Progress:
             self._end(attempt, name)
 
     def _see_batch(self, kind: str, batch: Batch) -> None:
-        """One line for all runs of a batch at its start, and one for all that ended well at its end."""
+        """Print one line for all runs of a batch at its start, and one for all successful runs at its end."""
         name = self._name_of(batch)
         if kind == "submitted":
             self._submit(len(batch.attempts))
@@ -139,13 +139,13 @@ class Progress:
             self._end_batch(name, batch)
 
     def _name_of(self, batch: Batch) -> str:
-        """The first of its conditions, and how many runs it has."""
+        """The name of a batch: its first condition, and its number of runs."""
         first, *others = dict.fromkeys(self.name(one).rpartition("/")[0] for one in batch.attempts)
         more = f" and {len(others)} more" if others else ""
         return f"{first}{more} ({len(batch.attempts)} runs)"
 
     def _end_batch(self, name: str, batch: Batch) -> None:
-        """How many runs of a batch are done; a line of its own for every other one."""
+        """Print how many runs of a batch are done, and a separate line for every other run."""
         done = 0
         for attempt in batch.attempts:
             if not is_held(attempt.folder) and read_status(attempt.folder).get("status") == schema.DONE:
@@ -165,14 +165,16 @@ class Progress:
             self.waiting.remove(attempt.spec.run_id)
 
     def _end(self, attempt: Attempt, name: str) -> None:
-        """Say how an attempt has ended."""
+        """Print how an attempt ended."""
         for one in [one for one in self.running if one.attempt is attempt]:
             self._look(one)
             self.running.remove(one)
         self.ended += 1
         count = f"[{self.ended}/{self.todo}]"
         going = is_held(attempt.folder)
-        status = read_status(attempt.folder)  # after it: one that has ended meanwhile has said so
+        status = read_status(
+            attempt.folder
+        )  # read afterwards: an attempt that ended meanwhile has recorded it
         reason = status.get("reason")
         if going:
             self.say(f"{name}: another launcher is training it  {count}")
@@ -187,7 +189,7 @@ class Progress:
             self.say(f"{name}: FAILED: {reason or 'it ended without a word'}: {logs}  {count}")
 
     def _look(self, one: StartedRun) -> None:
-        """Read what a run has recorded; elsewhere than on a terminal, a line for each validation of this attempt."""
+        """Read what a run has recorded; if not on a terminal, print a line for each validation of this attempt."""
         name, t_stop = self.name(one.attempt), self.t_stop[one.attempt.spec.run_id]
         for row in one.rows.news():
             score = score_of(row)
@@ -206,17 +208,17 @@ class Progress:
                 self.say(f"{name}: {words}")
 
     def _activity(self, one: StartedRun) -> str:
-        """What a run does besides its steps, by its folder."""
+        """The activity of a run besides training steps, from its folder."""
         status = read_status(one.attempt.folder)
         if status.get("status") == schema.RUNNING:
             return str(status.get("activity") or "")
-        # What an earlier attempt has left there says nothing of this one.
+        # Leftovers of an earlier attempt do not count.
         if status.get("status") and status.get("updated", 0.0) >= one.attempt.created:
             return "recording its end"
         return STARTING
 
     def overview(self) -> str:
-        """What each running run does, and when all will be done, as far as that is known."""
+        """The activity of each running run, and the estimated remaining time of all."""
         parts = [f"{self.ended}/{self.todo} ended"] if self.todo > 1 else []
         for one in self.running:
             run_id, activity = one.attempt.spec.run_id, self._activity(one)
@@ -233,9 +235,10 @@ class Progress:
         return "; ".join(parts) + _left_text(self.seconds_left())
 
     def seconds_left(self) -> float | None:
-        """Seconds until all runs have ended, as many at a time as now; None where a run has no measured step time.
+        """Estimated seconds until all runs have ended, with the current parallelism; None if a run has no measured step
+        time.
 
-        Beside batches it goes by the runs that have ended so far.
+        With batches, the estimate is based on the runs that have ended so far.
         """
         if self.batches:
             return (time.monotonic() - self._launched) * (self.todo / self.ended - 1) if self.ended else None
@@ -249,7 +252,7 @@ class Progress:
             running.append(max(0.0, (self.t_stop[run_id] - (rows.step or 0)) * pace - since))
         if not running:
             return None
-        # A run that has not begun takes what one of its kind took, or else what the running ones take.
+        # A run that has not begun is assumed to take as long as past runs of its kind, or else as the running ones.
         own = [one.rows.pace for one in self.running if one.rows.pace]
         waiting = []
         for run_id in self.waiting:
@@ -257,13 +260,13 @@ class Progress:
             if pace is None:
                 return None
             waiting.append(self.t_stop[run_id] * pace)
-        for seconds in waiting:  # each takes the place of the first one to end
+        for seconds in waiting:  # each starts when the next running one ends
             first = min(range(len(running)), key=lambda i: running[i])
             running[first] += seconds
         return max(running)
 
     def name(self, attempt: Attempt) -> str:
-        """The run's name for readers."""
+        """The run's display name."""
         return f"{self.variants[attempt.spec.run_id]}/{attempt.spec.model.name}/seed {attempt.spec.seed}"
 
     def say(self, text: str) -> None:
@@ -272,7 +275,7 @@ class Progress:
         print(f"{start}{text}", file=sys.stderr, flush=True)
 
     def _in_place(self, text: str) -> None:
-        """The last line of a terminal, in the place of the one before."""
+        """Replace the last line of a terminal."""
         if sys.stderr.isatty():
             room = shutil.get_terminal_size().columns - 1
             shown = text if len(text) <= room else text[: max(room - 1, 1)] + "…"
@@ -289,7 +292,7 @@ def _left_text(seconds: float | None) -> str:
 
 
 def _scores(status: Mapping[str, object]) -> str:
-    """`, last 43.2 %, best 44.1 % (step 8), final mean 43.5 %` by the status of a run that has ended."""
+    """`, last 43.2 %, best 44.1 % (step 8), final mean 43.5 %` from the status of a run that has ended."""
     last, best, mean = (
         value if isinstance(value, float) else None
         for value in (status.get(name) for name in ("score", "best", "final_mean"))

@@ -1,7 +1,7 @@
-"""Rule files of other packages: `rule/<name>.yaml` beside a sweep file, in the form of those in conf/rule.
+"""Rule files of other packages: `rule/<name>.yaml` next to a sweep file, in the format of those in conf/rule.
 
-A rule file is as much a stranger's as the sweep file beside it: it holds constants and names no code. Where the
-rule is, an installed package says (an entry point), CPPO_RULES, or the command line (`rule.path`).
+Like the sweep file next to it, a rule file is untrusted: it has constants and must not name code. The rule's location
+comes from an entry point of an installed package, CPPO_RULES, or the command line (`rule.path`).
 """
 
 import re
@@ -16,8 +16,10 @@ from cppo_lab.sweep.source import mapping, read_text
 
 FOLDER = "rule"
 RULE_PATH = "rule.path"
-CONSTANT = re.compile(r"\$\{(trust_region|recipe)\.[a-z][a-z0-9_]*\}")  # of the run's model or recipe
-# Keys of a file that also sets what belongs to its method.
+CONSTANT = re.compile(
+    r"\$\{(trust_region|recipe)\.[a-z][a-z0-9_]*\}"
+)  # a reference to the run's model or recipe
+# Keys of a file that also sets other groups of its method.
 WHOLE = ("defaults", "rule", "advantage", "training")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 PATH_REMEDY = (
@@ -27,9 +29,9 @@ PATH_REMEDY = (
 
 
 def read_rules(sweep: Path, source: str) -> None:
-    """Read the rules beside a sweep file; `source` is the sweep's name in messages.
+    """Read the rules next to a sweep file; `source` is the sweep's name in messages.
 
-    Raises UserError for a file that is no rule file, or a name that another rule has already.
+    Raises UserError for an invalid rule file, or a name that another rule already has.
     """
     folder = sweep.parent / FOLDER
     if not folder.is_dir():
@@ -39,7 +41,7 @@ def read_rules(sweep: Path, source: str) -> None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The content of a rule file, as Hydra is to have it."""
+    """The content of a rule file, in the form that Hydra needs."""
     name = file.stem
     if not NAME.fullmatch(name):
         raise UserError(f"rule file {file}: its name must be lower-case letters, digits and _")
@@ -62,13 +64,13 @@ def _read(file: Path) -> dict[str, Any]:
     if rule.get("path") is not None:
         raise UserError(f"rule file {file}: rule.path={rule['path']!r}: {PATH_REMEDY}")
     if rule["name"] not in RULES and not rule["name"].startswith(VERL):
-        # Code of its own, not a rule of the product with other constants.
+        # It has its own code and is not a built-in rule with other constants.
         rule["path"] = from_environment(rule["name"]) or ENTRY_POINT
     return {**values, "rule": rule} if whole else {"rule": rule}
 
 
 def _check_defaults(defaults: Any, file: Path) -> None:
-    """A rule file chooses the divergence, and nothing else."""
+    """Check that a rule file chooses the divergence and nothing else."""
     for entry in defaults if isinstance(defaults, list) else [defaults]:
         if not (isinstance(entry, dict) and list(entry) == ["override /divergence"]):
             raise UserError(f"rule file {file}: defaults={entry!r} must be `- override /divergence: OPTION`")

@@ -1,4 +1,6 @@
-"""Sweep files as plain values: read within bounds, every key once, nothing but text, numbers, lists and mappings."""
+"""Reads sweep files as plain values: of limited size, without duplicate keys, and with only text, numbers, lists and
+mappings.
+"""
 
 import re
 import stat
@@ -12,22 +14,22 @@ import yaml
 from cppo_lab.errors import UserError
 
 MAX_BYTES = 1_000_000
-MAX_VALUES = 100_000  # aliases of aliases would make any number
+MAX_VALUES = 100_000  # nested aliases could expand to any number
 LARGEST_BITS = 64
 MAX_SAID = 200  # characters of a value in a message
-MAX_DEPTH = 32  # an alias to what holds it would make any
+MAX_DEPTH = 32  # an alias to its own parent would be infinitely deep
 TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to its own parent, or the extra brackets"
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
 
 
-# The way to a value: its key and the way to what holds it. Joined where it is said: aliases make many long ones.
+# The path to a value: (path of its parent, key). It is joined only for messages, since aliases make many long paths.
 Way: TypeAlias = "tuple[Way, str] | None"
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-6 is a number, as in YAML 1.2 and in Hydra; PyYAML wants 1.0e-6.
+    """Safe YAML loader that reads 1e-6 as a number, as YAML 1.2 and Hydra do; PyYAML requires 1.0e-6.
 
-    A scalar that is not what its tag says (month 13, `!!bool x`) is an error with its place.
+    A scalar that does not match its tag (month 13, `!!bool x`) is an error with its location.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -68,7 +70,7 @@ _Loader.add_implicit_resolver(
 def read_text(path: Path, source: str) -> str:
     """The text of a sweep file; `source` is its name in messages.
 
-    Raises UserError for anything but a readable file of reasonable size, FileNotFoundError where there is none.
+    Raises UserError for anything but a readable file of reasonable size, FileNotFoundError if there is none.
     """
     try:
         mode = path.stat().st_mode
@@ -92,15 +94,15 @@ def read_text(path: Path, source: str) -> str:
 
 
 def mapping(text: str, source: str, reference: re.Pattern[str] | None = None) -> dict[str, Any]:
-    """The top-level mapping of a YAML text. Values refer to nothing, but for those that match `reference`.
+    """The top-level mapping of a YAML text. References are refused, except those that match `reference`.
 
-    Raises UserError naming the place or the key of what is wrong.
+    Raises UserError with the location or key of the error.
     """
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is not None:
-            _refuse_twins(node, source)
+            _refuse_duplicates(node, source)
         values = loader.construct_document(node) if node is not None else None
     except RecursionError:
         raise UserError(f"sweep {source}: {TOO_DEEP}") from None
@@ -117,8 +119,8 @@ def mapping(text: str, source: str, reference: re.Pattern[str] | None = None) ->
     return values
 
 
-def _refuse_twins(root: yaml.Node, source: str) -> None:
-    """PyYAML would silently keep the last of two equal keys."""
+def _refuse_duplicates(root: yaml.Node, source: str) -> None:
+    """Refuse duplicate keys, of which PyYAML would silently keep the last."""
     seen: set[int] = set()
     todo: list[tuple[Way, yaml.Node]] = [(None, root)]
     while todo:
@@ -142,7 +144,7 @@ def _refuse_twins(root: yaml.Node, source: str) -> None:
 
 
 def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None) -> None:
-    """Dates, bytes, sets, keys that are not text, and more values, or deeper ones, than any sweep has."""
+    """Refuse dates, bytes, sets, non-text keys, and an excessive number or depth of values."""
     count = 0
     todo: list[tuple[Way, int, Any]] = [(None, 0, values)]
     while todo:
@@ -182,13 +184,13 @@ def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None)
             raise UserError(f"sweep {source}: {_dotted(way)}={_short(value)} is a {kind}: {PLAIN}: quote it")
 
 
-# Controls of the direction of text, by Unicode's class for them, and marks that have the class of letters.
+# Bidirectional control characters, by Unicode class, and direction marks that are classified as letters.
 _TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"})
 _MARKS = frozenset("\u061c\u200e\u200f")
 
 
 def _refuse_characters(text: str, way: Way, source: str) -> None:
-    """What no database takes for text, what a terminal takes for a command, and what lets a page show other text."""
+    """Refuse characters that databases reject, terminals interpret, or that change how a page displays text."""
     for char in text:
         controls = unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"
         if controls or unicodedata.bidirectional(char) in _TURNS or char in _MARKS:
@@ -198,7 +200,7 @@ def _refuse_characters(text: str, way: Way, source: str) -> None:
 
 
 def _dotted(way: Way) -> str:
-    """The key that a way leads to."""
+    """The dotted key of a path."""
     names: list[str] = []
     while way is not None:
         way, name = way

@@ -1,11 +1,11 @@
-"""States of runs as the command line names them."""
+"""Parses states of runs on the command line."""
 
 from cppo_lab import schema
 from cppo_lab.errors import unknown
 
 
 def parse_states(text: str) -> frozenset[str]:
-    """The states of a comma list.
+    """The states in a comma-separated list.
 
     Raises UserError for one that does not exist.
     """

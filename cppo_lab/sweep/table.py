@@ -19,9 +19,9 @@ def table(
     width: int | None = None,
     coloured: bool = False,
 ) -> str:
-    """Runs and their states as aligned text; with layout and GPU-hours where a core uses a layout.
+    """Runs and their states as aligned text, with layout and GPU-hours for cores that use a layout.
 
-    Where lines are longer than `width` (None: no limit), columns are left out and reasons cut.
+    If lines are longer than `width` (None: no limit), columns are left out and reasons are cut.
     """
     placed = any(core_of(run.spec.core).uses_layout for run in runs)
     noted = any(states[run.run_id].note for run in runs)
@@ -41,7 +41,7 @@ def table(
 def cost_summary(
     runs: Sequence[PlannedRun], costs: Mapping[str, Cost | None], sums: Sequence[CostSum]
 ) -> str:
-    """The cost of all runs together, one sentence per thing to know; empty if nothing is known of it."""
+    """The total cost of all runs in sentences; empty if it is unknown."""
     lines = [_sentence(one) for one in sums]
     if len(sums) > 1 and all(one.gpu_hours is not None for one in sums):
         total = sum(one.gpu_hours or 0.0 for one in sums)

@@ -1,7 +1,7 @@
-"""The words that a command line about sweeps may have, for the shell's completion: read from the files as they are.
+"""Words for shell completion of commands about sweeps, read directly from the files.
 
-Nothing is validated here, so that neither pydantic nor Hydra is imported: a key in this list may still not apply to a
-run. Of a file that cannot be read nothing is known.
+Nothing is validated, so that neither pydantic nor Hydra is imported: a listed key may not apply to a run. Unreadable
+files give no words.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from cppo_lab import PARTS_FOLDER
 from cppo_lab.sweep.groups import CONF, groups
 
 SHIPPED = PARTS_FOLDER / "sweeps"
-_LARGEST = 1_000_000  # bytes of a file that is looked at
+_LARGEST = 1_000_000  # bytes of a file to read
 _LAUNCH_ONLY = frozenset({"defaults", "name"})
 
 
@@ -24,8 +24,9 @@ def sweep_names() -> list[str]:
 
 
 def override_words(sweep: str) -> dict[str, list[str]]:
-    """Keys that an override may have, each with the values that are known of it: groups with their options, axes and
-    variants of the sweep, and the keys of conf/."""
+    """Keys of overrides, each with its known values: groups with their options, axes and variants of the sweep, and the
+    keys of conf/.
+    """
     found: dict[str, list[str]] = {key: [] for key in _keys()}
     found |= {group: list(options) for group, options in groups().items()}
     for key, values in _of_sweep(sweep).items():
@@ -67,10 +68,10 @@ def _texts(values: Any) -> Iterator[str]:
 
 
 def _keys() -> Iterator[str]:
-    """The dotted keys of the configuration, by the files of conf/."""
+    """The dotted keys of the configuration, from the files of conf/."""
     yield from _dotted(_yaml(CONF / "config.yaml"), "")
     for file in sorted(CONF.glob("*/*.yaml")):
-        # A file for `_global_` names its sections itself; of the others the group is the section.
+        # A file for `_global_` names its sections itself; for other files the section is the group.
         whole = "@package _global_" in file.read_text(encoding="utf-8")
         yield from _dotted(_yaml(file), "" if whole else f"{file.parent.name}.")
 
@@ -86,7 +87,7 @@ def _dotted(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    """What a YAML file holds; empty if it cannot be read, or holds no mapping."""
+    """The mapping in a YAML file; empty if it cannot be read or is not a mapping."""
     try:
         if path.stat().st_size > _LARGEST:
             return {}

@@ -1,7 +1,7 @@
-"""Conformance tests of a rule, a core and a launcher, for those of other packages and of the product.
+"""Conformance tests for rules, cores and launchers, built-in ones and those of other packages.
 
-Each is a class of tests that pytest collects from a subclass, and a `check_...` function that calls them all without
-pytest. The modules are imported when one of their names is used: those of cores and launchers do without torch.
+Each consists of a class of tests, which pytest collects from a subclass, and a `check_...` function that calls them all
+without pytest. The modules are imported on first use, since those of cores and launchers do not need torch.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Conformance tests of a core.
 
-A core's record, and overrides that make a run of a few seconds with two validations or more after step 0:
+They need the core's record, and overrides for a run of a few seconds with at least two validations after step 0:
 
     from acme_records import ACME
     from cppo_lab.testing import CoreTests
@@ -10,8 +10,8 @@ A core's record, and overrides that make a run of a few seconds with two validat
         overrides = ("model=mini_small_base", "batch.prompts=4", "validation.every=2", "training.t_stop=4")
         refused = {"rollout.staleness=1": "rollout.staleness=1"}
 
-The core must be installed: the runs are composed from the command line's words. Each attempt trains in a process of its
-own, with no launcher and no store; one is killed by SIGKILL and continued.
+The core must be installed, since the runs are composed from command-line overrides. Each attempt trains in a separate
+process, without launcher and store; one is killed by SIGKILL and resumed.
 """
 
 import json
@@ -36,13 +36,13 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.testing import call_all
 
-TIMED = "perf/"  # metrics that no two runs have in common
+TIMED = "perf/"  # metrics that differ between any two runs
 EVENTS = "events.jsonl"
 
 
 @dataclass(frozen=True)
 class Life:
-    """What the sink of one process received: the step of `begin`, the rows in order, the artifacts."""
+    """The events that the sink of one process received: the step of `begin`, the rows in order, the artifacts."""
 
     begun: tuple[int | None, ...]
     rows: tuple[tuple[int, Mapping[str, float]], ...]
@@ -65,7 +65,7 @@ def check_core(
 class CoreTests:
     """Tests of `core` with `overrides`.
 
-    refused: one or more overrides -> what the refusal of them says. seconds: the longest that an attempt takes.
+    refused: invalid overrides -> a part of the expected error message. seconds: the time limit of an attempt.
     """
 
     core: CoreRecord
@@ -74,7 +74,7 @@ class CoreTests:
     seconds: float = 600
 
     def test_the_record_is_the_one_that_is_found(self) -> None:
-        """By its name; and what it names can be imported where its packages are installed."""
+        """The record is found by its name, and what it names can be imported if its packages are installed."""
         assert core_of(self.core.name) == self.core
         assert issubclass(self.core.load("settings"), RunSpec)
         for part in ("train", "datasets", "doctor"):
@@ -82,14 +82,14 @@ class CoreTests:
         assert self.core.title and self.core.note, "a title and a note are shown to people"
 
     def test_a_run_is_read_back_from_its_record(self) -> None:
-        """Its configuration survives JSON, with the same id; and the id follows the seed."""
+        """The configuration survives a JSON round trip with the same id, and the id depends on the seed."""
         run = self._composed().run
         text = json.dumps(run.model_dump(mode="json"))
         assert parse_run(json.loads(text), "the record").run_id == run.run_id
         assert self._composed("seed=1").run.run_id != run.run_id
 
     def test_what_it_cannot_train_is_refused(self) -> None:
-        """By a UserError when the run is composed, before anything is submitted."""
+        """A UserError is raised when the run is composed, before anything is submitted."""
         for words, said in self.refused.items():
             try:
                 self._composed(*words.split())
@@ -99,7 +99,7 @@ class CoreTests:
                 raise AssertionError(f"{words} is not refused")
 
     def test_datasets_are_listed_before_training(self) -> None:
-        """Also where no file is there."""
+        """Datasets are listed even if their files do not exist."""
         composed = self._composed()
         with _folder() as shared:
             for found in self.core.load("datasets")(composed.run, _resources(composed, shared, shared)):
@@ -107,7 +107,7 @@ class CoreTests:
                 assert 0 < len(found.digest) <= 36, found
 
     def test_a_run_is_recorded_from_its_first_step_to_its_last(self) -> None:
-        """Names and values of every step; scores at step 0 and at each validation."""
+        """Every step has valid names and values; there are scores at step 0 and at each validation."""
         life, run = self._whole, self._composed().run
         assert life.begun == (None,) and life.first == "begin", (
             "begin(None) comes once, before everything else"
@@ -128,7 +128,9 @@ class CoreTests:
                 _check_scores(run, step, metrics)
 
     def test_killed_it_continues_with_the_same_numbers(self) -> None:
-        """By SIGKILL as it logs its last step, behind a checkpoint: every point is that of the unbroken run."""
+        """A run killed by SIGKILL while it logs its last step, after a checkpoint, has every point of the uninterrupted
+        run.
+        """
         whole = self._whole
         last = whole.rows[-1][0]
         with _folder() as folder:
@@ -153,7 +155,7 @@ class CoreTests:
 
     @cached_property
     def _whole(self) -> Life:
-        """An unbroken run; trained once for all subclasses' tests of one core and the same overrides."""
+        """An uninterrupted run, trained once for all tests of the same core and overrides."""
         key = (self.core.name, tuple(self.overrides))
         if key not in _WHOLE:
             with _folder() as folder:
@@ -188,7 +190,7 @@ _WHOLE: dict[tuple[str, tuple[str, ...]], Life] = {}
 
 @dataclass
 class _FileSink:
-    """Writes what it receives to a file at once, so that a kill loses nothing."""
+    """Writes every event to a file immediately, so that a kill loses nothing."""
 
     path: Path
     kill_at: int | None
@@ -209,7 +211,7 @@ class _FileSink:
         self._add("artifact", name, dict(values))
 
     def file(self, name: str, content: bytes) -> None:
-        """No answers are asked for."""
+        """Ignored: no answers are requested."""
 
     def _add(self, *event: Any) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -257,5 +259,5 @@ def _check_scores(run: RunSpec, step: int, metrics: Mapping[str, float]) -> None
 
 
 def _timeless(metrics: Mapping[str, float]) -> dict[str, str]:
-    """All but times; as text, so that NaN is itself."""
+    """All metrics except times, as text, so that NaN equals itself."""
     return {name: repr(value) for name, value in metrics.items() if not name.startswith(TIMED)}

@@ -1,6 +1,6 @@
 """Conformance tests of a launcher.
 
-A launcher's record and the overrides with which it works where the tests run:
+They need the launcher's record, and overrides with which it works where the tests run:
 
     from acme_records import BATCH
     from cppo_lab.testing import LauncherTests
@@ -9,7 +9,7 @@ A launcher's record and the overrides with which it works where the tests run:
         launcher = BATCH
         overrides = ("launcher.threads=1",)
 
-The launcher must be installed. The jobs are small: they write a file, wait for each other, or fail.
+The launcher must be installed. The jobs are small: they write a file, wait for a moment, or fail.
 """
 
 import json
@@ -35,9 +35,10 @@ JOB_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class SmallJob:
-    """Appends a line of what it was to `runs/<name>/ran`: its process, and when it began and ended.
+    """A job that appends a line to `runs/<name>/ran`: its process, and when it began and ended.
 
-    `created`, in seconds since the epoch: it ends at once if it was cancelled after that, as a run does (attempt.py).
+    `created`, in seconds since the epoch: like a run (attempt.py), the job ends immediately if it was cancelled after
+    that.
     """
 
     name: str
@@ -51,16 +52,16 @@ class SmallJob:
 
     @property
     def folder(self) -> Path:
-        """Its own folder."""
+        """The job's folder."""
         return self.runs / self.name
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """The folders that it writes."""
+        """The folders that the job writes to."""
         return (self.runs,)
 
     def run(self) -> None:
-        """Wait a little, and write."""
+        """Wait a moment, then write the line."""
         if self.created is not None and is_cancelled(self.folder, self.created):
             return
         began = time.time()
@@ -89,19 +90,23 @@ def check_launcher(launcher: LauncherRecord, overrides: Sequence[str] = (), seco
 
 
 class LauncherTests:
-    """Tests of `launcher` with `overrides`. seconds: the longest that a job waits in its queue, if it has one."""
+    """Tests of `launcher` with `overrides`. seconds: the longest time that a job waits in the launcher's queue, if it
+    has one.
+    """
 
     launcher: LauncherRecord
     overrides: Sequence[str] = ()
     seconds: float = 600
 
     def test_the_record_is_the_one_that_is_found(self) -> None:
-        """By its name; its settings are composed from the command line's words."""
+        """The record is found by its name, and its settings are composed from command-line overrides."""
         assert launcher_of(self.launcher.name) == self.launcher
         assert isinstance(self._settings(), launcher_kind(self.launcher.name))
 
     def test_every_job_runs_once_in_its_own_process(self) -> None:
-        """Unless the record says `in_process`; a job that fails does not stop the others."""
+        """Every job has a separate process unless the record says `in_process`; a failing job does not stop the
+        others.
+        """
         with _folder() as runs:
             jobs = [SmallJob(name, runs, fails=name == "b") for name in ("a", "b", "c")]
             self._launch(jobs)
@@ -112,7 +117,7 @@ class LauncherTests:
         assert self.launcher.in_process or len(processes) == len(jobs), "two jobs had one process"
 
     def test_no_more_jobs_than_workers_run_at_a_time(self) -> None:
-        """With `workers=1` the next begins when one has ended."""
+        """With `workers=1` a job begins only after the previous one has ended."""
         with _folder() as runs:
             jobs = [SmallJob(name, runs) for name in ("a", "b", "c")]
             self._launch(jobs, workers=1)
@@ -122,7 +127,7 @@ class LauncherTests:
             assert before[1] <= after[0], "two jobs ran together with workers=1"
 
     def test_what_is_reported(self) -> None:
-        """Events of kinds that are known, of the jobs that were given, each with its end (or that it was submitted)."""
+        """Only known kinds of events are reported, for the given jobs, and each job's end (or its submission)."""
         with _folder() as runs:
             jobs = [SmallJob(name, runs) for name in ("a", "b")]
             events = self._launch(jobs)
@@ -132,9 +137,10 @@ class LauncherTests:
         assert all(event.job in jobs for event in events)
 
     def test_a_job_cancelled_while_it_waits_does_not_begin(self) -> None:
-        """Its folder says so. Without a queue the launcher looks there before each job, and reports an event.
+        """A cancellation is recorded in the job's folder. Without a queue, the launcher checks it before each job and
+        reports an event.
 
-        A job of a queue looks there itself: it has to see the folder that `cppo cancel` writes, and leave the queue.
+        A queued job checks it itself: it has to see the folder that `cppo cancel` writes to, and leave the queue.
         """
         with _folder() as runs:
             created = time.time() if self.launcher.queue else None
@@ -159,7 +165,7 @@ class LauncherTests:
     def _launch(
         self, jobs: Sequence[SmallJob], workers: int | None = None, see: Report | None = None
     ) -> list[Event[SmallJob]]:
-        """Launch, and wait until the queue is empty if there is one."""
+        """Launch the jobs, and wait until the queue (if any) is empty."""
         events: list[Event[SmallJob]] = []
 
         def report(event: Event[SmallJob]) -> None:

@@ -1,6 +1,7 @@
 """Conformance tests of a rule.
 
-A rule's record and the constants with which it drops, clips or weakens some tokens of `random_batch` are all it takes:
+They need only the rule's record, and constants with which it drops, clips or down-weights some tokens of
+`random_batch`:
 
     from acme_rules import ONE_SIDED
     from cppo_lab.testing import RuleTests
@@ -9,8 +10,9 @@ A rule's record and the constants with which it drops, clips or weakens some tok
         rule = ONE_SIDED
         constants = {"delta": 0.1}
 
-pytest collects the methods; without pytest, `check_rule` calls them all. They assert what both cores rely on: whatever
-is padded, packed or cut into micro-batches, a response has the same objective, gradient and statistics.
+pytest collects the methods; without pytest, `check_rule` calls them all. They assert the invariants on which the cores
+rely: a response has the same objective, gradient and statistics, however it is padded, packed or split into
+micro-batches.
 """
 
 import math
@@ -28,12 +30,12 @@ from cppo_lab.rules import DIVERGENCE, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
 
 SEEDS = range(12)
-ROUNDING = 1e-14  # vectorised exp and row sums may round by where a row lies in memory
+ROUNDING = 1e-14  # vectorised exp and row sums may round differently depending on memory alignment
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 
 class TokenBatch(NamedTuple):
-    """The arguments of a rule, in its order; every tensor [B, T]."""
+    """The arguments of a rule, in order; every tensor is [B, T]."""
 
     logp: Tensor
     rollout_logp: Tensor
@@ -68,7 +70,7 @@ def random_permutation(valid: Tensor, seed: int) -> Tensor:
 
 
 def padded(batch: TokenBatch, extra: int, seed: int) -> TokenBatch:
-    """The same tokens with `extra` more columns and large finite rubbish at every padded place."""
+    """The same tokens with `extra` more columns and large finite garbage at every padded position."""
     generator = torch.Generator().manual_seed(seed)
     valid = torch.nn.functional.pad(batch.valid, (0, extra))
     fields = {}
@@ -91,9 +93,9 @@ class RuleTests:
     """Tests of `rule` with `constants`.
 
     on_policy_identity: on policy (rho = 1, D = 0) the gradient in log pi is the advantage.
-    pulls_back: a term of the objective has a gradient also where `keep` is 0, or A.
+    pulls_back: a term of the objective has a gradient even where `keep` or A is 0.
 
-    Of a rule that needs the whole minibatch nothing is asked about its parts.
+    A rule that needs the whole minibatch is not tested on parts of it.
     """
 
     rule: Rule
@@ -102,18 +104,18 @@ class RuleTests:
     pulls_back: bool = False
 
     def test_the_function_takes_the_constants(self) -> None:
-        """No constant is unknown or missing."""
+        """The function accepts all constants, and none is missing."""
         self.rule.check(self.constants, "kl")
 
     def test_the_constants_make_a_difference(self) -> None:
-        """Or else the other tests would show nothing of the rule."""
+        """Otherwise the other tests would not exercise the rule."""
         outputs = [self._call(random_batch(seed)) for seed in SEEDS]
         changed = sum(float(output.stats["masked"]) for output in outputs)
         clipped = sum(float(output.stats.get("clipped", torch.zeros(()))) for output in outputs)
         assert changed + clipped > 0, f"{dict(self.constants)} drop, clip and weaken no token: tighten them"
 
     def test_shapes_and_dtypes(self) -> None:
-        """[B, T], in float32 at least; gradients in the dtype of logp; weights in [0, 1]."""
+        """Outputs are [B, T] in at least float32, gradients have the dtype of logp, and weights are in [0, 1]."""
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             batch = random_batch(5, dtype=dtype)
             output, gradient = self._differentiated(batch)
@@ -126,7 +128,7 @@ class RuleTests:
             assert all(value.ndim == 0 for value in output.stats.values()), "statistics are scalars"
 
     def test_gradients_are_finite_and_zero_where_there_is_nothing_to_learn(self) -> None:
-        """At padding; where A = 0 and where `keep` is 0, unless a term pulls back there."""
+        """Gradients are 0 at padding, where A = 0 and where `keep` is 0, unless a term pulls back there."""
         for seed in SEEDS:
             batch = random_batch(seed)
             output, gradient = self._differentiated(batch)
@@ -151,7 +153,7 @@ class RuleTests:
         assert not any(value.requires_grad for value in output.stats.values()), "statistics carry a gradient"
 
     def test_on_policy_gradient_is_the_advantage(self) -> None:
-        """The policy gradient itself, where rollout and current policy are the same."""
+        """If rollout policy and current policy are equal, the gradient is the policy gradient."""
         if not self.on_policy_identity:
             return
         batch = random_batch(4)
@@ -160,7 +162,7 @@ class RuleTests:
         torch.testing.assert_close(gradient, batch.advantages * batch.valid, **CLOSE)
 
     def test_padding_does_not_matter(self) -> None:
-        """More columns, and whatever they hold, change nothing."""
+        """Additional columns change nothing, whatever they contain."""
         for seed in SEEDS:
             batch = random_batch(seed)
             wide = padded(batch, seed % 5, seed)
@@ -185,7 +187,7 @@ class RuleTests:
                 )
 
     def test_micro_batches_make_the_whole(self) -> None:
-        """A response depends on no other: not on their order, nor on which of them are there."""
+        """A response does not depend on the others, their order or their presence."""
         if MINIBATCH in self.rule.needs:
             return
         for seed in SEEDS:
@@ -203,7 +205,7 @@ class RuleTests:
             _same(summarise(merge([part.stats for part in parts[1:]])), summarise(whole.stats))
 
     def test_packed_is_padded(self) -> None:
-        """`packed.rule` gives the same numbers, gradients among them."""
+        """`packed.rule` gives the same numbers, including gradients."""
         if MINIBATCH in self.rule.needs:
             return
         for seed in SEEDS:
@@ -230,7 +232,9 @@ class RuleTests:
             _same(summarise(output.stats), summarise(plain.stats))
 
     def test_needs_are_declared(self) -> None:
-        """DIVERGENCE where it is required; without RESPONSE, the order of a response's tokens has no part in it."""
+        """DIVERGENCE is declared if it is required; without RESPONSE, the order of a response's tokens does not
+        matter.
+        """
         batch = random_batch(7)
         refused = False
         try:
@@ -247,7 +251,7 @@ class RuleTests:
             torch.testing.assert_close(here.gather(1, order), there, rtol=ROUNDING, atol=0)
 
     def test_unusable_arguments_are_refused(self) -> None:
-        """With a ValueError: NaN at a valid token, shapes that differ, padding before a token."""
+        """A ValueError is raised for NaN at a valid token, mismatched shapes, and padding before a token."""
         batch = random_batch(8)
         hole = batch.valid.clone()
         hole[0, 3] = False
@@ -261,7 +265,7 @@ class RuleTests:
             raise AssertionError(f"{next(iter(change))} that cannot be used is not refused")
 
     def _drawn(self, batch: TokenBatch) -> dict[str, Tensor]:
-        """What the trainer draws for a batch."""
+        """The random inputs that the trainer draws for a batch."""
         return {PERMUTATION: random_permutation(batch.valid, 0)} if PERMUTATION in self.rule.needs else {}
 
     def _call(self, batch: TokenBatch, **drawn: Tensor) -> RuleOutput:

@@ -1,1 +1,1 @@
-"""The part of a page with a run's answers: problems by step, texts, and tokens with what a rule did to them."""
+"""The part of a page about a run's answers: problems by step, texts, and tokens with each rule's decisions."""

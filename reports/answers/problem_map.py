@@ -1,4 +1,4 @@
-"""The share of right answers of every problem at every validation, for each method: what the heat maps show."""
+"""The data of the heat maps: each problem's share of right answers at every validation, for each method."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.reports.names import display_name
 
 MOST_CELLS = 250_000  # of all maps of a page: 90 problems x 112 validations x 7 methods are 70,560
-MOST_PROBLEMS = 1000  # of one model; of more of them those evenly spread over their difficulty
+MOST_PROBLEMS = 1000  # per model; from more, a subset evenly spaced over difficulty
 MOST_ALONE = 200  # problems of one ordered pair of methods
-FULL, NOT_SEEN = 60_000, 2**16 - 1  # a cell: FULL where all answers are right
+FULL, NOT_SEEN = 60_000, 2**16 - 1  # values of a cell: all answers right; not validated
 
 
 @dataclass(frozen=True, eq=False)
 class ProblemMap:
     """One model: P problems from easy to hard (by the mean share over all methods and validations), V validations.
 
-    cells: for each of `methods` a [V, P] array, the mean share over its runs times FULL, NOT_SEEN where no run
-    was validated. alone: (method, other method) -> the problems that a run of the first solved and no run of the other
-    ever gave one right answer to.
+    cells: for each of `methods` a [V, P] array, the mean share over its runs times FULL, NOT_SEEN where no run was
+    validated. alone: (method, other method) -> the problems that a run of the first solved and no run of the other ever
+    answered right.
     """
 
     model: str
@@ -61,7 +61,7 @@ class ProblemMap:
 
 
 def problem_maps(board: Scoreboard) -> tuple[ProblemMap, ...]:
-    """One map for each model with runs that kept their outcomes, together of at most MOST_CELLS cells."""
+    """One map for each model with runs that recorded outcomes, with at most MOST_CELLS cells in total."""
     kept = {
         model: {variant: own for variant in board.variants if (own := _kept(board, model, variant))}
         for model in board.models
@@ -77,7 +77,7 @@ def _kept(board: Scoreboard, model: str, variant: str) -> list[Outcomes]:
 
 
 def _on_same_problems(methods: dict[str, list[Outcomes]]) -> dict[str, list[Outcomes]]:
-    """The runs with the problems and the number of answers of the first."""
+    """The runs with the same problems and number of answers as the first run."""
     first = next(iter(methods.values()))[0]
     same = {
         name: [one for one in own if (one.problems, one.samples) == (first.problems, first.samples)]

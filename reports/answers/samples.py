@@ -1,4 +1,4 @@
-"""The texts on a page: answers to the kept validation problems by step, and training groups with their rewards."""
+"""The texts on a page: recorded answers to validation problems by step, and training groups with their rewards."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from cppo_lab.reports.answers.shown_text import shortened, visible
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
 
-MOST_BYTES = 2_000_000  # of all texts of a page, as they are on it
+MOST_BYTES = 2_000_000  # of all texts of a page, as embedded in it
 LONGEST = 6_000  # characters of one prompt or response
-LONGEST_NAME = 200  # of an answer, an id, a reason to stop
+LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
 
 
 @dataclass(frozen=True)
 class ShownSamples:
-    """What the page has, ready for JSON; `left_out` samples had no room."""
+    """The samples on the page, ready for JSON; `left_out` counts those that exceeded the size limit."""
 
     prompts: tuple[str, ...]
     samples: tuple[dict[str, Any], ...]
@@ -30,8 +30,8 @@ class ShownSamples:
 
 
 def shown_samples(runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_BYTES) -> ShownSamples:
-    """The samples of these runs that have room in `most` bytes: of every run the first answer to each problem at each
-    step, then its training groups, then the further answers; the last step first.
+    """The samples of these runs that fit into `most` bytes. Each run's first answer to each problem at each step comes
+    first, then its training groups, then further answers; later steps come first.
     """
     prompts: dict[str, int] = {}
     found, left_out, used, full = [], 0, 0, False

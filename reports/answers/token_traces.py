@@ -1,4 +1,4 @@
-"""Training responses token by token, with what the rules of the report's runs would do to the same tokens."""
+"""Training responses token by token, with the decisions of the rules of the report's runs on the same tokens."""
 
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,8 @@ from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import display_name
 from cppo_lab.rules import rule_of
 
-MOST_BYTES = 3_000_000  # of all responses of a page, as they are on it
-MOST_TOKENS = 20_000  # of one response, its first ones; the paper's are at most 16,384
+MOST_BYTES = 3_000_000  # of all responses of a page, as embedded in it
+MOST_TOKENS = 20_000  # of one response, from its start; the paper's have at most 16,384
 LONGEST_PIECE = 200  # characters of one token
 _HALF = float(np.finfo(np.float16).max)
 
@@ -30,7 +30,7 @@ FloatArray = NDArray[np.float32]
 class RuleTrace:
     """One rule on the T tokens of a response. `own`: the run was trained with it.
 
-    reason [T]: 0, or 1 + the place in `tests` of the test that took something from the token; keep [T]: its mask or
+    reason [T]: 0, or 1 + the index in `tests` of the test that masked or reduced the token. keep [T]: its mask or
     weight. weight, prefix_sum, limit [T]: w_t, S_{t-1} and c_t of rules with a prefix budget; None for others.
     """
 
@@ -45,7 +45,7 @@ class RuleTrace:
     limit: FloatArray | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As JSON: `soft` only where a token is kept in part."""
+        """The trace for JSON; `soft` is present only if a token is kept in part."""
         found: dict[str, Any] = {
             "name": self.name,
             "own": self.own,
@@ -81,7 +81,7 @@ class TokenResponse:
     rules: tuple[RuleTrace, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON: numbers in half precision, three digits."""
+        """The response for JSON, with numbers in half precision (three digits)."""
         return {
             "model": self.model,
             "method": self.method,
@@ -103,8 +103,8 @@ class TokenResponse:
 def token_responses(
     runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_BYTES
 ) -> tuple[TokenResponse, ...]:
-    """The responses that have room in `most` bytes of JSON, the first of every run before the second of any. None of
-    the runs in `not_replayed`.
+    """The responses that fit into `most` bytes of JSON, the first of every run before the second of any. Runs in
+    `not_replayed` have none.
     """
     left_out = not_replayed(runs)
     queues = [
@@ -123,7 +123,7 @@ def token_responses(
 
 
 def not_replayed(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, str]:
-    """Variant -> why its decisions do not follow from the tokens that its runs kept."""
+    """Variant -> why its decisions cannot be replayed from the recorded tokens of its runs."""
     found: dict[str, str] = {}
     for run, own in runs:
         if own.tokens and (reason := _why_not(own.tokens[-1])) is not None:
@@ -136,7 +136,7 @@ def _why_not(tokens: RecordedTokens) -> str | None:
         from cppo_lab.answers.replay import why_not  # torch
 
         return why_not(rule_of(tokens.rule.name, tokens.rule.path), tokens)
-    except ModuleNotFoundError as error:  # the page has all else without it
+    except ModuleNotFoundError as error:  # the page is complete otherwise
         return f"package {error.name!r} is not installed"
     except UserError as error:  # a rule of a package that is not installed here
         return str(error)
@@ -205,7 +205,9 @@ def _responses(
 
 
 def _from_file(divergence: str) -> str | None:
-    """The divergence if it follows from kept tokens; else the rule gets the one that the run measured."""
+    """The divergence if it can be computed from recorded tokens; otherwise None, and the rule gets the one that the run
+    measured.
+    """
     from cppo_lab.answers.replay import FROM_SAMPLED  # torch
 
     return divergence if divergence in FROM_SAMPLED else None
@@ -216,5 +218,5 @@ def _cut(values: FloatArray | None, cut: slice) -> FloatArray | None:
 
 
 def _packed(values: FloatArray) -> str:
-    """Half-precision floats, little-endian, in base64; beyond their range the largest."""
+    """Half-precision floats, little-endian, in base64; larger values are clipped to the largest finite one."""
     return b64encode(np.clip(values, -_HALF, _HALF).astype("<f2").tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Everything that the page's part on answers shows, as one JSON object of bounded size."""
+"""The content of the page's section on answers, as one JSON object of bounded size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from cppo_lab.reports.answers.token_traces import not_replayed, token_responses
 from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.names import OURS, display_name
 
-TEXT_STEPS, TOKEN_STEPS = 8, 1  # of each shown run: how many validated steps
-MOST_BYTES = 6_000_000  # that this part adds to a page; the sum of its parts' bounds is below it
+TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
+MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its parts' limits
 
 
 @dataclass(frozen=True)
 class AnswersView:
-    """`content`: JSON that can be inside a <script> element. `maps`, `texts` and `tokens` say which parts there are,
-    `not_replayed` why some methods have no decisions on tokens.
+    """`content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens` say which parts exist;
+    `not_replayed` says why some methods have no token decisions.
     """
 
     content: str
@@ -34,7 +34,7 @@ class AnswersView:
 
 
 def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
-    """The runs whose texts and tokens the page has: of each cell the first with outcomes."""
+    """The runs whose texts and tokens the page shows: the first run with outcomes of each cell."""
     found = []
     for pair in board.cells:
         own = [run for run in board.runs_of(*pair) if run.mlflow_id in board.data.outcomes]
@@ -55,14 +55,14 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
 
 
 def _complete(board: Scoreboard, mlflow_id: str, answers: RunAnswers) -> bool:
-    """Whether answers to all problems are kept at the last validation."""
+    """Whether the answers to all problems were recorded at the last validation."""
     last = answers.texts[-1].samples if answers.texts else ()
     kept = {sample.problem for sample in last if sample.kind == VALIDATION}
     return set(board.data.outcomes[mlflow_id].problems) <= kept
 
 
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> AnswersView | None:
-    """The part of the page; None where no run of the board kept any answers. `answers`: of `shown_runs`."""
+    """The section; None if no run of the board recorded answers. `answers`: those of `shown_runs`."""
     runs = [(run, own) for run in shown_runs(board) if (own := answers.get(run.mlflow_id or "")) is not None]
     maps = problem_maps(board)
     samples = shown_samples(runs, texts.MOST_BYTES)

@@ -1,1 +1,1 @@
-"""Figures: data -> frozen info -> draw. The one home of matplotlib."""
+"""Figures: data is reduced to a frozen info, which is then drawn. Only this package uses matplotlib."""

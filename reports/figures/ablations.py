@@ -1,4 +1,4 @@
-"""Figures 5 and 6: three ablations side by side, each a sweep of its own with its own variants."""
+"""Figures 5 and 6: three ablations side by side, each from a separate sweep with its own variants."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class AblationPanel:
-    """One sweep; `panel` None: it cannot be drawn, `absent` says why. `keys`: labels with scores."""
+    """One sweep. If `panel` is None it cannot be drawn, and `absent` says why. `keys`: labels with scores."""
 
     sweep: str
     heading: str
@@ -74,7 +74,7 @@ def ablations_info(
 
 
 def full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
-    """The variants of an ablation whose runs are those of the main sweep's CPPO, under whatever name."""
+    """The variants of an ablation, under any name, whose runs are those of the main sweep's CPPO."""
     main = study.board(MAIN)
     if main is None:
         return {}

@@ -1,4 +1,4 @@
-"""A sweep over one or two axes: the score of each variant against their values, with its 95 % interval."""
+"""The figure of a sweep over one or two axes: each variant's score against the axis values, with its 95 % interval."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,24 +18,26 @@ from cppo_lab.reports.names import display_name, origin, value_text
 from cppo_lab.reports.tables import core_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
-LOG_FROM = 8  # the largest value by the smallest: on a linear axis the small ones would lie on each other
-APART = 0.012  # of the axis, between the intervals of two lines at one value
-MAP = "viridis"  # light is high: it can be read in grey, and by readers who see fewer colours
-_DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # no greys: a page keeps them as they are in the dark
+LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
+APART = 0.012  # share of the axis between the intervals of two lines at one value
+MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
+_DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
 
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its configuration key, its values in order, and its scale. On PLACES value i is at i."""
+    """One axis: its configuration key, its values in order, and its scale. On the scale PLACES, value i is at position
+    i.
+    """
 
     key: str
     values: tuple[Value, ...]
     scale: str
 
     def at(self, value: Value) -> float:
-        """Where a value is."""
+        """The position of a value."""
         return float(self.values.index(value)) if self.scale == PLACES else float(value or 0)
 
     def beside(self, place: float, share: float) -> float:
@@ -45,14 +47,14 @@ class Axis:
 
     @property
     def ticks(self) -> tuple[tuple[float, ...], tuple[str, ...]]:
-        """Where the values are, and what they are called."""
+        """The positions of the values, and their labels."""
         return tuple(map(self.at, self.values)), tuple(map(value_text, self.values))
 
 
 @dataclass(frozen=True)
 class AxisLine:
-    """The scores of one group along the axis, in percent; `low` and `high` are None where the spread is not known.
-    Without an axis value the group is one score for all of it: `x` is empty.
+    """The scores of one group along the axis, in percent; `low` and `high` are None if the spread is unknown. A group
+    without a value on the axis is a single score for the whole axis: `x` is empty.
     """
 
     group: str
@@ -77,7 +79,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class AxisPanel:
-    """One model: `lines` along one axis; or on two, the cells of one group, and as `lines` what has no value."""
+    """One model: with one axis its `lines`; with two axes the cells of one group, and as `lines` the groups without
+    axis values.
+    """
 
     model: str
     group: str
@@ -104,7 +108,7 @@ class AxesInfo:
 
 
 def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -> AxesInfo | None:
-    """The figure of a sweep with one or two axes of two or more values; None for any other."""
+    """The figure of a sweep with one or two axes of at least two values; None for other sweeps."""
     known = [place for place in axes.places if place.variant in board.variants]
     found = [_axis(key, [place.values[index] for place in known]) for index, key in enumerate(axes.keys)]
     used = [index for index, axis in enumerate(found) if len(axis.values) > 1]
@@ -133,7 +137,7 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
 
 
 def _axis(key: str, values: Iterable[Value]) -> Axis:
-    """Numbers in order, infinity last; anything else as declared."""
+    """An axis with its values: numbers sorted, infinity last; other values in declaration order."""
     own = tuple(dict.fromkeys(value for value in values if value is not None))
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in own):
         return Axis(key, own, PLACES)
@@ -186,7 +190,7 @@ def _line(
     scores: dict[str, Estimate | None],
     flat: bool = False,
 ) -> AxisLine:
-    """The group along the axis; `flat`, or without a value on the axis: its one score."""
+    """The group's scores along the axis; with `flat`, or without a value on the axis, its single score."""
     points = []
     for one in places:
         score = scores[one.variant]
@@ -214,7 +218,7 @@ def _percent(value: float | None) -> float | None:
 
 
 def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot, titled: bool = True) -> None:
-    """One model; of a surface one group on it."""
+    """Draw one model; on a surface, one of its groups."""
     if titled:
         ax.set_title(panel_title(panel), loc="left", parse_math=False)
     if info.surface:
@@ -224,7 +228,7 @@ def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot, titled: bool = True) 
 
 
 def panel_title(panel: AxisPanel) -> str:
-    """The model, and the group that is on its surface."""
+    """The model, and the group shown on the surface."""
     return f"{panel.model}: {display_name(panel.group)}" if panel.group else panel.model
 
 
@@ -233,7 +237,7 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     axis = info.axes[0]
     for order, line in enumerate(panel.lines):
         stroke = strokes[display_name(line.group)]
-        if not line.x:  # it has no value here: the same all along
+        if not line.x:  # no value on this axis: a constant line
             ax.axhline(line.mean[0], linewidth=1.2, zorder=2, **stroke.line())
             if line.low[0] is not None and line.high[0] is not None:
                 ax.axhspan(line.low[0], line.high[0], color=stroke.colour, alpha=0.1, linewidth=0)
@@ -250,7 +254,7 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
 
 
 def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    """A cell for each pair of values, equally large whatever the values: with its number, light is high."""
+    """Draw a cell for each pair of values, all of the same size and labelled with the score; light is high."""
     from matplotlib import colormaps
 
     first, second = info.axes

@@ -13,7 +13,7 @@ from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.reports.figures.frame import above, step_axis, surround
-from cppo_lab.reports.figures.lines import Line, draw_lines, drawn_variants, line_of, room_note
+from cppo_lab.reports.figures.lines import Line, draw_lines, drawn_variants, left_out_note, line_of
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
@@ -21,9 +21,7 @@ from cppo_lab.reports.tables import core_of
 
 @dataclass(frozen=True)
 class Top:
-    """The variant with the highest score of its table cell: `text` is that score, the star is at its best
-    run.
-    """
+    """The variant with the highest table score. `text` is that score; the star marks its best run."""
 
     variant: str
     step: int
@@ -33,7 +31,7 @@ class Top:
 
 @dataclass(frozen=True)
 class Panel:
-    """One model; `top` is None where no cell competes (collapsed and provisional ones do not)."""
+    """One model; `top` is None if no cell competes (collapsed and provisional ones do not)."""
 
     model: str
     t_stop: int | None
@@ -43,7 +41,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class CurvesInfo:
-    """Everything the figure shows. `source` says where the numbers come from; it is part of the figure."""
+    """Everything the figure shows. `source` states the origin of the numbers and is part of the figure."""
 
     title: str
     source: str
@@ -65,7 +63,7 @@ def curves_info(
     aliases: Mapping[str, str] = MappingProxyType({}),
     palette: str = PAPER,
 ) -> CurvesInfo:
-    """The figure of a scored sweep, of `models` or of all; a variant without any curve is not in the legend.
+    """The figure of a scored sweep, for `models` or all models. A variant without curves is not in the legend.
 
     `aliases`: see `Palette.strokes`; `palette`: one of PALETTES.
     """
@@ -84,7 +82,7 @@ def curves_info(
     drawn = {line.variant for panel in panels for line in panel.lines}
     return CurvesInfo(
         title=title,
-        source=origin(core_of(board)) + room_note(board),
+        source=origin(core_of(board)) + left_out_note(board),
         y_label=f"mean Avg@{board.curves.samples} (%)",
         panels=tuple(panels),
         keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
@@ -111,15 +109,15 @@ def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
             competing.append((cell.score.mean, line))
     if not competing:
         return None
-    mean, line = max(reversed(competing), key=lambda entry: entry[0])  # of equals the one that lies on top
+    mean, line = max(reversed(competing), key=lambda entry: entry[0])  # on ties, the line drawn on top
     score, step = max((seed.best[1], -seed.best[0]) for seed in line.seeds if seed.best is not None)
-    number = str(round_half_up(percent(mean)))  # the very number of the table
+    number = str(round_half_up(percent(mean)))  # the same number as in the table
     return Top(line.variant, -step, score, number if len(line.seeds) == 1 else f"mean {number}")
 
 
 def draw_panel(panel: Panel, ax: Axes, y_label: str = "", titled: bool = True) -> None:
-    """One model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the
-    best.
+    """Draw one model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the best
+    run.
     """
     draw_lines(ax, panel.lines)
     if panel.top is not None:

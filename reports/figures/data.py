@@ -1,8 +1,8 @@
-"""A figure's info -> CSV with the numbers that it shows, for other programs to draw.
+"""Exports the numbers of a figure's info as CSV.
 
 An info is a tree of frozen dataclasses: panels hold lines, lines hold equally long tuples of numbers. Every such group
-of tuples becomes rows, one for each place; the names above it (model, variant, metric, ...) lead each row. So one
-function serves all figures: each has the columns that its info has.
+of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...) come first in each row. So one
+function serves all figures, and the columns follow from the info.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 from cppo_lab.reports.csv_tables import csv_text
 
-# What says how a figure looks, or is said elsewhere: the run ids are in runs.csv, a run's best step too.
+# Fields of appearance, and fields that are in other files: run ids and a run's best step are in runs.csv.
 LEFT_OUT = frozenset(
     {
         "title",
@@ -33,7 +33,7 @@ Scalar = str | int | float
 
 @dataclass(frozen=True)
 class SeriesPoint:
-    """One place of one line: where it is in the tree, the names above it, its place from 1, and its values."""
+    """One point of one line: its path in the tree, the enclosing names, its position from 1, and its values."""
 
     series: str
     names: Mapping[str, Scalar]
@@ -42,13 +42,13 @@ class SeriesPoint:
 
 
 def figure_csv(info: Any) -> str:
-    """The numbers of `info`, a dataclass, in the unit in which the figure holds them (scores are fractions).
+    """The numbers of `info`, a dataclass, in the units of the info.
 
-    `series` says where in the tree a row is from (`panels.lines`), `place` counts the values of a line from 1.
+    `series` is a row's path in the tree (`panels.lines`); `place` counts the values of a line from 1.
     """
     rows = list(_rows(info, {}, ()))
     names = list(dict.fromkeys(name for row in rows for name in row.names))
-    # A line's own tuple may be called as a name is elsewhere in the tree.
+    # A line's own tuple may share its field name with a name elsewhere in the tree.
     columns = list(dict.fromkeys(name for row in rows for name in row.values if name not in names))
     lines = (
         [row.series, *(row.names.get(name, row.values.get(name, "")) for name in names), row.place]
@@ -73,7 +73,7 @@ def _rows(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iter
 
 
 def _groups(given: Mapping[str, Any]) -> Iterator[dict[str, tuple[Any, ...]]]:
-    """The tuples of a dataclass by their length, where any of that length has numbers."""
+    """The tuples of a dataclass grouped by length; only groups with numbers."""
     flat = {
         name: value
         for name, value in given.items()

@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.figures.frame import above, step_axis, surround
-from cppo_lab.reports.figures.lines import drawn_variants, room_note
+from cppo_lab.reports.figures.lines import drawn_variants, left_out_note
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
 POINTS = (
-    120  # per line at most: neighbouring steps are averaged, which also calms the noise of single batches
+    120  # per line at most: neighbouring steps are averaged, which also reduces the noise of single batches
 )
 LABELS = {
     "train/reward": "reward (fraction)",
@@ -31,8 +31,8 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Trace:
-    """One variant: the mean over its runs with its band (`band`: the kind, see `statistics.bands`), at the middle of
-    each bin of steps. `smooth`: a moving mean to draw over it, empty for none.
+    """One variant: the mean over its runs with its band (`band` is the kind, see `statistics.bands`), at the centre of
+    each bin of steps. `smooth`: a moving average to draw over it, empty for none.
     """
 
     variant: str
@@ -47,7 +47,7 @@ class Trace:
 
     @property
     def colour(self) -> str:
-        """Of the line, for a page."""
+        """The colour of the line, for a page."""
         return self.stroke.colour
 
 
@@ -63,7 +63,7 @@ class DiagnosticPanel:
 
 @dataclass(frozen=True)
 class DiagnosticsInfo:
-    """Everything the figure shows; `panels` go row by row (models), `metrics` are the columns."""
+    """Everything the figure shows; `panels` are in row-major order: rows are models, columns are `metrics`."""
 
     title: str
     source: str
@@ -91,7 +91,7 @@ def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> Dia
     drawn = {trace.variant for panel in panels for trace in panel.traces}
     return DiagnosticsInfo(
         title=title,
-        source=origin(core_of(board)) + room_note(board),
+        source=origin(core_of(board)) + left_out_note(board),
         models=board.models,
         metrics=metrics,
         panels=tuple(panels),
@@ -109,12 +109,12 @@ def trace_of(
 ) -> Trace | None:
     """The runs of one cell on one metric, in at most `points` bins; None if none of them logged it."""
     rows = board.logged(*pair, metric)
-    rows = rows[np.isfinite(rows["value"])]  # any other has no place on an axis
+    rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
     if rows.empty:
         return None
     steps = int(rows["step"].max()) + 1
     width = max(1, -(-steps // points))
-    # A last bin of a few steps would show the noise of single batches: its steps join the bin before.
+    # A last bin of a few steps would show the noise of single batches, so its steps join the bin before.
     last = max(0, steps // width - 1)
     binned = (
         rows.assign(bin=(rows["step"] // width).clip(upper=last))

@@ -1,5 +1,5 @@
-"""The exact core's study as drawings: a row for each process; error against movement, ratios of errors against the
-horizon, where the policy moved, and the bounds against the truth.
+"""The figure of the exact core's study, with one row per process: error against movement, ratios of errors against the
+horizon, the position of the policy's movement, and the bounds relative to the true error.
 """
 
 import math
@@ -24,12 +24,12 @@ from cppo_lab.reports.figures.palette import PALETTES, Key
 from cppo_lab.reports.names import display_name
 from cppo_lab.rules import Stroke
 
-Contrast = tuple[str, str]  # a rule, and the one that its error is divided by
+Contrast = tuple[str, str]  # a rule, and the rule by whose error its error is divided
 BOUNDS = (
     ("Proposition 4", "bound_ratio", Stroke("#222222")),
     ("product form", "product_ratio", Stroke("#888888", (5.0, 2.0))),
 )
-APART = 1.05  # factor between the places of neighbouring series, that their intervals do not hide each other
+APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ExactLine:
 
 @dataclass(frozen=True)
 class ExactPanel:
-    """One drawing of one process. `even`: the y at which a line marks equality; None for none."""
+    """One panel of one process. `even`: y of a line that marks equality; None for no line."""
 
     model: str
     metric: str
@@ -63,7 +63,9 @@ class ExactPanel:
 
 @dataclass(frozen=True)
 class ExactInfo:
-    """The whole figure; `panels` go row by row, `columns` in each. `rules` and `contrasts` are the two legends."""
+    """The whole figure; `panels` are in row-major order with `columns` per row. `rules` and `contrasts` are the two
+    legends.
+    """
 
     title: str
     source: str
@@ -88,7 +90,7 @@ def exact_info(
     run_ids: tuple[str, ...],
     palette: str,
 ) -> ExactInfo:
-    """The figure of all conditions; its first and third column show the longest horizon."""
+    """The figure of all conditions; the first and third columns show the longest horizon."""
     variants = tuple(dict.fromkeys(c.variant for c in curves))
     rules = PALETTES[palette].strokes(variants)
     names = [contrast_name(one) for one in contrasts]
@@ -207,12 +209,12 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
 
 
 def draw_exact_alone(panel: ExactPanel, figure: Figure) -> None:
-    """One panel as a figure of its own."""
+    """Draw one panel as a separate figure."""
     draw_exact_panel(panel, figure.subplots())
 
 
 def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
-    """One panel without its title."""
+    """Draw one panel without its title."""
     if panel.even is not None:
         ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
     for line in panel.lines:

@@ -1,4 +1,4 @@
-"""Figures -> bytes: PNG, SVG and PDF without dates, so that the same data gives the same bytes."""
+"""Renders figures as PNG, SVG and PDF without dates, so that the same data gives the same bytes."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -25,7 +25,7 @@ def render(
 ) -> dict[str, bytes]:
     """The drawing in all three formats; the run ids and the command that made it are in the metadata of each.
 
-    One that was made before is not drawn again, see `drawings`.
+    A cached drawing is not drawn again, see `drawings`.
     """
     drawn = partial(_render, draw, title, tuple(run_ids), command)
     return kept_drawings(drawn, KINDS, drawn)
@@ -45,7 +45,7 @@ def _render(
 
 
 def lay_out_once(fig: Figure) -> None:
-    """Computes the layout now, so that saving in several formats neither repeats it nor differs in it.
+    """Compute the layout now, so that saving in several formats neither repeats it nor changes it.
 
     `Figure.draw_without_rendering` would also draw everything once.
     """

@@ -1,5 +1,5 @@
-"""What surrounds the panels of a figure: its title, where the numbers come from, one legend for all panels, and the
-axis of training steps.
+"""The frame of a figure: its title, the origin of its numbers, one legend for all panels, and the axis of training
+steps.
 """
 
 import textwrap
@@ -14,15 +14,15 @@ from matplotlib.ticker import MaxNLocator
 from cppo_lab.analysis.statistics.bands import INTERVAL, RANGE
 from cppo_lab.reports.figures.palette import Key
 
-CHARACTERS_PER_INCH = 13  # of the title's and the legend's letters, on the safe side
+CHARACTERS_PER_INCH = 13  # of title and legend, a conservative estimate
 HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
 LINE_INCHES = 0.22
 
 
 def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
-    """The text above a figure that travels alone: title, source, and what its `bands` (their kinds) are."""
+    """The text above a stand-alone figure: title, source, and an explanation of its kinds of `bands`."""
     words = {
-        INTERVAL: "the 95 % interval of the mean over seeds, at each step by itself",
+        INTERVAL: "the pointwise 95 % interval of the mean over seeds",
         RANGE: "the range of two seeds",
     }
     kinds = set(bands)
@@ -31,14 +31,14 @@ def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
 
 
 def legend_columns(labels: tuple[str, ...], width: float) -> int:
-    """How many legend entries fit side by side into `width` inches."""
+    """The number of legend entries that fit side by side into `width` inches."""
     longest = max((len(label) for label in labels), default=0)
     return max(1, min(len(labels), int(width / (longest / CHARACTERS_PER_INCH + HANDLE_INCHES)), 7))
 
 
 def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
-    """Sizes the figure for panels of `size` inches and adds title and source (`texts`; none where a page says
-    both beside the drawing) and the legend.
+    """Size the figure for panels of `size` inches, and add the legend and `texts` (title and source; empty if a page
+    shows them next to the drawing).
     """
     width, height = size
     lines = [line for text in texts for line in textwrap.wrap(text, int(width * CHARACTERS_PER_INCH))]
@@ -61,23 +61,23 @@ def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], leg
 
 
 def handles_and_labels(keys: Sequence[Key]) -> tuple[list[Line2D], list[str]]:
-    """What a legend of `keys` is made of."""
+    """The handles and labels of a legend of `keys`."""
     return [key.handle for key in keys], [key.label for key in keys]
 
 
 def handle_length(keys: Sequence[Key]) -> float:
-    """How long the lines of a legend are, in letters: dashes need room to be seen."""
+    """The length of the legend's lines in font sizes; dashed lines need more room."""
     return 4.5 if any(key.stroke.dash for key in keys) else 2.2
 
 
 def as_they_are(legend: Legend) -> None:
-    """Names are shown literally, dollar signs included."""
+    """Show names literally, including dollar signs."""
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
 def step_axis(ax: Axes) -> None:
-    """Training steps from 0 to the last one that is drawn."""
+    """Set the x axis to training steps, from 0 to the last one drawn."""
     ax.set_xlabel("training step")
     ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     last = max(float(ax.dataLim.x1), 1.0)

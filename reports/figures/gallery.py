@@ -1,4 +1,4 @@
-"""The paper's Figures 1 to 11 from a study: each is drawn, or says why it cannot be."""
+"""The paper's Figures 1 to 11 from a study, each of them drawn or with the reason why it cannot be."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from cppo_lab.reports.figures.picture import Absent, Picture
 
 
 class Info(Protocol):
-    """What every figure's info has."""
+    """The fields that every figure's info has."""
 
     title: str
     source: str
@@ -31,8 +31,8 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             2,
             "Gap between the policies by token position",
             "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
-            "w put on the divergence, for a response as long as the longest. The paper's figure has another drift: "
-            "that after 200 updates of GRPO, the largest of each bin." + _seeds(study),
+            "w put on the divergence, for a response of the maximum length. The paper's figure shows another drift: "
+            "that after 200 updates of GRPO, the maximum of each bin." + _seeds(study),
             partial(gaps.gaps_info, study, palette=palette),
             gaps.draw,
         ),
@@ -40,7 +40,7 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             3,
             "The prefix constraint on some tokens of one response",
             "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
-            "has left. A token that moves toward μ is always kept.",
+            "leaves over. A token that moves toward μ is always kept.",
             partial(token_window.window_info, study, palette=palette),
             token_window.draw,
         ),
@@ -81,7 +81,7 @@ def _picture(
 
 
 def _seeds(study: StudyResults) -> str:
-    """What the bands are, where cells have several seeds."""
+    """An explanation of the bands, if cells have several seeds."""
     counts = {
         sum(run.state not in GAPS for run in runs_of(board, *pair))
         for board in study.boards.values()
@@ -89,7 +89,7 @@ def _seeds(study: StudyResults) -> str:
     }
     if max(counts, default=1) < 2:
         return ""
-    interval = "are the 95 % interval of the mean (Student's t) at each step by itself"
+    interval = "are the pointwise 95 % interval of the mean (Student's t)"
     kinds = [interval] * (max(counts) >= FEWEST) + ["of two seeds reach from one to the other"] * (
         2 in counts
     )
@@ -112,7 +112,7 @@ def _role(study: StudyResults, index: int) -> str | Absent:
 
 
 def _base_models(study: StudyResults) -> tuple[str, ...] | Absent:
-    """The three Base models, as far as there are runs on them."""
+    """Those of the three Base models that have runs."""
     found = [_role(study, index) for index in range(1, ROLES)]
     models = tuple(model for model in found if isinstance(model, str))
     reasons = [reason for reason in found if isinstance(reason, Absent)]
@@ -124,7 +124,7 @@ def _schematic(study: StudyResults, palette: str) -> Picture:
     absent = model.reason if isinstance(model, Absent) else ""
     caption = (
         "Left: four rules on one made-up response, computed by the rules themselves (the paper's schematic has PPO, "
-        "DPPO and CPPO); a bar is what the rule holds against its limit (ratio, divergence, or weighted divergence). "
+        "DPPO and CPPO); a bar is what the rule compares with its limit (ratio, divergence, or weighted divergence). "
         "Right: "
     )
     caption += (
@@ -158,7 +158,7 @@ def _main_curves(study: StudyResults, palette: str) -> Picture:
 
 
 def _left_out(study: StudyResults, models: tuple[str, ...] | Absent) -> str:
-    """What a figure of the three Base models lacks."""
+    """A sentence on the Base models that the figure does not show."""
     if isinstance(models, Absent) or len(models) == ROLES - 1:
         return ""
     reasons = [_role(study, index) for index in range(1, ROLES)]
@@ -171,7 +171,7 @@ def _ablations(
     absent = [f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None]
     missing = f" Not shown: {'; '.join(absent)}." if absent else ""
     caption = (
-        "Mean over the benchmarks; beside each variant its score, at the step selected for each run (dots)."
+        "Mean over the benchmarks. Next to each variant is its score, at the step selected for each run (dots)."
         + _seeds(study)
         + missing
     )
@@ -209,8 +209,12 @@ def _model(study: StudyResults, index: int, palette: str) -> Picture:
     name = study.models[index] if index < len(study.models) else f"model {index + 1}"
     caption = (
         "Benchmarks on top; below, reward, response length and relative log-prob error of each step (thin) with their "
-        "moving means (thick; the reward's as logged where it is)."
+        "moving averages (thick; for the reward the logged one, if there is one)."
         + _seeds(study)
-        + (" Where a run has ended, the training curves are those of the runs left." if _seeds(study) else "")
+        + (
+            " After a run has ended, the training curves are those of the remaining runs."
+            if _seeds(study)
+            else ""
+        )
     )
     return _picture(8 + index, f"All curves of {name}", caption, info, model_curves.draw)

@@ -1,4 +1,4 @@
-"""Figure 2: how far the policies part at each token position, and the threshold that the position weights induce."""
+"""Figure 2: the gap between the policies at each token position, and the threshold that the position weights induce."""
 
 from dataclasses import dataclass
 
@@ -28,8 +28,8 @@ class GapLines:
 
 @dataclass(frozen=True)
 class GapsInfo:
-    """Everything the figure shows; `threshold` is delta/w_t for a response as long as the longest, at positions
-    1, 2, ...; empty where the rule has no position weight.
+    """Everything the figure shows; `threshold` is delta/w_t at positions 1, 2, ... for a response of the maximum
+    length; empty if the rule has no position weight.
     """
 
     title: str
@@ -43,7 +43,7 @@ class GapsInfo:
 
 
 def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo | Absent:
-    """The gaps of CPPO on the first model, with DPPO beside it where its runs have them."""
+    """The gaps of CPPO on the first model, and those of DPPO if its runs have them."""
     board = study.board(MAIN)
     if board is None:
         return Absent(study.why_absent(MAIN))
@@ -91,7 +91,7 @@ def _draw_gap(ax: Axes, curve: GapCurve, line: GapLines, style: str, label: str)
 
 
 def draw_gaps(info: GapsInfo, ax: Axes) -> None:
-    """Mean (full) and mean of the largest tenth (dashed) of the gap by position."""
+    """Draw the mean gap (solid) and the mean of its largest tenth (dashed) by position."""
     for line in info.lines:
         _draw_gap(ax, line.gaps.top10, line, "--", f"{line.label}, largest 10 %")
         _draw_gap(ax, line.gaps.mean, line, "-", f"{line.label}, mean")
@@ -103,7 +103,7 @@ def draw_gaps(info: GapsInfo, ax: Axes) -> None:
 
 
 def draw_threshold(info: GapsInfo, ax: Axes) -> None:
-    """delta/w_t, and delta itself."""
+    """Draw delta/w_t, and delta itself."""
     ax.set_title("Threshold on the divergence", loc="left")
     _positions(ax)
     ax.set_ylabel("δ / w")
@@ -116,7 +116,7 @@ def draw_threshold(info: GapsInfo, ax: Axes) -> None:
     ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
     ax.axhline(info.delta, color=other, linestyle="--", label=f"δ = {info.delta:g}, the same everywhere")
     top = max(info.threshold)
-    if top > info.delta:  # w_min = 1 leaves them equal
+    if top > info.delta:  # equal if w_min = 1
         ax.set_ylim(info.delta - 0.6 * (top - info.delta), top + 0.2 * (top - info.delta))
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
 

@@ -1,4 +1,4 @@
-"""Drawings as `<svg>` elements for a page: one for each panel, so that a narrow page can stack them."""
+"""Drawings as `<svg>` elements for a page, one per panel, so that a narrow page can stack them."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DIAGNOSTIC_INCHES = (3.8, 2.4)
 
 @dataclass(frozen=True)
 class InlineFigure:
-    """A drawing on the page. `svg` is markup of our own; `caption` is text."""
+    """A drawing on the page. `svg` is our own markup; `caption` is plain text."""
 
     caption: str
     svg: str
@@ -41,7 +41,7 @@ def inline_curves(info: curves.CurvesInfo) -> tuple[InlineFigure, ...]:
 
 
 def inline_axes(info: axes.AxesInfo) -> tuple[InlineFigure, ...]:
-    """One drawing for each model, of a surface for each group on it; the first has the legend."""
+    """One drawing for each model (on a surface, for each group); the first has the legend."""
     figures = []
     for index, panel in enumerate(info.panels):
         draw, title = partial(_draw_axes, info, panel), axes.panel_title(panel)
@@ -54,7 +54,7 @@ def inline_axes(info: axes.AxesInfo) -> tuple[InlineFigure, ...]:
 def inline_diagnostics(
     info: diagnostics.DiagnosticsInfo,
 ) -> tuple[tuple[str, tuple[InlineFigure, ...]], ...]:
-    """(model, one drawing for each metric that the model has)."""
+    """(model, one drawing for each metric of the model)."""
     blocks = []
     for row, model in enumerate(info.models):
         figures = []
@@ -98,9 +98,9 @@ def inline_svg(
 ) -> str:
     """The drawing as an `<svg>` element for a page: text stays text, and every id starts with `name`.
 
-    Several figures on one page would otherwise share ids (clip paths, markers) and show each other's.
-    `size`: width and height in inches; the page scales the drawing to the width it has. `label`: what it
-    shows, for readers who cannot see it. `scale`: its colours stand for numbers, and stay as they are in the dark.
+    Without a prefix, figures on one page would share ids (clip paths, markers) and use each other's. `size`: width and
+    height in inches; the page scales the drawing to the available width. `label`: its description for screen readers.
+    `scale`: its colours encode numbers, so the dark scheme does not change them.
     """
     drawn = partial(_inline_svg, draw, name, size, label)
     return adaptable(kept_drawings(drawn, ("svg",), drawn)["svg"].decode(), scale)

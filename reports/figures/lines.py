@@ -1,5 +1,5 @@
-"""The line of one variant in a validation panel: its runs, their mean and its band, where each run was selected, and
-where one collapsed.
+"""The line of one variant in a validation panel: its runs, their mean with its band, each run's selected step, and its
+collapses.
 """
 
 from collections.abc import Sequence
@@ -17,20 +17,20 @@ from cppo_lab.analysis.statistics.bands import band
 from cppo_lab.reports.names import display_name, in_order
 from cppo_lab.rules import Stroke
 
-LABEL_SHARE = 0.2  # of the panel's width that the word "collapse" takes, on the safe side
-HEADROOM = 1.14  # over the highest value, for the star's number
+LABEL_SHARE = 0.2  # share of the panel's width for the word "collapse", a conservative estimate
+HEADROOM = 1.14  # factor above the highest value, for the star's number
 LABEL_POINTS = 10  # height of a line of labels
-# Runs of a variant that are drawn one by one; of more, there is nothing to be seen but their mean and its band.
+# Runs of a variant that are drawn individually; with more, only their mean and its band are legible.
 FEW = 50
 
-MOST_VARIANTS = 30  # in one figure: no more can be distinguished, and a legend has no end
+MOST_VARIANTS = 30  # in one figure; more cannot be distinguished, and would overfill the legend
 
 Curve = tuple[NDArray[np.int64], NDArray[np.float64]]  # steps and scores in percent
 
 
 @dataclass(frozen=True)
 class SeedLine:
-    """One run: steps and scores in percent, inside its window; `best` is its selected (step, score)."""
+    """One run: its steps and scores (percent) inside its window; `best` is its selected (step, score)."""
 
     run_id: str
     steps: tuple[int, ...]
@@ -41,11 +41,11 @@ class SeedLine:
 
 @dataclass(frozen=True)
 class Line:
-    """One variant: its runs, and the mean of the finished ones with its band at the steps they share; `band` is the
-    kind of it (see `statistics.bands`).
+    """One variant: its runs, and the mean of the finished ones with its band at their common steps. `band` is the kind
+    of band (see `statistics.bands`).
 
-    Where no run is finished, the unfinished ones are used. A run that collapsed ends early, and with it the mean:
-    what the others did afterwards would flatter an unstable method.
+    If no run is finished, the unfinished ones are used. A run that collapsed ends early, and so does the mean: the
+    later scores of the others would flatter an unstable method.
     """
 
     variant: str
@@ -60,13 +60,13 @@ class Line:
 
     @property
     def colour(self) -> str:
-        """Of the line, for a page."""
+        """The colour of the line, for a page."""
         return self.stroke.colour
 
 
 @dataclass(frozen=True)
 class CollapseLabel:
-    """The word beside the last cross of a variant, `level` lines of text above it, on its left or its right."""
+    """The word "collapse" at the last cross of a variant: `level` lines of text above it, to its left or right."""
 
     variant: str
     colour: str
@@ -77,7 +77,7 @@ class CollapseLabel:
 
 
 def drawn_variants(board: Scoreboard) -> tuple[str, ...]:
-    """The variants that a figure has room for, in the order of names: all, or those that score best on some model."""
+    """The variants that a figure shows, in the order of `in_order`: all, or the best on some model."""
     variants = in_order(board.variants)
     if len(variants) <= MOST_VARIANTS:
         return variants
@@ -89,8 +89,8 @@ def drawn_variants(board: Scoreboard) -> tuple[str, ...]:
     return tuple(name for name in variants if name in kept)
 
 
-def room_note(board: Scoreboard) -> str:
-    """What `drawn_variants` has left out, to follow a figure's source; empty if nothing."""
+def left_out_note(board: Scoreboard) -> str:
+    """A note on the variants that `drawn_variants` leaves out, to append to a figure's source; empty if none."""
     count = len(board.variants)
     return f"; the best {MOST_VARIANTS} of {count} variants" if count > MOST_VARIANTS else ""
 
@@ -127,9 +127,9 @@ def line_of(
 
 
 def _together(curves: Sequence[Curve]) -> pd.DataFrame:
-    """A row for each step that all curves have, a column for each curve."""
+    """One row per step that all curves have, one column per curve."""
     steps = curves[0][0]
-    if all(np.array_equal(steps, other) for other, _ in curves[1:]):  # as nearly always
+    if all(np.array_equal(steps, other) for other, _ in curves[1:]):  # the usual case
         return pd.DataFrame(np.stack([values for _, values in curves], axis=1), index=steps)
     return pd.concat([pd.Series(values, index=steps) for steps, values in curves], axis=1, join="inner")
 
@@ -147,7 +147,7 @@ def _seed_line(run: RunScore, curve: Curve, benchmark: str) -> SeedLine:
 
 
 def collapse_labels(lines: Sequence[Line]) -> tuple[CollapseLabel, ...]:
-    """One label for each variant with a run that collapsed, none over another."""
+    """One label for each variant with a collapsed run, placed without overlaps."""
     last = max((seed.steps[-1] for line in lines for seed in line.seeds), default=1) or 1
     fallen = []
     for line in lines:
@@ -165,9 +165,9 @@ def collapse_labels(lines: Sequence[Line]) -> tuple[CollapseLabel, ...]:
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
-    """All lines of a panel, the last one on top, and the labels of those that collapsed.
+    """Draw all lines of a panel, the last one on top, and the labels of collapses.
 
-    The scale is that of the lines: the wide band around a collapse is cut rather than the others pressed flat.
+    The y axis is scaled to the lines: a wide band around a collapse is cut off, so that it does not flatten the others.
     """
     for order, line in enumerate(lines):
         draw_line(ax, line, 3 + order)
@@ -187,9 +187,10 @@ def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
 
 
 def draw_line(ax: Axes, line: Line, front: int) -> None:
-    """Thin seed lines with the band, the mean line, a dot at each selected step, a cross where a run collapsed.
+    """Draw thin seed lines with the band, the mean line, a dot at each selected step, and a cross where a run
+    collapsed.
 
-    Of more than FEW runs the mean and the band alone, and the cross of the last run that collapsed.
+    With more than FEW runs, draw only the mean, its band, and the cross of the last collapsed run.
     """
     several = len(line.seeds) > 1
     fallen = [seed for seed in line.seeds if seed.collapsed]

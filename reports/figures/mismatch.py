@@ -1,4 +1,4 @@
-"""The curves of the section on sampler against trainer."""
+"""The curves of the section on the sampler-trainer mismatch."""
 
 from matplotlib.figure import Figure
 
@@ -8,7 +8,7 @@ _COLOUR = "#8a1c1c"
 
 
 def draw_mismatch(panel: DiagnosticPanel, threshold: float | None, fig: Figure) -> None:
-    """The curves of an error whose ideal is 1; the threshold, if there is one, where they come near it."""
+    """Draw the curves of an error whose ideal value is 1, and the threshold (if there is one) if they come near it."""
     ax = fig.subplots()
     draw_panel(panel, ax, "")
     if threshold is not None and max(max(trace.high) for trace in panel.traces) > (1 + threshold) / 2:

@@ -21,12 +21,12 @@ from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
 REWARD = "train/reward"
-SMOOTHED = "train/reward_smoothed"  # the paper's own; our runs are smoothed here
+SMOOTHED = "train/reward_smoothed"  # logged by the paper; our runs are smoothed here
 LENGTH = "train/response_length"
 ERROR = "train/relative_logprob_error"
-SMOOTHING = 0.05  # width of the moving mean as a share of the steps
+SMOOTHING = 0.05  # width of the moving average as a share of the steps
 KILO = 1000.0
-FEW_POINTS = 150  # that a line may have without a moving mean over it
+FEW_POINTS = 150  # above which a line gets a moving average
 POINTS = 2000  # per line of response length and error at most: every step of the paper's runs
 
 
@@ -41,7 +41,7 @@ class BenchmarkPanel:
 
 @dataclass(frozen=True)
 class RewardLine:
-    """One variant: the reward of each step, and its moving mean with its band (`band`: the kind, see
+    """One variant: the reward of each step, and its moving average with its band (`band` is the kind, see
     `statistics.bands`); both are means over the runs that logged the step.
     """
 
@@ -108,9 +108,9 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
 
 
 def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFrame:
-    """A metric of one cell: a row for each step that any of its runs logged, a column for each run."""
+    """A metric of one cell: one row per step that any run logged, one column per run."""
     rows = board.logged(*pair, metric)
-    rows = rows[np.isfinite(rows["value"])]  # any other has no place on an axis
+    rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
     return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
 
 
@@ -147,7 +147,7 @@ def _panel(
 
 
 def _smoothed(trace: Trace) -> Trace:
-    """With a moving mean where seven lines with so many points would be a blot."""
+    """The trace with a moving average if it has so many points that seven lines would be illegible."""
     if len(trace.steps) <= FEW_POINTS:
         return trace
     width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
@@ -163,7 +163,7 @@ def _in_thousands(trace: Trace) -> Trace:
 
 
 def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
-    """The lines of one benchmark; the dots are at the steps selected by the mean over the benchmarks."""
+    """Draw the lines of one benchmark; dots mark the steps selected by the mean over the benchmarks."""
     draw_lines(ax, panel.lines)
     ax.set_title(panel.heading, loc="left", parse_math=False)
     ax.set_ylabel(y_label)
@@ -171,7 +171,7 @@ def draw_benchmark(panel: BenchmarkPanel, ax: Axes, y_label: str) -> None:
 
 
 def draw_reward(info: ModelInfo, ax: Axes) -> None:
-    """Raw thin, smoothed thick."""
+    """Draw the raw reward thin and the smoothed one thick."""
     for line in info.rewards:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
@@ -187,7 +187,7 @@ def draw_reward(info: ModelInfo, ax: Axes) -> None:
 
 
 def draw(info: ModelInfo, fig: Figure, headed: bool = True) -> None:
-    """Benchmarks above, training below, one legend for all."""
+    """Draw benchmarks above, training metrics below, and one legend for all."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     bands = [line.band for panel in info.benchmarks for line in panel.lines]
     texts = above(info.title, info.source, bands) if headed else ()

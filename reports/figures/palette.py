@@ -1,5 +1,5 @@
-"""How variants are distinguished: the paper's colours, or colours, dashes and markers that a colour-blind reader and a
-black-and-white print keep apart.
+"""Palettes: the paper's colours, or colours, dashes and markers that are distinguishable for colour-blind readers and
+in black-and-white print.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +35,7 @@ class Key:
 
     @property
     def handle(self) -> Line2D:
-        """The mark in the legend before the label."""
+        """The legend handle."""
         settings = self.stroke.marked() | {"linewidth": 1.6 if self.stroke.dash else 2.2}
         settings.pop("markevery", None)
         return Line2D([], [], **settings)
@@ -43,8 +43,9 @@ class Key:
 
 @dataclass(frozen=True)
 class Palette:
-    """`own`: the stroke that a record has in this palette, so that a variant looks the same in every panel.
-    `others`: for variants without one. `reasons`: what became of a token in Figures 1 and 3, `hatches` beside.
+    """`own`: returns a record's stroke in this palette, so that a variant looks the same in every panel. `others`:
+    strokes for variants without one. `reasons`: colours by a token's fate in Figures 1 and 3; `hatches`: the matching
+    hatches.
     """
 
     own: Callable[[Variant], Stroke | None]
@@ -54,25 +55,25 @@ class Palette:
 
     @property
     def methods(self) -> dict[str, Stroke]:
-        """Those of the main figure."""
+        """The strokes of the methods in the main figure."""
         return {one.name: stroke for one in METHODS if (stroke := self.own(one)) is not None}
 
     @property
     def variants(self) -> dict[str, Stroke]:
-        """All that come with the product, those of the main figure among them."""
+        """The strokes of all built-in variants, including those of the main figure."""
         return {name: stroke for name, one in NAMED.items() if (stroke := self.own(one)) is not None}
 
     def stroke(self, name: str) -> Stroke | None:
-        """The stroke of a variant's own record; None where it has none."""
+        """The stroke of a variant's record; None if it has none."""
         found = known(name)
         return None if found is None else self.own(found)
 
     def strokes(
         self, variants: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, Stroke]:
-        """A stroke for each variant: its own if it has one here, the others in the order given.
+        """A stroke for each variant: its own, or else the next free one in the given order.
 
-        `aliases`: variant -> the one that it is under another name.
+        `aliases`: variant -> the variant that it duplicates under another name.
         """
         own = {name: self.stroke(aliases.get(name, name)) for name in variants}
         taken = set(own.values())

@@ -1,4 +1,4 @@
-"""A numbered figure of a report, ready to be drawn: in files with its title, on a page without."""
+"""A figure of a report, ready to be drawn: with its title in files, without on a page."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,9 @@ class Absent:
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure: `name` is that of its files, `label` ("Figure 4" or empty) and `title` head it, `caption` explains.
+    """One figure: `name` is the stem of its file names; `label` ("Figure 4" or empty), `title` and `caption` are texts.
 
-    `drawing`: how to draw it, or why it cannot be drawn. `data`: its numbers as CSV; empty where it has no such file.
+    `drawing`: draws it, or says why it cannot be drawn. `data`: its numbers as CSV; empty without such a file.
     """
 
     name: str

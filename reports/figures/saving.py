@@ -1,7 +1,7 @@
-"""A figure that is laid out -> the bytes of one format.
+"""Saves a laid-out figure as the bytes of one format.
 
-`Figure.savefig` draws a figure that ever had a layout engine twice, the first time for a layout that it then does not
-use. Most of the time of a report is drawing, so the canvases are called directly here.
+`Figure.savefig` draws a figure that ever had a layout engine twice, first for a layout that is then unused. Drawing
+dominates the time of a report, so the canvases are called directly here.
 """
 
 import io
@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 
 def save(fig: Figure, kind: str, dpi: float, metadata: Mapping[str, Any]) -> bytes:
-    """The figure as "png", "svg" or "pdf"; `dpi` counts for pixels alone. `metadata` as in `Figure.savefig`."""
+    """The figure as "png", "svg" or "pdf"; `dpi` applies to PNG only. `metadata` as in `Figure.savefig`."""
     out = io.BytesIO()
-    fig.dpi = dpi  # the vector formats leave their own behind
+    fig.dpi = dpi  # the vector formats change it
     if kind == "png":
         FigureCanvasAgg(fig).print_png(out, metadata=dict(metadata))
     elif kind == "svg":
@@ -28,6 +28,6 @@ def save(fig: Figure, kind: str, dpi: float, metadata: Mapping[str, Any]) -> byt
 
 
 def make_transparent(fig: Figure) -> None:
-    """Leave out the backgrounds of the figure and its axes, for a page that has one of its own."""
+    """Remove the backgrounds of the figure and its axes, for a page with its own background."""
     for patch in (fig.patch, *(axes.patch for axes in fig.axes)):
         patch.set(facecolor="none", edgecolor="none")

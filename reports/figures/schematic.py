@@ -1,4 +1,4 @@
-"""Figure 1: what each masking rule does to one made-up response (left), and the curves of the largest model with
+"""Figure 1: what each masking rule does to one synthetic response (left), and the curves of the largest model with
 the best score of every method (right).
 """
 
@@ -41,7 +41,9 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class RulePanel:
-    """One rule on the made-up response: per token its value, the limit, and the kind of bar (in `Palette.reasons`)."""
+    """One rule on the synthetic response: for each token its value, the limit, and the kind of bar (a key of
+    `Palette.reasons`).
+    """
 
     rule: str
     heading: str
@@ -53,7 +55,7 @@ class RulePanel:
 
 @dataclass(frozen=True)
 class SchematicInfo:
-    """Everything the figure shows. `panel` None: there are no curves to show, `absent` says why. `scores` are the
+    """Everything the figure shows. If `panel` is None there are no curves, and `absent` says why. `scores` is the
     legend of the curves: labels with best scores.
     """
 
@@ -69,7 +71,7 @@ class SchematicInfo:
 
 
 def rule_panels() -> tuple[RulePanel, ...]:
-    """The left half, as the rules computed it (`cppo_lab.illustration`)."""
+    """The panels of the left half, computed by the rules (`cppo_lab.illustration`)."""
     path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
     data = json.loads(path.read_text(encoding="utf-8"))
     panels = []
@@ -109,12 +111,12 @@ def schematic_info(
 
 
 def draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
-    """One rule: a bar per token, coloured by what became of it, and the limit as a line."""
+    """Draw one rule: a bar per token, coloured by the token's fate, and the limit as a line."""
     places = range(1, len(panel.values) + 1)
     base = 1.0 if panel.rule == "grpo" else 0.0
     top = max(*panel.values, *panel.limit) * 1.12
     if panel.rule == "grpo":
-        top = 2.0  # the rarest token triples: its bar is cut, so that the others can be seen
+        top = 2.0  # the rarest token triples; its bar is cut, so that the others remain visible
     ax.bar(
         places,
         [value - base for value in panel.values],

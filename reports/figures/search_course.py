@@ -1,4 +1,4 @@
-"""How a search went: its history, the score of each trial by step, and what mattered."""
+"""Figures on the course of a search: its history, each trial's score by step, and parameter importances."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class HistoryInfo:
 
 
 def history_info(result: SearchResult, index: int) -> HistoryInfo:
-    """Objective `index` by number of the trial."""
+    """Objective number `index` by trial number."""
     points = tuple((trial.number, 100 * value_of(trial, index)) for trial in complete_trials(result))
     highest = [max(value for _, value in points[: place + 1]) for place in range(len(points))]
     others = [
@@ -67,7 +67,7 @@ def history_csv(infos: Iterable[HistoryInfo]) -> str:
 
 
 def draw_history(info: HistoryInfo, ax: Axes) -> None:
-    """A dot for each value, the best so far as steps, and the trials without a value along the bottom."""
+    """Draw a dot for each value, the best so far as a step line, and the trials without a value along the bottom."""
     numbers = [number for number, _ in info.points]
     last = max([*numbers, *(number for _, others in info.others for number in others)])
     ax.plot(*zip(*info.points, strict=True), "o", color=STATE_COLOURS[COMPLETE], markersize=5, label="trial")
@@ -94,7 +94,7 @@ def draw_history(info: HistoryInfo, ax: Axes) -> None:
 
 @dataclass(frozen=True)
 class TrialCurve:
-    """The running score of one trial: (step, percent), a piece for each seed."""
+    """The running score of one trial: (step, percent), one piece per seed."""
 
     number: int
     state: str
@@ -103,8 +103,8 @@ class TrialCurve:
 
 @dataclass(frozen=True)
 class TrialCurvesInfo:
-    """All trials that have a curve, by number; `best` is the number of the best. `seeds` train one after the other,
-    `t_stop` steps each.
+    """All trials with a curve, by number; `best` is the number of the best trial. The `seeds` train one after the
+    other, `t_stop` steps each.
     """
 
     lines: tuple[TrialCurve, ...]
@@ -126,7 +126,7 @@ def curves_info(result: SearchResult) -> TrialCurvesInfo:
 
 
 def _pieces(curve: tuple[tuple[int, float], ...], t_stop: int) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Cut where a seed begins: the mean starts again at what the untrained model scores."""
+    """The curve split where each seed begins, since the score restarts at that of the untrained model."""
     pieces: dict[int, list[tuple[int, float]]] = {}
     for step, score in curve:
         seed = max(0, step - 1) // t_stop if t_stop else 0
@@ -135,7 +135,7 @@ def _pieces(curve: tuple[tuple[int, float], ...], t_stop: int) -> tuple[tuple[tu
 
 
 def curves_csv(info: TrialCurvesInfo) -> str:
-    """A row for each validation; `step` goes on from one seed to the next, scores in percent."""
+    """One row per validation; `step` continues from one seed to the next, scores are in percent."""
     rows = (
         (line.number, line.state, step, score)
         for line in info.lines
@@ -146,7 +146,7 @@ def curves_csv(info: TrialCurvesInfo) -> str:
 
 
 def draw_curves(info: TrialCurvesInfo, ax: Axes) -> None:
-    """A line for each trial; those that ended early end in a mark; the best lies on top."""
+    """Draw a line for each trial, with a mark at the end of those that ended early, and the best on top."""
     named: set[str] = set()
     for line in sorted(info.lines, key=lambda one: one.number == info.best):
         best = line.number == info.best
@@ -186,14 +186,16 @@ def draw_curves(info: TrialCurvesInfo, ax: Axes) -> None:
 
 @dataclass(frozen=True)
 class ImportancesInfo:
-    """`parameters` in the order of `shares[0]`, highest first; `shares`: objective -> one share for each parameter."""
+    """`parameters` sorted by the first objective's shares, highest first. `shares`: objective -> one share per
+    parameter.
+    """
 
     parameters: tuple[str, ...]
     shares: tuple[tuple[str, tuple[float, ...]], ...]
 
 
 def importances_info(result: SearchResult) -> ImportancesInfo | None:
-    """None where the search has none yet."""
+    """The importances; None if the search has none yet."""
     known = [
         (objective, result.importances[objective])
         for objective in result.objectives
@@ -220,7 +222,7 @@ def importances_csv(info: ImportancesInfo) -> str:
 
 
 def draw_importances(info: ImportancesInfo, ax: Axes) -> None:
-    """Bars, the most important parameter on top; one colour for each objective."""
+    """Draw bars, the most important parameter on top, with one colour per objective."""
     height = 0.8 / len(info.shares)
     for place, (objective, shares) in enumerate(info.shares):
         rows = [index + (place - (len(info.shares) - 1) / 2) * height for index in range(len(shares))]
@@ -239,6 +241,6 @@ def draw_importances(info: ImportancesInfo, ax: Axes) -> None:
     ax.grid(axis="y", visible=False)
     ax.margins(x=0.15)
     ax.set_xlim(left=0)
-    ax.set_xlabel("importance (shares of 1)")
+    ax.set_xlabel("importance (share of the total)")
     if len(info.shares) > 1:
         legend_below(ax)

@@ -1,4 +1,4 @@
-"""The figures of a search: each is drawn, or says why it cannot be."""
+"""The figures of a search, each of them drawn or with the reason why it cannot be."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +22,7 @@ from cppo_lab.reports.names import objective_name
 
 
 def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
-    """History, curves and importances, in this order."""
+    """The figures of history, curves and importances, in this order."""
     nothing = "" if complete_trials(result) else "no trial is complete"
     curves = curves_info(result)
     histories = (
@@ -53,8 +53,8 @@ def course_figures(result: SearchResult) -> tuple[SearchFigure, ...]:
         result,
         "importances",
         "Importance of the parameters",
-        "How much each parameter matters, as Optuna estimates it from the complete trials. With few trials this is "
-        "rough.",
+        "How much each parameter matters, as Optuna estimates it from the complete trials. With few trials the "
+        "estimate is rough.",
         () if found is None else (SearchPanel("importance", partial(draw_importances, found)),),
         "" if found is not None else "too few complete trials to tell",
         "" if found is None else importances_csv(found),
@@ -106,7 +106,7 @@ def space_figures(result: SearchResult, shipped: Mapping[str, Value]) -> tuple[S
         "pareto",
         "Trade-off between the objectives",
         "Both are better the higher. A trial is on the front if no other is at least as good in every objective and "
-        "better in one; the line joins the front of these two.",
+        "better in one; the line connects the front of the two shown objectives.",
         () if nothing else (SearchPanel("Pareto front", partial(draw_pareto, pareto_info(result))),),
         nothing,
     )

@@ -1,5 +1,5 @@
-"""A figure of a search: panels that share a heading. In files they are side by side under title and source; on a
-page each is a drawing of its own, so that a narrow page can stack them.
+"""A figure of a search: panels with a common heading. In files they are side by side under title and source; on a page
+each is a separate drawing, so that a narrow page can stack them.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ IN_ROW = 3
 
 @dataclass(frozen=True)
 class SearchPanel:
-    """One pair of axes: `caption` says what is in it, `draw` draws it."""
+    """One panel: `caption` describes it, `draw` draws it."""
 
     caption: str
     draw: Callable[[Axes], None]
@@ -29,9 +29,9 @@ class SearchPanel:
 
 @dataclass(frozen=True)
 class SearchFigure:
-    """One figure: `name` is that of its files. Without panels, `absent` says why there is nothing to draw.
+    """One figure; `name` is the stem of its file names. Without panels, `absent` says why there is nothing to draw.
 
-    `data`: its numbers as CSV, in percent; empty where they are columns of `table_trials.csv`.
+    `data`: its numbers as CSV, in percent; empty if they are columns of `table_trials.csv`.
     """
 
     name: str
@@ -75,7 +75,7 @@ def draw_figure(figure: SearchFigure, fig: Figure) -> None:
 
 
 def inline_panels(figure: SearchFigure) -> tuple[InlineFigure, ...]:
-    """One drawing for each panel; its caption is text beside it."""
+    """One drawing for each panel, with its caption as separate text."""
     return tuple(
         InlineFigure(
             panel.caption,
@@ -95,7 +95,7 @@ def _draw_alone(panel: SearchPanel, fig: Figure) -> None:
 
 
 def legend_below(ax: Axes, columns: int = 3) -> None:
-    """The legend of one panel under its axis; none where nothing is named."""
+    """Draw the legend of one panel below its axis, if it has labels."""
     if not ax.get_legend_handles_labels()[1]:
         return
     legend = ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, fontsize=8)

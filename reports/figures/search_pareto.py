@@ -14,8 +14,8 @@ NUMBERED = 12  # trials of the front whose numbers fit
 
 @dataclass(frozen=True)
 class ParetoInfo:
-    """The first two objectives of the complete trials, in percent: (x, y, number). `line`: the front of these two,
-    from left to right; `front`: numbers of the trials that no other dominates in all objectives.
+    """The first two objectives of the complete trials, in percent: (x, y, number). `line`: the front of these two, from
+    left to right. `front`: numbers of the trials that are non-dominated over all objectives.
     """
 
     objectives: tuple[str, str]
@@ -25,7 +25,7 @@ class ParetoInfo:
 
 
 def pareto_info(result: SearchResult) -> ParetoInfo:
-    """Of a search with several objectives."""
+    """The info of a search with several objectives."""
     trials = complete_trials(result)
     points = tuple((100 * value_of(trial, 0), 100 * value_of(trial, 1), trial.number) for trial in trials)
     places = [point[:2] for point in points]
@@ -34,7 +34,7 @@ def pareto_info(result: SearchResult) -> ParetoInfo:
 
 
 def draw_pareto(info: ParetoInfo, ax: Axes) -> None:
-    """The front connected, the dominated trials grey."""
+    """Draw the front connected and the dominated trials in grey."""
     ours = METHOD_COLOURS["cppo"]
     grey = [point for point in info.points if point[2] not in info.front]
     front = [point for point in info.points if point[2] in info.front]
@@ -44,7 +44,7 @@ def draw_pareto(info: ParetoInfo, ax: Axes) -> None:
     ax.plot(*zip(*info.line, strict=True), "-", color=ours, linewidth=1.1, alpha=0.7, zorder=2)
     places = zip(*(point[:2] for point in front), strict=True)
     ax.plot(*places, "o", color=ours, markersize=6.5, label="Pareto front")
-    named = {point[:2]: point[2] for point in reversed(front)}  # of equal places the first number
+    named = {point[:2]: point[2] for point in reversed(front)}  # the first number among equal points
     for place, number in sorted(named.items())[:NUMBERED]:
         ax.annotate(str(number), place, xytext=(4, 4), textcoords="offset points", fontsize=8, color=ours)
     ax.margins(0.1)

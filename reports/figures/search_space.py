@@ -1,4 +1,4 @@
-"""The results of a search over its space: values by parameter, and over a pair of parameters."""
+"""The results of a search over its space: objective values by parameter, and over a pair of parameters."""
 
 import math
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from cppo_lab.analysis.search import (
 from cppo_lab.reports.figures.search_panels import legend_below
 from cppo_lab.reports.names import objective_name, value_text
 
-SURFACE = 10  # complete trials below which a surface would be guessed
+SURFACE = 10  # complete trials at least, for a surface
 MOST_TICKS = 7
 MAP = "viridis"
-BEST = "#E0352B"  # a star on the colours of the map
+BEST = "#E0352B"  # of a star that stands out on the colour map
 SHIPPED = "#282828"
 MARGIN = (-0.05, 1.05)
 
@@ -40,7 +40,7 @@ class Scale:
 
 
 def scale_of(space: Space) -> Scale:
-    """The axis of a parameter: a logarithm where that was declared, a place for each choice."""
+    """The axis of a parameter: logarithmic if so declared; choices at equal distances."""
     if space.choices:
         places = [(space.scaled(choice), value_text(choice)) for choice in space.choices]
         return Scale(space.name, tuple(places))
@@ -64,7 +64,7 @@ def _ticks(space: Space) -> list[float]:
 @dataclass(frozen=True)
 class SliceInfo:
     """One objective by one parameter. `points`: (place on the scale, percent, number of the trial). `shipped`: the
-    place of the setting that comes with the configuration, None where that is not in the space or not known.
+    position of the configuration's default, None if it is outside the space or unknown.
     """
 
     objective: str
@@ -75,7 +75,7 @@ class SliceInfo:
 
 
 def slice_info(result: SearchResult, space: Space, index: int, shipped: Mapping[str, Value]) -> SliceInfo:
-    """Objective `index` by the parameter of `space`."""
+    """Objective number `index` by the parameter of `space`."""
     points = slice_points(result, space.name, index)
     return SliceInfo(
         objective=result.objectives[index],
@@ -87,7 +87,7 @@ def slice_info(result: SearchResult, space: Space, index: int, shipped: Mapping[
 
 
 def draw_slice(info: SliceInfo, ax: Axes) -> None:
-    """A dot for each trial, coloured by its number."""
+    """Draw a dot for each trial, coloured by its number."""
     x, y, number = zip(*info.points, strict=True)
     drawn = ax.scatter(x, y, c=number, cmap=MAP, s=26, edgecolors="white", linewidths=0.5, zorder=3)
     ax.figure.colorbar(drawn, ax=ax, label="trial", ticks=MaxNLocator(5, integer=True))
@@ -106,8 +106,8 @@ def draw_slice(info: SliceInfo, ax: Axes) -> None:
 
 @dataclass(frozen=True)
 class SensitivityInfo:
-    """One objective over two parameters. `points`: (x, y, percent), places on the scales, one for each different pair
-    (the mean where trials share one); `surface`: whether they carry one.
+    """One objective over two parameters. `points`: (x, y, percent) with positions on the scales, one per distinct pair
+    (the mean if trials share one). `surface`: whether the points suffice for an interpolated surface.
     """
 
     objective: str
@@ -120,7 +120,7 @@ class SensitivityInfo:
 
 
 def sensitivity_info(result: SearchResult, shipped: Mapping[str, Value]) -> SensitivityInfo | None:
-    """The two parameters that matter most, intervals before lists of choices; None with a single parameter."""
+    """The two most important parameters, intervals before choices; None with a single parameter."""
     spaces = sorted(by_importance(result), key=lambda space: bool(space.choices))[:2]
     if len(spaces) < 2:
         return None
@@ -148,7 +148,7 @@ def sensitivity_info(result: SearchResult, shipped: Mapping[str, Value]) -> Sens
 
 
 def _spans_a_surface(points: tuple[tuple[float, float, float], ...]) -> bool:
-    """Whether the places do not lie on one line and the values are not all the same."""
+    """Whether the points are not collinear and the values are not all equal."""
     places = np.array([point[:2] for point in points])
     values = [point[2] for point in points]
     flat = np.linalg.matrix_rank(places - places.mean(axis=0), tol=1e-6) < 2
@@ -156,7 +156,7 @@ def _spans_a_surface(points: tuple[tuple[float, float, float], ...]) -> bool:
 
 
 def draw_sensitivity(info: SensitivityInfo, ax: Axes) -> None:
-    """The trials coloured by value, on a surface linear between them; nothing beyond the outermost trials."""
+    """Draw the trials coloured by value, on a surface that is linear between them and ends at their convex hull."""
     x, y, value = (np.array(part) for part in zip(*info.points, strict=True))
     shade = Normalize(value.min(), value.max())
     if info.surface:
@@ -208,6 +208,6 @@ def _label_x(ax: Axes, scale: Scale) -> None:
 
 
 def _plain_ticks(ax: Axes) -> None:
-    """Names are shown literally, dollar signs included."""
+    """Show names literally, including dollar signs."""
     for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
         label.set_parse_math(False)

@@ -1,4 +1,6 @@
-"""How the figures look: fonts, sizes and lines. Applied in a context, never globally. Colours are in `palette`."""
+"""The style of the figures: fonts, sizes and lines. It is applied in a context, never globally. Colours are in
+`palette`.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,9 +44,9 @@ _RC: Mapping[str, Any] = MappingProxyType(
 
 @contextmanager
 def figure_style(live_text: bool = False) -> Iterator[None]:
-    """The figures' settings inside the block, whatever the user's own matplotlib settings are.
+    """Apply the figures' settings inside the block, independent of the user's matplotlib settings.
 
-    `live_text` keeps text in SVG as text (for a web page) instead of outlines (for a file that travels).
+    `live_text` keeps text in SVG as text (for a web page) instead of outlines (for a stand-alone file).
     """
     settings: dict[Any, Any] = {
         key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND_KEYS

@@ -1,4 +1,4 @@
-"""The share of runs that have not collapsed, over training steps: one panel per model on which a run has."""
+"""The share of runs that have not collapsed, over training steps, with one panel per model with a collapse."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,19 +9,19 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.reports.figures.frame import step_axis, surround
-from cppo_lab.reports.figures.lines import drawn_variants, room_note
+from cppo_lab.reports.figures.lines import drawn_variants, left_out_note
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
-_APART = 0.6  # percent between lines that would hide each other
+_APART = 0.6  # percent between lines that would coincide
 
 
 @dataclass(frozen=True)
 class SurvivalLine:
-    """One variant: the percentage of its runs that last beyond each step at which one collapses, from step 0 to the
-    last one known. `at_risk`: runs still known there.
+    """One variant: the percentage of its runs that survive each step at which one collapses, from step 0 to the last
+    observed step. `at_risk`: runs still observed there.
     """
 
     variant: str
@@ -68,7 +68,7 @@ def survival_info(
     drawn = {line.variant for panel in panels for line in panel.lines}
     return SurvivalInfo(
         title=title,
-        source=origin(core_of(board)) + room_note(board),
+        source=origin(core_of(board)) + left_out_note(board),
         panels=tuple(panels),
         keys=tuple(Key(display_name(name), strokes[name]) for name in variants if name in drawn),
         run_ids=tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
@@ -86,7 +86,7 @@ def _line(cell: CellCollapse, stroke: Stroke) -> SurvivalLine:
 
 
 def draw_panel(panel: SurvivalPanel, ax: Axes, titled: bool = True) -> None:
-    """One model. Equal lines are moved apart by a little."""
+    """Draw one model. Coinciding lines are shifted slightly."""
     for order, line in enumerate(panel.lines):
         heights = [height - _APART * order for height in line.surviving]
         ax.step(line.steps, heights, where="post", linewidth=1.4, zorder=3 + order, **line.stroke.marked())

@@ -1,4 +1,4 @@
-"""Figure 3: CPPO on some neighbouring tokens of one logged response: what each token spends, and what it may."""
+"""Figure 3: CPPO on consecutive tokens of one logged response: what each token spends, and its limit."""
 
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ LONGEST_SYMBOL = 10
 
 @dataclass(frozen=True)
 class WindowInfo:
-    """Everything the figure shows: the tokens of `window`, the threshold that counts for each, and the kind of its
-    bar (a key of `Palette.reasons`).
+    """Everything the figure shows: the tokens of `window`, and for each the effective threshold and the kind of its bar
+    (a key of `Palette.reasons`).
     """
 
     title: str
@@ -38,13 +38,13 @@ class WindowInfo:
 
     @property
     def source(self) -> str:
-        """Which run, and what kind of run."""
+        """The run and its core."""
         return f"{self.about}; {self.origin}"
 
 
 def window_info(study: StudyResults, title: str, palette: str = PAPER) -> WindowInfo | Absent:
-    """The window that shows most: of the runs of CPPO one with both kinds of masking, if there is one; else the
-    first in the order of models and seeds.
+    """The most instructive window: that of a CPPO run with both kinds of masking, if there is one, or else the first in
+    the order of models and seeds.
     """
     board = study.board(MAIN)
     if board is None:
@@ -80,20 +80,20 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
 
 
 def _visible(symbol: str) -> str:
-    """A token as it can be printed under its bar: line ends and blanks are shown, long ones cut."""
+    """A token as the label of its bar: line ends and spaces are made visible, long tokens are cut."""
     shown = symbol.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
     shown = "".join(letter if letter.isprintable() else "�" for letter in shown)
     return shown if len(shown) <= LONGEST_SYMBOL else shown[: LONGEST_SYMBOL - 1] + "…"
 
 
 def draw_window(info: WindowInfo, ax: Axes) -> None:
-    """Bars w_t D_t; above the effective threshold a token that moves away is masked (shaded)."""
+    """Draw bars w_t D_t; a token that moves away and lies above the effective threshold is masked (shaded)."""
     window, count, palette = info.window, len(info.symbols), PALETTES[info.palette]
     edges = [place - 0.5 for place in range(count + 1)]
     token = [window.token_threshold] * count
     top = 1.2 * max(window.token_threshold, *window.weighted_divergence)
     low = min(0.0, *info.effective)
-    bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a budget spent far beyond its end is cut
+    bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a far overspent budget is cut off
     reach = [min(max(value, bottom), top) for value in info.effective]
     prefix = [min(max(value, bottom - top), 2 * top) for value in window.prefix_threshold]
     rejected = [max(0.0, value) for value in reach]
@@ -128,7 +128,7 @@ def draw_window(info: WindowInfo, ax: Axes) -> None:
 
 
 def handles(info: WindowInfo) -> list[Patch | Line2D]:
-    """The legend: the lines, the regions, and the kinds of bars that occur."""
+    """The legend handles: lines, regions, and the kinds of bars that occur."""
     names = {
         "away": "kept",
         "toward": "kept: moves toward μ",
@@ -152,7 +152,7 @@ def handles(info: WindowInfo) -> list[Patch | Line2D]:
 
 
 def draw(info: WindowInfo, fig: Figure, headed: bool = True) -> None:
-    """The window with its legend below."""
+    """Draw the window with its legend below."""
     surround(fig, (9.6, 4.3), (info.title, info.about, info.origin) if headed else (), ())
     draw_window(info, fig.subplots())
     fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=8)

@@ -26,8 +26,8 @@ POINTS = 2000  # per line at most: every step of the paper's runs
 
 @dataclass(frozen=True)
 class WarmupInfo:
-    """Everything the figure shows: a row of `panels` per metric, a column per model. `floors`: below which rate the
-    budget of a model never falls (delta_b_min), None where its runs do not say or differ.
+    """Everything the figure shows: one row of `panels` per metric, one column per model. `floors`: the lower bound of
+    each model's budget rate (delta_b_min), None if its runs do not log it or differ.
     """
 
     title: str
@@ -71,12 +71,12 @@ def _floor(board: Scoreboard, model: str) -> float | None:
         found = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
     try:
         return float(found.pop()) if len(found) == 1 else None
-    except ValueError:  # whatever a stranger's run calls so
+    except ValueError:  # a foreign run may log anything under this key
         return None
 
 
 def draw_share(trace: Trace, ax: Axes) -> None:
-    """A dot at each step that masked any token; those of neighbouring steps are connected."""
+    """Draw a dot at each step that masked any token; dots of neighbouring steps are connected."""
     colour = trace.stroke.colour
     if trace.band:
         ax.fill_between(trace.steps, trace.low, trace.high, color=colour, alpha=0.12, linewidth=0)
@@ -99,7 +99,7 @@ def _broken(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float
 
 
 def draw(info: WarmupInfo, fig: Figure, headed: bool = True) -> None:
-    """Metrics as rows, models as columns; each row has one scale."""
+    """Draw metrics as rows and models as columns; each row has one scale."""
     rows, columns = len(METRICS), len(info.models)
     size = (max(3.6 * columns, 5.4), 2.4 * rows)
     bands = [trace.band for panel in info.panels for trace in panel.traces]
@@ -126,7 +126,7 @@ def draw(info: WarmupInfo, fig: Figure, headed: bool = True) -> None:
             )
         ax.set_ylabel(panel.label if column == 0 else "")
         ax.set_xlabel("training step" if row == rows - 1 else "")
-        ax.margins(y=0.16)  # room for the name of the floor, below it
+        ax.margins(y=0.16)  # room for the label below the floor
     for ax, panel in zip(axes[1], info.panels[columns:], strict=True):
         if panel.traces:
             ax.set_ylim(-0.02, 1.02)

@@ -1,13 +1,13 @@
-// The part of a page with answers: maps of problems, texts, and tokens under rules. Everything a model wrote goes into
-// text nodes; nothing here makes markup of it.
+// The part of a page with answers: maps of problems, texts, and tokens under rules. Model output goes into
+// text nodes only and is never parsed as markup.
 (() => {
   const store = document.getElementById("answers-data");
   if (!store) return;
   const data = JSON.parse(store.textContent);
   const root = store.parentElement.querySelector(".answers");
-  const CHUNK = 256; // tokens that are laid out together: those off the screen cost nothing
-  const LEVELS = 12; // of a colour
-  const FULL = 60000, NOT_SEEN = 65535; // numbers of a map
+  const CHUNK = 256; // tokens per lazily laid-out chunk: chunks off the screen cost nothing
+  const LEVELS = 12; // levels of a colour
+  const FULL = 60000, NOT_SEEN = 65535; // special values of a map
 
   const make = (name, attributes = {}, ...children) => {
     const node = document.createElement(name);
@@ -35,7 +35,7 @@
   const models = new Set([...data.texts.samples, ...data.tokens].map((one) => one.model));
   const place = (one) => `${models.size > 1 ? `${one.model}, ` : ""}${one.method}, step ${one.step}, group ${one.group}`;
   const unique = (values) => [...new Set(values)];
-  // A <select> with its label; `fill` keeps the choice where it is still there.
+  // A <select> with its label; `fill` keeps the selected option if it still exists.
   const chooser = (label, changed) => {
     const select = make("select", { "aria-label": label });
     select.addEventListener("change", changed);
@@ -57,7 +57,7 @@
     return heading;
   };
 
-  let showTexts = () => {}; // of a problem, method and step: the maps call it
+  let showTexts = () => {}; // for a problem, method and step; called by the maps
 
   // ---- problems by step
   const drawMaps = () => {
@@ -189,14 +189,14 @@
     show();
     new MutationObserver(paint).observe(document.documentElement, { attributeFilter: ["data-scheme"] });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
-    return () => { // a problem with answers, if there is one
+    return () => { // prefer a problem with answers
       const kept = new Set(data.texts.samples.filter((one) => one.model === map.model && one.group === undefined).map((one) => one.problem));
       choose(Math.max(0, map.problems.findIndex((name) => kept.has(name))), null);
     };
   };
 
   // ---- texts
-  // Equal answers of a run at a step are one, with their numbers.
+  // Equal answers of a run at a step are merged and listed by number.
   const WHOSE = ["method", "seed", "step", "text", "right", "answer", "truth", "length", "stop", "reward", "advantage"];
   const grouped = (samples) => {
     const found = new Map();
@@ -224,7 +224,7 @@
     return text;
   };
   const left = () => data.texts.left ? [make("p", { class: "quiet" },
-    `${data.texts.left} more kept answers have no room on this page: cppo samples prints them.`)] : [];
+    `${data.texts.left} more recorded answers did not fit on this page; cppo samples prints them.`)] : [];
 
   const drawTexts = () => {
     const all = data.texts.samples.filter((sample) => sample.group === undefined);
@@ -300,7 +300,7 @@
 
   const drawTokens = () => {
     if (!data.tokens.length) return;
-    const opened = new Map(); // decoded when they are looked at
+    const opened = new Map(); // decoded on demand
     const which = chooser("Response", () => open());
     const first = chooser("Rule", () => build());
     const second = chooser("beside", () => build());
@@ -323,7 +323,7 @@
         const name = colour.value, found = name === "none" ? null : name === "kept" ? pane.rule.reason : values(pane, name);
         let least = 0, most = 0;
         for (const value of found ?? []) if (value < 65504) { least = Math.min(least, value); most = Math.max(most, value); }
-        // Few tokens lie far out: the square root lets the others be seen.
+        // A square-root scale: otherwise a few extreme tokens would hide the others.
         const level = (value) => Math.min(LEVELS, Math.round(LEVELS * Math.sqrt(Math.abs(value) / (Math.max(most, -least) || 1))));
         const styles = new Map();
         for (let i = 0; i < response.n; i++) {
@@ -361,7 +361,7 @@
       shown.forEach((pane, row) => {
         context.fillStyle = style.getPropertyValue(row ? "--cold" : "--mark");
         const height = strip.height / shown.length, bins = Math.min(strip.width, response.n);
-        for (let bin = 0; bin < bins; bin++) { // the darker, the more of its tokens are dropped
+        for (let bin = 0; bin < bins; bin++) { // darker where more tokens are dropped
           const from = Math.floor(bin * response.n / bins), to = Math.floor((bin + 1) * response.n / bins);
           let count = 0;
           for (let i = from; i < to; i++) count += dropped(pane.rule, i);
@@ -374,7 +374,7 @@
       context.fillStyle = style.getPropertyValue("--ink");
       context.fillRect(Math.floor(at / response.n * strip.width), 0, 2, strip.height);
     };
-    // A chunk off the screen has an estimated height until it is drawn: some frames until the token is where it should be.
+    // A chunk off the screen has an estimated height until it is laid out, so scrolling settles over several frames.
     let settling = 0;
     const settle = (frames) => {
       settling = frames;
@@ -383,9 +383,9 @@
         if (own.top < box.top + 8 || own.bottom > box.bottom - 8) pane.box.scrollTop += own.top - box.top - box.height / 3;
       }
       if (frames > 1) requestAnimationFrame(() => settling === frames && settle(frames - 1));
-      else setTimeout(() => { settling = 0; }); // behind the scroll events of the last frame
+      else setTimeout(() => { settling = 0; }); // after the scroll events of the last frame
     };
-    // Scroll one, and the other follows: to the same place in the same chunk, as heights may be estimates.
+    // The panes scroll together, by position within a chunk, since heights may be estimates.
     const follow = (from, to) => {
       const chunks = from.box.children, top = from.box.scrollTop;
       let low = 0, high = chunks.length - 1;
@@ -441,7 +441,7 @@
       panes.replaceChildren(...shown.map((pane) => pane.pane));
       for (const pane of shown) lay(pane);
       if (shown.length > 1) {
-        let led = null; // the pane that was scrolled from here: its event is no wish of the reader's
+        let led = null; // the pane scrolled by the script, whose scroll event must be ignored
         shown.forEach((pane, number) => pane.box.addEventListener("scroll", () => {
           if (settling) return;
           if (led === number) { led = null; return; }
@@ -481,7 +481,7 @@
       build();
     };
     section("Tokens", make("div", { class: "pick" }, which.box, first.box, second.box, colour.box), summary, steps, strip, facts, panes);
-    // What there is to see first: a response in which our rule drops tokens, one that it trained if there is one.
+    // The initial choice: a response in which our rule drops tokens, preferably of a run trained with it.
     const drops = (raw, own) => raw.rules.findIndex((rule) => rule.name === data.ours && (!own || rule.own) && bytes(rule.reason).some(Boolean));
     const begin = [true, false].map((own) => data.tokens.findIndex((raw) => drops(raw, own) >= 0)).find((place) => place >= 0) ?? 0;
     which.fill(data.tokens.map((one, number) => [number, `${place(one)}, response ${one.draw + 1} (${one.length} tokens)`]), begin);
@@ -496,7 +496,7 @@
   root.parentElement.classList.add("scripted");
   const again = data.maps.length ? drawMaps() : null;
   drawTexts();
-  if (again) again(); // now that there are texts to show
+  if (again) again(); // texts are available now
   drawGroups();
   drawTokens();
 })();

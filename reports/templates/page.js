@@ -1,10 +1,10 @@
 "use strict";
 // The whole script of a report's page: colour scheme, links into folded parts, and the interactive curves.
-// It asks for nothing over the network. Without it the page shows the same curves as drawings.
+// It makes no network requests. Without it the page shows the same curves as drawings.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const SMOOTHEST = 10; // evaluations on either side that the slider's end averages over
-  const NEAR = 40; // pixels from a point at which the pointer still finds it
+  const SMOOTHEST = 10; // evaluations on either side averaged at the slider's maximum
+  const NEAR = 40; // largest distance in pixels at which the pointer selects a point
 
   const make = (name, attributes = {}, ...children) => {
     const node = document.createElement(name);
@@ -20,10 +20,10 @@
   };
   const short = (value) => String(Number(value.toPrecision(4)));
 
-  // ---- colour scheme: as the system has it, until the reader says otherwise
+  // ---- colour scheme: that of the system, unless the reader chooses one
   const SCHEMES = ["auto", "light", "dark"];
   const remembered = (value) => {
-    try { // a page opened from a file may have no storage
+    try { // a page opened from a file may have no local storage
       if (value !== undefined) localStorage.setItem("cppo-scheme", value);
       return localStorage.getItem("cppo-scheme");
     } catch { return null; }
@@ -43,7 +43,7 @@
   setScheme(SCHEMES.includes(remembered()) ? remembered() : "auto");
   document.querySelector("header").prepend(schemeButton);
 
-  // ---- a link opens what its target is folded into, and a folded section itself
+  // ---- a link unfolds its target and the sections around it
   const reveal = () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
@@ -56,11 +56,11 @@
     if (folded) target.scrollIntoView();
   };
   addEventListener("hashchange", reveal);
-  // The same link again, after its section was folded, changes no address.
+  // Following the same link again, after its section was folded, does not change the address.
   addEventListener("click", (event) => { if (event.target.closest?.("a")?.hash === location.hash) reveal(); });
   reveal();
 
-  // ---- paper has everything unfolded
+  // ---- printing unfolds everything
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details:not([open])")];
@@ -68,11 +68,11 @@
   });
   addEventListener("afterprint", () => { for (const box of opened) box.open = false; });
 
-  // ---- `cppo ui --report` opens the page with the address of MLflow's own: the ids of runs then lead there
+  // ---- `cppo ui --report` opens the page with MLflow's address: run ids then become links
   const mlflow = (() => {
     try {
       const found = new URL(new URLSearchParams(location.search).get("mlflow"));
-      // Nobody else's page can be slipped in by a link: of this machine, or the store that the page has links to anyway.
+      // A link must not inject a foreign page: only this machine and the page's own store are accepted.
       const near = ["localhost", "127.0.0.1", "[::1]"].includes(found.hostname);
       return near && found.protocol === "http:" ? found.origin + found.pathname.replace(/\/*$/, "/") : null;
     } catch { return null; }
@@ -85,7 +85,7 @@
     }
   }
 
-  // ---- the list of contents shows where the reader is
+  // ---- the table of contents highlights the current section
   const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
   const seen = new Set();
   const watcher = new IntersectionObserver((entries) => {
@@ -95,7 +95,7 @@
   }, { rootMargin: "-8% 0px -60% 0px" });
   for (const id of links.keys()) watcher.observe(document.getElementById(id));
 
-  // ---- a table or drawing that is wider than its place says so
+  // ---- a note marks tables and drawings that overflow
   const measure = (box) => {
     const wider = box.scrollWidth - box.clientWidth > 2;
     box.classList.toggle("more", wider && box.scrollLeft < box.scrollWidth - box.clientWidth - 2);

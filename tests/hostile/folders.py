@@ -89,16 +89,16 @@ REPORTS = [
     Case(
         ["report", "study", "--from", "paper", "--out", "d"], f"d {NOT_OURS}", {"d/mine.txt": "x"}, store=True
     ),
-    Case(["compare", "a", "b"], f"a is no report, it has no report.json: {AGAIN}", {"a/y": "", "b/y": ""}),
-    Case(["compare", "", ""], f". is no report, it has no report.json: {AGAIN}"),
+    Case(["compare", "a", "b"], f"a is not a report, it has no report.json: {AGAIN}", {"a/y": "", "b/y": ""}),
+    Case(["compare", "", ""], f". is not a report, it has no report.json: {AGAIN}"),
     Case(
         ["compare", "a", "a"],
-        f"a is no report, it has no report.json: {AGAIN}",
+        f"a is not a report, it has no report.json: {AGAIN}",
         make=_folders("a/report.json"),
     ),
     Case(
         ["compare", "a", "a"],
-        f"a is no report, it has no report.json: {AGAIN}",
+        f"a is not a report, it has no report.json: {AGAIN}",
         make=_link("a/report.json", "report.json"),
     ),
     _record("", f"is not JSON (…): {AGAIN}"),

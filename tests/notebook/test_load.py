@@ -226,7 +226,7 @@ def test_unknown_metrics_and_runs_are_named(in_trained: Path) -> None:
     study = cppo_lab.load("quickstart", variant="cppo")
     with pytest.raises(UserError, match="unknown metric 'train/rewart': did you mean 'train/reward'"):
         study.history("train/rewart")
-    with pytest.raises(UserError, match="run 'abc' is none of quickstart"):
+    with pytest.raises(UserError, match="run 'abc' is not one of quickstart"):
         study.history(runs=["abc"])
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = cppo_lab.lod  # type: ignore[attr-defined]

@@ -103,7 +103,7 @@ def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
     runs = made(1, 60)
     board = score_sweep(make_data(runs[:10]), expect(runs), partial=True)
     html = page_of(board)
-    assert "of which 50 are no results yet" in html
+    assert "of which 50 have no result yet" in html
     assert html.count("<li>v0000 on chain, seed") == 20
     assert "and 30 more" in html
     assert "seed 29 (missing); and 30 more." in " ".join(main_table(board, "Main").notes)

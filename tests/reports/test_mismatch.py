@@ -101,7 +101,7 @@ def test_median_and_worst_of_every_method(store: str, tmp_path: Path, core: str)
         f"{median([1 - 0.01 * s for s in range(1, 11)]):.4f} (0.9000)" in shown
     )  # the worst ESS is the least
     assert "25.0% (25.0%)" in shown
-    assert "It never was in the 4 runs that logged it." in shown
+    assert "It was never exceeded in the 4 runs that logged it." in shown
     assert shown.count("<svg") == 2 and "staleness" not in shown
     table = (page.parent / "mismatch_before_update.csv").read_text()
     assert "GRPO" in table and "not logged" in table
@@ -116,12 +116,12 @@ def test_runs_that_crossed_the_threshold_are_named(store: str, tmp_path: Path) -
         return plain(variant, seed, 1) | {BEFORE: 1.0501 + step / 100 if high else 1.05}
 
     shown = section(build_report(write(store, tmp_path, crossing)))
-    assert "It was in 1 of 4 runs: CPPO on base, seed 1 (2 steps, first 4, worst 1.1201)." in shown
+    assert "It was exceeded in 1 of 4 runs: CPPO on base, seed 1 (2 steps, first 4, worst 1.1201)." in shown
 
 
 def test_what_is_over_the_threshold_after_the_first_update_is_not_judged(store: str, tmp_path: Path) -> None:
     shown = section(build_report(write(store, tmp_path, plain)))
-    assert "11.2000" in shown and "It never was" in shown
+    assert "11.2000" in shown and "It was never exceeded" in shown
 
 
 def test_an_older_mu_is_said(store: str, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_some_runs_of_an_older_version(store: str, tmp_path: Path) -> None:
         return plain(variant, seed, step) if variant == "cppo" else {"train/reward": 0.5}
 
     shown = section(build_report(write(store, tmp_path, mixed)))
-    assert "It never was in the 2 runs that logged it." in shown
+    assert "It was never exceeded in the 2 runs that logged it." in shown
     assert 'row">CPPO' in shown and 'row">GRPO' not in shown
 
 
@@ -152,7 +152,7 @@ def test_values_that_are_not_finite_are_left_out(store: str, tmp_path: Path, val
     page = build_report(write(store, tmp_path, broken))
     table = (page.parent / "mismatch_before_update.csv").read_text()
     assert "1.0070 (1.0110)" in table and "nan" not in table and "inf" not in table
-    assert ("It was in 4 of 4 runs" in section(page)) == (value == math.inf)  # it is above the threshold
+    assert ("It was exceeded in 4 of 4 runs" in section(page)) == (value == math.inf)  # it is above the threshold
 
 
 def test_every_metric_that_is_shown_is_of_the_schema() -> None:

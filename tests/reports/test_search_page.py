@@ -105,7 +105,7 @@ def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
     )
     assert "24 trials: 20 complete, 3 pruned, 1 failed" in html
     assert "core=mini: a miniature model on a synthetic task, not comparable" in html
-    assert "the best of 20, chosen after the fact, and therefore too high on average" in html
+    assert "the best of 20, and so too high on average (selection bias)" in html
     assert "Over 2 seeds one trial scatters by 0.6 points (standard deviation, pooled over 20 trials)" in html
     assert "trial 22 leads by 0.3 points, and trials 12, 19 and 9 are within two standard errors" in html
     assert "59.8 ± 0.6" in html
@@ -214,7 +214,7 @@ def test_a_search_of_one_trial(made: SearchRequest) -> None:
     assert "figure_importances.png" not in files
     assert "too few complete trials to tell" in html
     assert "The best of 1 trial is trial 0" in html
-    assert "chosen after the fact" not in html
+    assert "too high on average" not in html
     assert "Every trial ran with one seed (0)" in html
 
 
@@ -356,7 +356,7 @@ def test_words_on_ties_and_edges(made: SearchRequest) -> None:
     content["trials"][0]["params"] = {"rule.delta_b": 0.05, "rule.w_min": 0.7}
     content["best"] = [0]
     result = parsed(content)
-    assert finding(result)[0].endswith("final score 50.0\xa0%. Trial 2 came to the same value.")
+    assert finding(result)[0].endswith("final score 50.0\xa0%. Trial 2 reached the same value.")
     assert "Every trial ran with one seed (4)" in " ".join(certainty(result, ()))
     assert "0.05 (at the edge)" in built(made, content)["table_space.csv"].decode()
     assert launch_commands(result) == ("cppo launch main rule.delta_b=0.05 rule.w_min=0.7 seed=5,6",)

@@ -238,7 +238,7 @@ def test_a_provisional_cell_makes_no_headline() -> None:
         MadeRun("grpo", scores=both({10: 0.3})),
     ]
     said = sentences(*runs, partial=True)
-    assert said["All models"] == "1 of 3 runs are no results yet: everything marked † will change."
+    assert said["All models"] == "1 of 3 runs have no result yet: everything marked † will change."
     assert said["chain"].startswith("DPPO scores 40.00, 10.00 points above GRPO (30.00).")
 
 

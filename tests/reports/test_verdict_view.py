@@ -37,7 +37,7 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     )
     assert each.sentence.endswith(before) and line.sentence.endswith(before)
     assert view.cannot == CANNOT
-    assert line.observed == "The observed differences point its way in 24 of 24 comparisons."
+    assert line.observed == "The observed differences agree with the claim in 24 of 24 comparisons."
     assert "The least clear is CPPO against CISPO on Qwen3-1.7B-Base." in line.sentence
     # From the curves by hand: means of the last and the first 30 %; of the warm-up diagnostics, the share of the prefix
     # budget in the first 30 % of the steps less that in the rest, over the three models that the paper plots.

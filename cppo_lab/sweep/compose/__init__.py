@@ -1,4 +1,4 @@
-"""From override strings to typed configs: Hydra composes the choices of groups, plain values are set in copies."""
+"""From override strings to typed configs: Hydra composes the group choices, and plain values are set in copies."""
 
 from cppo_lab.sweep.compose.settings import SHARED_CONSTANTS, choices_of, takes
 from cppo_lab.sweep.compose.through_hydra import UnknownKey, groups_set_by, listed, parsed

@@ -1,4 +1,4 @@
-"""Checks that no config can make by itself: a model against its core, a rule against its file in conf/rule."""
+"""Checks across configs: a model against its core, a rule against its file in conf/rule."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -14,7 +14,7 @@ from cppo_lab.sweep.groups import groups
 
 
 def check_model(values: Mapping[str, Any]) -> None:
-    """Check that the core trains the model, before its keys are compared with those of another kind of model."""
+    """Check that the core can train the model, before its keys are validated as those of another kind of model."""
     model, core = values.get("model"), values.get("core")
     if not (isinstance(core, str) and isinstance(model, dict)):
         return
@@ -30,7 +30,7 @@ def check_model(values: Mapping[str, Any]) -> None:
 
 
 def _check_own_models(model: str, core: str) -> None:
-    """Some of the product's cores have models of their own, which no other one trains."""
+    """Check models that only one of the built-in cores can train."""
     own = {name: core_of(name).own_models for name in BUILT_IN}
     if core in own and own[core] and model not in own[core]:
         raise UserError(
@@ -42,9 +42,9 @@ def _check_own_models(model: str, core: str) -> None:
 
 
 def check_constants(run: RunSpec) -> None:
-    """A rule has exactly the constants that its file in conf/rule names; those that are null there may stay null.
+    """Check that a rule has exactly the constants in its file in conf/rule; those that are null there may stay null.
 
-    verl's own losses have theirs in `rule.options`, under verl's names.
+    verl's own losses have their constants in `rule.options`, under verl's names.
     """
     name = run.rule.name
     if name not in groups()["rule"]:
@@ -58,7 +58,7 @@ def check_constants(run: RunSpec) -> None:
 
 
 def _compare(name: str, section: str, declared: Mapping[str, bool], given: Mapping[str, Any]) -> None:
-    """The constants of one section against those that the file of the rule names."""
+    """Compare the constants of one section with those in the rule's file."""
     for key, needed in declared.items():
         if needed and key not in given:
             raise UserError(f"configuration: {section}.{key}=null: rule {name!r} needs a value")
@@ -72,7 +72,9 @@ def _compare(name: str, section: str, declared: Mapping[str, bool], given: Mappi
 
 @cache
 def _declared_constants(name: str, section: str = "") -> dict[str, bool]:
-    """Constants of a rule's file, or its options, and whether each must have a value; a recipe's need none."""
+    """The constants in a rule's file, or its options, and whether each must have a value; those of a recipe need
+    none.
+    """
     rule = settings([f"rule={name}"])["rule"].value
     values = rule.get(section) or {} if section else rule
     return {

@@ -1,10 +1,10 @@
-"""The settings of one run: Hydra composes each choice of groups once, plain values are then set in copies.
+"""The settings of one run: Hydra composes each combination of group choices once, and plain values are set in copies.
 
-Hydra takes 100 ms for a configuration. Runs of a sweep differ in few choices of groups and in many plain values, so
-the tree of each choice is kept as Hydra left it, with its references (`${trust_region.delta}`) unresolved, also for
-later commands (`compose.cache`). Anything
-but `group=option` and `key=plain value` of a key that is there goes through Hydra as a whole, which also words what
-is wrong. The result is that of Hydra alone (tests/sweep/test_settings.py).
+Hydra takes 100 ms per configuration. Runs of a sweep differ in few group choices and many plain values, so the tree of
+each combination of choices is kept as Hydra returned it, with references (`${trust_region.delta}`) unresolved, also for
+later commands (`compose.cache`). Overrides other than `group=option` and `key=plain value` of an existing key are
+passed to Hydra in full, which also reports errors. The result equals that of Hydra alone
+(tests/sweep/test_settings.py).
 """
 
 import json
@@ -18,12 +18,12 @@ from cppo_lab.sweep.compose.cache import composed_before
 from cppo_lab.sweep.compose.through_hydra import Override, composed, parsed
 
 REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
-SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes: of which rules and data take theirs
+SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes, referred to by rules and data
 NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class Section:
-    """The plain values under one top-level key; shared between runs: not to be changed."""
+    """The plain values under one top-level key. Shared between runs, so they must not be changed."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -38,8 +38,8 @@ class Section:
 class Base:
     """The composition of one choice of groups.
 
-    `leaves` are the keys that hold no mapping, with their values; `references` those whose whole value is the value
-    of another key. `sections` have the references resolved. `ordinary`: no reference is of any other kind.
+    `leaves`: keys without nested mappings -> their values. `references`: keys whose whole value is a reference -> the
+    referenced key. `sections` have the references resolved. `ordinary`: there are no references of other kinds.
     """
 
     leaves: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Base:
     ordinary: bool
 
     def with_values(self, given: Mapping[str, Any]) -> dict[str, Section]:
-        """The sections with some leaves set, and with what refers to those."""
+        """The sections with some leaves set, and references to them updated."""
         changed = dict(given)
         for key in self.references:
             if key not in given:
@@ -71,7 +71,7 @@ class Base:
         return sections | {name: Section(value) for name, value in fresh.items()}
 
     def _end(self, key: str, given: Iterable[str]) -> str:
-        """The key whose value `key` takes."""
+        """The key at the end of the chain of references from `key`."""
         while key in self.references and key not in given:
             key = self.references[key]
         return key
@@ -93,7 +93,7 @@ def base(choices: tuple[str, ...]) -> Base:
             references[key] = match[1]
         elif _is_special(value):
             ordinary = False
-    ordinary = ordinary and not _goes_round(references) and not any(map(_is_special, _outside(tree)))
+    ordinary = ordinary and not _is_circular(references) and not any(map(_is_special, _outside(tree)))
     plain = Base(leaves, references, {name: Section(value) for name, value in tree.items()}, ordinary)
     if not ordinary:
         return plain
@@ -116,15 +116,14 @@ def settings(overrides: Sequence[str]) -> dict[str, Section]:
 
 
 def choices_of(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Those of the overrides that choose an option of a group."""
+    """The overrides that choose a group option."""
     return tuple(text for text in overrides if parsed(text).kind == "choice")
 
 
 def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
-    """Whether what a choice of groups composes to takes a key, while the keys `given` are set.
+    """Whether the composition of these group choices has a key, while the keys `given` are set.
 
-    `trust_region` and `recipe` are no part of a run: their keys count while a key that is still takes its value from
-    them.
+    `trust_region` and `recipe` are not part of a run: their keys count only if a key of the run still refers to them.
     """
     start = base(tuple(choices))
     if not key.startswith(SHARED_CONSTANTS):
@@ -137,7 +136,7 @@ def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
 
 
 def _through_hydra(overrides: Sequence[str], found: Sequence[Override]) -> dict[str, Section]:
-    # Runs of several seeds differ in nothing else, unless something refers to the seed: they are composed once.
+    # Runs that differ only in the seed are composed once, unless something refers to the seed.
     seeds = [
         (text, one.value)
         for text, one in zip(overrides, found, strict=True)
@@ -156,10 +155,10 @@ def _composed(overrides: tuple[str, ...]) -> dict[str, Section]:
 
 
 def _leaves(tree: Mapping[Any, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    """Keys that an override can name, and their values."""
+    """The keys that an override can set, and their values."""
     for key, value in tree.items():
         if not isinstance(key, str) or not NAME.fullmatch(key):
-            continue  # verl's dotted names: no path of ours leads to them
+            continue  # verl's dotted names, which our dotted paths cannot address
         if isinstance(value, dict):
             yield from _leaves(value, f"{before}{key}.")
         else:
@@ -167,7 +166,7 @@ def _leaves(tree: Mapping[Any, Any], before: str = "") -> Iterable[tuple[str, An
 
 
 def _outside(tree: Any) -> Iterable[Any]:
-    """Values at keys that no override can name, and the items of lists."""
+    """Values at keys that no override can set, and the items of lists."""
     if isinstance(tree, list):
         yield from tree
         for item in tree:
@@ -180,12 +179,12 @@ def _outside(tree: Any) -> Iterable[Any]:
 
 
 def _is_special(value: Any) -> bool:
-    """Whether OmegaConf would make something else of a value."""
+    """Whether OmegaConf would interpret a value."""
     return isinstance(value, str) and ("${" in value or value == "???")
 
 
-def _goes_round(references: Mapping[str, str]) -> bool:
-    """Whether references lead back to where they began."""
+def _is_circular(references: Mapping[str, str]) -> bool:
+    """Whether the references have a cycle."""
     for start in references:
         key, steps = start, 0
         while key in references:
@@ -196,5 +195,5 @@ def _goes_round(references: Mapping[str, str]) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    """A copy down to, but not of, lists: those are replaced whole."""
+    """A copy of nested mappings, but not of lists, which are only replaced as a whole."""
     return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""Hydra's only home: its grammar of overrides, its composition, and its errors in our words."""
+"""The only module that uses Hydra: its override grammar, its composition, and its errors reworded."""
 
 import itertools
 import logging
@@ -25,9 +25,10 @@ from cppo_lab.launch.launchers import launcher_of, other_launchers
 from cppo_lab.sweep.groups import CONF, added_rules, groups
 
 MAX_LISTED = 100_000
-# What goes wrong within Hydra for overrides that parse and make no sense to it, such as `+rule=[1,2]`.
+# Raised inside Hydra for overrides that parse but are invalid, such as `+rule=[1,2]`.
 _HYDRAS_OWN = (TypeError, AttributeError, LookupError, AssertionError)
-# What Hydra's parser raises: ValueError for a number of more digits than Python reads, RecursionError for deep nesting.
+# Raised by Hydra's parser: ValueError for a number with more digits than Python parses, RecursionError for deep
+# nesting.
 _UNREADABLE = (HydraException, ValueError, RecursionError)
 RESOLVER = re.compile(r"\$\{[^}:]*:")
 KEYS = "`cppo show SWEEP` prints the valid keys"
@@ -44,10 +45,10 @@ class UnknownKey(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One override as Hydra's grammar reads it.
+    """One override, parsed with Hydra's grammar.
 
-    `kind`: the `choice` of a group's option, a plain `value` (a scalar or a list of scalars) of a key, or anything
-    `other`: additions, deletions, packages, mappings, references, and what does not parse.
+    `kind`: `choice` (of a group option), `value` (a scalar or list of scalars for a key) or `other`: additions,
+    deletions, packages, mappings, references, and invalid text.
     """
 
     key: str
@@ -57,7 +58,7 @@ class Override:
 
 @lru_cache(maxsize=100_000)
 def parsed(text: str) -> Override:
-    """A parsed override. Anything unusual is `other`: Hydra then composes or rejects it."""
+    """Parse an override. Anything unusual is `other`, and is left to Hydra to compose or reject."""
     named = re.split(r"[=@]", text.lstrip("+~"), maxsplit=1)[0]
     try:
         found = _parser().parse_override(text)
@@ -83,7 +84,7 @@ def listed(text: str) -> tuple[Any, ...] | None:
         return None
     try:
         values = list(itertools.islice(found.sweep_iterator(), MAX_LISTED + 1))
-    except (*_UNREADABLE, TypeError) as error:  # a range without steps, a sort of numbers and words
+    except (*_UNREADABLE, TypeError) as error:  # e.g. a range with step 0, a sort of mixed types
         raise UserError(f"override {text!r}: {error}: list the values") from None
     plain = tuple(value.text if isinstance(value, QuotedString) else value for value in values)
     if len(plain) > MAX_LISTED:
@@ -97,7 +98,7 @@ def _parser() -> OverridesParser:
 
 
 def _is_plain(value: object) -> bool:
-    """A scalar that OmegaConf keeps as it is: no reference, and not its mark for what is missing."""
+    """Whether it is a scalar that OmegaConf does not interpret: not a reference, and not its missing-value marker."""
     if isinstance(value, str):
         return "${" not in value and value != "???"
     return value is None or isinstance(value, bool | int | float)
@@ -114,7 +115,7 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
         ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
     for text in overrides:
         _add_installed(parsed(text))
-    # Hydra logs a warning for each file without a schema; validation is ours.
+    # Hydra logs a warning for each file without a schema; we validate ourselves.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -132,7 +133,7 @@ def composed(overrides: Sequence[str], resolved: bool) -> dict[str, Any]:
 
 
 def _add_installed(override: Override) -> None:
-    """Give Hydra the configuration of a core or launcher of another package that an override chooses."""
+    """Register with Hydra the configuration of a core or launcher of another package that an override chooses."""
     name, content = override.value, {}
     if override.key == "core" and name in other_cores():
         content = {"core": name, **core_of(name).config}
@@ -143,7 +144,7 @@ def _add_installed(override: Override) -> None:
 
 
 def groups_set_by(rule: str) -> tuple[str, ...]:
-    """The other groups of which the file of `rule` in conf/rule chooses the option."""
+    """The other groups for which the file of `rule` in conf/rule chooses an option."""
     return _groups_set_by(rule) if rule in groups()["rule"] else ()
 
 
@@ -157,11 +158,10 @@ def _groups_set_by(rule: str) -> tuple[str, ...]:
 
 
 def _check(text: str) -> None:
-    """Reject overrides that Hydra would treat as something else than a value.
+    """Reject overrides that Hydra would not treat as a plain value.
 
-    It has settings of its own under `hydra`, follows a path in the name of an option out of conf/, and resolves
-    `${oc.env:...}` and the like to what differs between machines and days.
-    Raises UserError.
+    Hydra has its own settings under `hydra`, follows paths in option names to files outside conf/, and resolves
+    `${oc.env:...}` and the like to values that depend on machine and time. Raises UserError.
     """
     try:
         found = _parser().parse_override(text)
@@ -196,7 +196,7 @@ def _unknown_option(error: MissingConfigException) -> UserError:
 
 
 def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) -> UserError:
-    """Hydra says 'Could not override KEY' for a key, and 'no match in the defaults list' for a group."""
+    """Hydra's message is 'Could not override KEY' for a key, and 'no match in the defaults list' for a group."""
     match = re.search(r"Could not override '([^']+)'", str(error))
     if match is None:
         return UserError(f"overrides {' '.join(overrides)!r}: {str(error).strip().splitlines()[0]}: {KEYS}")
@@ -215,7 +215,7 @@ def _unknown_key(error: ConfigCompositionException, overrides: Sequence[str]) ->
 
 
 def container_is_of_slurm() -> UserError:
-    """Other launchers have no container: their runs are in the one in which `cppo` runs."""
+    """The error for a container with another launcher, whose runs share the environment of `cppo` itself."""
     return UserError(
         "launcher.container needs launcher=slurm: choose it, or start `cppo` itself within the container (docs/verl.md)"
     )

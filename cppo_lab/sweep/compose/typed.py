@@ -1,4 +1,4 @@
-"""One composed configuration, validated: equal sections of different runs are checked once and shared."""
+"""One composed and validated configuration. Equal sections of different runs are validated once and shared."""
 
 import copy
 import json
@@ -31,8 +31,8 @@ S = TypeVar("S", bound=Spec)
 
 
 class TrackingSpec(Spec):
-    """Where runs are tracked when MLFLOW_TRACKING_URI is not set; whether they log the metrics `mismatch/*`; what they
-    keep of their answers.
+    """Where runs are tracked if MLFLOW_TRACKING_URI is not set, whether they log the metrics `mismatch/*`, and what
+    they record of their answers.
     """
 
     uri: str
@@ -59,7 +59,9 @@ def compose(overrides: Sequence[str]) -> Composed:
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
     sections = settings(overrides)
-    for shared in SHARED_CONSTANTS:  # of the model and the recipe: rule and data have taken what they need
+    for (
+        shared
+    ) in SHARED_CONSTANTS:  # of the model and the recipe; references from rule and data are resolved by now
         sections.pop(shared.removesuffix("."), None)
     chosen = sections["launcher"].value if "launcher" in sections else None
     kind = launcher_kind(chosen.get("name") if isinstance(chosen, dict) else None)
@@ -85,7 +87,7 @@ def resolve(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _part(kind: type[S], sections: dict[str, Section], name: str) -> S:
-    """Take a section that is no part of the run."""
+    """Remove and parse a section that is not part of the run."""
     section = sections.pop(name, None) or Section({})
     found: S = _parsed(kind, section.text, name)
     return found
@@ -97,7 +99,7 @@ def _parsed(kind: type[S], text: str, where: str) -> S:
 
 
 def _run(sections: Mapping[str, Section]) -> tuple[RunSpec, str]:
-    """The run and its id. What is wrong with it is found, and said, by parsing the whole."""
+    """The run and its id. Errors are reported by parsing the run as a whole."""
     core = sections["core"].value if "core" in sections else None
     kind = run_kind(core) if isinstance(core, str) and core in core_names() else None
     if kind is not None and sections.keys() == kind.model_fields.keys():

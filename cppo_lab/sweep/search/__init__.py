@@ -1,1 +1,1 @@
-"""Searches: constants tuned with Optuna, whose every evaluation is a set of ordinary runs."""
+"""Searches: tune constants with Optuna, where every trial is a set of ordinary runs."""

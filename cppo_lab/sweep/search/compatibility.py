@@ -1,4 +1,4 @@
-"""When a study and a search file belong together: a study continues only with the definition that created it."""
+"""Checks that a study matches a search file: a study can be continued only with the definition that created it."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from cppo_lab.sweep.search.space import Tuning
 
 
 def require_equal(tuning: Tuning, known: dict[str, Any] | None, url: str) -> None:
-    """Raises UserError if the study was made with another definition."""
+    """Raises UserError if the study was created with a different definition."""
     if known is None:
         return
     differences = _differences(known, tuning.definition())
@@ -21,7 +21,7 @@ def require_equal(tuning: Tuning, known: dict[str, Any] | None, url: str) -> Non
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What differs, as `key was X, is Y`; sections are compared key by key."""
+    """The differences, as `key was X, is Y`; sections are compared key by key."""
     found = []
     for section, value in new.items():
         was = old.get(section)

@@ -1,4 +1,4 @@
-"""Search files: which constants are tuned, within which bounds, for what."""
+"""Search files: which constants are tuned, within which bounds, and for which objectives."""
 
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, Self
@@ -11,12 +11,12 @@ from cppo_lab.parse import parse
 from cppo_lab.spec import Spec
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 
-MAX_TRIALS = 100_000  # a study makes all of them in advance
+MAX_TRIALS = 100_000  # a study creates all of them in advance
 Objective = Literal["final_score", "best_score", "mean_score", "stability"]
 
 
 def _divides(step: float, low: float, high: float) -> bool:
-    """Whether steps lead from `low` to `high` exactly, as they are written."""
+    """Whether `step` divides `high` - `low` exactly in decimal arithmetic."""
     try:
         return step > 0 and not (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step))
     except InvalidOperation:  # nan, or more steps than can be counted
@@ -75,7 +75,7 @@ Parameter = Interval | Choices
 
 
 class SamplerSpec(Spec):
-    """How points are proposed. The first `startup` ones are drawn at random; for NSGA-II they are a generation."""
+    """How points are proposed. The first `startup` points are random; for NSGA-II this is the population size."""
 
     name: Literal["tpe", "nsga2", "random"] = "tpe"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -83,7 +83,7 @@ class SamplerSpec(Spec):
 
 
 class PrunerSpec(Spec):
-    """When a trial ends early: never before `startup` trials are complete, nor before `warmup_steps` of its steps."""
+    """When a trial is pruned: never before `startup` trials are complete, or before its step `warmup_steps`."""
 
     name: Literal["median", "hyperband", "none"] = "none"
     startup: Annotated[int, Field(ge=0)] = 5
@@ -114,8 +114,8 @@ class SearchSpec(Spec):
 class Search(Declared):
     """What a search file declares.
 
-    Every trial trains one model with the keys of `settings`, once for each of `seeds`, at a point of the search
-    space; what is compared is averaged over the seeds. `models` names one model, or one for each trainer core.
+    Every trial trains one model with `settings`, once for each of `seeds`, at a point of the search space; objectives
+    are averaged over the seeds. `models` names one model, or one for each trainer core.
     """
 
     models: dict[str, str]
@@ -158,7 +158,7 @@ class Search(Declared):
         return model
 
     def parameters_of(self, core: str) -> dict[str, Parameter]:
-        """The search space with `core`: configuration key -> where its values come from.
+        """The search space with `core`: configuration key -> interval or choices.
 
         Raises UserError for a parameter that is neither an interval nor choices, or has no bounds for the core.
         """

@@ -1,15 +1,15 @@
-"""What a search maximises: numbers from the validation curve of one run, averaged over the seeds.
+"""The objectives of a search: numbers from the validation curve of one run, averaged over the seeds.
 
-A curve is (training step, score) at each validation, the one before training included; scores are fractions.
-A run that collapsed is a result: the validations that it never came to count as its last score, so that an early
-collapse gains nothing.
+A curve has (training step, score) for each validation, including the one before training; scores are fractions. A
+collapsed run is a result: its missing validations are filled in with its last score, so that an early collapse is no
+advantage.
 """
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
 Curve = Sequence[tuple[int, float]]
-LAST = 3  # validations that make the final score
+LAST = 3  # validations in the final score
 
 
 def final_score(scores: Sequence[float]) -> float:
@@ -45,7 +45,7 @@ OBJECTIVES: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def whole_scores(curve: Curve, t_stop: int, every: int) -> list[float]:
-    """The scores of a curve up to `t_stop`, with a validation each `every` steps; its last fills in for missing ones.
+    """The scores of a curve up to `t_stop`, validated every `every` steps; the last score fills in for missing ones.
 
     Raises ValueError for a curve without a point.
     """
@@ -62,6 +62,6 @@ def values_of(objectives: Sequence[str], curves: Sequence[Curve], t_stop: int, e
 
 
 def running_mean(earlier: Sequence[Curve], step: int, score: float, t_stop: int, every: int) -> float:
-    """The mean over the seeds so far at `step`: `score` of the one in training, with those of the `earlier` curves."""
+    """The mean over the seeds so far at `step`: `score` of the seed in training, and those of the `earlier` curves."""
     index = step // every
     return fmean([*(whole_scores(curve, t_stop, every)[index] for curve in earlier), score])

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab.sweep.search.space import Tuning, tidy
-from cppo_lab.sweep.search.state import best_numbers, said
+from cppo_lab.sweep.search.state import best_numbers, trial_line
 from cppo_lab.sweep.search.study import REASON
 
-EVERY_SECONDS = 2.0  # between looks that nobody asked for by name
+EVERY_SECONDS = 2.0  # between periodic updates
 WORDS = {
     TrialState.COMPLETE: "done",
     TrialState.PRUNED: "pruned",
@@ -22,7 +22,7 @@ WORDS = {
 
 
 class Watch:
-    """A line for each trial that begins or ends, with how far the search is."""
+    """Prints a line for each trial that begins or ends, with the progress of the search."""
 
     def __init__(self, tuning: Tuning, trials: Callable[[], list[FrozenTrial]]) -> None:
         self.tuning, self._trials = tuning, trials
@@ -31,12 +31,12 @@ class Watch:
         self._say(f"{tuning.study}: {counted(tuning, trials())}")
 
     def glance(self) -> None:
-        """Look if the last look is some seconds ago."""
+        """Update if the last update was some seconds ago."""
         if time.monotonic() - self._looked >= EVERY_SECONDS:
             self.look()
 
     def look(self) -> None:
-        """Say what has changed since the last look."""
+        """Print what has changed since the last update."""
         trials = self._trials()
         for trial in trials:
             before = self._states.get(trial.number, TrialState.WAITING)
@@ -50,7 +50,7 @@ class Watch:
         self._looked = time.monotonic()
 
     def _overview(self, trials: Sequence[FrozenTrial]) -> str:
-        """How many trials have ended, the best so far, and when all will have."""
+        """The number of ended trials, the best so far, and the estimated remaining time."""
         done = sum(trial.state.is_finished() for trial in trials)
         best = best_numbers(trials)
         text = f"[{done}/{self.tuning.trials}"
@@ -67,12 +67,12 @@ class Watch:
 
 def _ended(trial: FrozenTrial, tuning: Tuning) -> str:
     if trial.state is TrialState.COMPLETE:
-        return said(trial, tuning)
+        return trial_line(trial, tuning)
     return f"trial {trial.number}: {WORDS[trial.state]}: {trial.user_attrs.get(REASON, '')}"
 
 
 def _minutes_left(tuning: Tuning, trials: Sequence[FrozenTrial]) -> float:
-    """From the mean time of the trials that have ended and the number that run at once; 0 if nothing is known."""
+    """From the mean time of the trials that have ended and the number that run at once; 0 if unknown."""
     times = [
         (trial.datetime_complete - trial.datetime_start).total_seconds()
         for trial in trials
@@ -85,20 +85,20 @@ def _minutes_left(tuning: Tuning, trials: Sequence[FrozenTrial]) -> float:
 
 
 def counts(tuning: Tuning, trials: Sequence[FrozenTrial]) -> dict[str, int]:
-    """How many trials there are, by state; those not made yet are left too."""
+    """The number of trials by state; trials that are not created yet count as left."""
     found = Counter(WORDS[trial.state] for trial in trials)
     found["left"] += tuning.trials - len(trials)
     return {word: found[word] for word in dict.fromkeys(WORDS.values()) if found[word]}
 
 
 def counted(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
-    """How many trials there are, by state, as text."""
+    """The number of trials by state, as text."""
     parts = ", ".join(f"{number} {word}" for word, number in counts(tuning, trials).items())
     return f"{tuning.trials} trials ({parts})"
 
 
 def table(tuning: Tuning, trials: Sequence[FrozenTrial], numbers: Sequence[int]) -> str:
-    """Trials as aligned text: their values and their points."""
+    """Trials as aligned text, with their values and points."""
     names = list(tuning.search.search.objectives)
     head = ["trial", *names, *tuning.space]
     rows = []

@@ -14,7 +14,7 @@ from cppo_lab.sweep.search.space import Tuning
 
 
 def suggest(trial: Trial, key: str, parameter: Parameter, whole: bool) -> Scalar:
-    """The trial's value of a parameter, drawn once; a `whole` number where the configuration has whole numbers."""
+    """The trial's value of a parameter, drawn once; an integer if `whole`."""
     if isinstance(parameter, Choices):
         return trial.suggest_categorical(key, parameter.choices)
     low, high, step = parameter.low, parameter.high, parameter.step
@@ -26,7 +26,7 @@ def suggest(trial: Trial, key: str, parameter: Parameter, whole: bool) -> Scalar
 def make_sampler(tuning: Tuning, number: int) -> BaseSampler:
     """The sampler of the point of trial `number`.
 
-    Seeded by the trial: workers never draw the same points, and an adopted trial draws its own again.
+    Seeded by the trial number: workers never draw the same points, and an adopted trial draws its own point again.
     """
     spec = tuning.search.search.sampler
     seed = int.from_bytes(hashlib.sha256(f"{spec.seed} {number}".encode()).digest()[:4], "big")
@@ -36,12 +36,12 @@ def make_sampler(tuning: Tuning, number: int) -> BaseSampler:
         return NSGAIISampler(population_size=spec.startup, seed=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        # Trials in training count as bad ones, so that workers do not flock to the same point.
+        # Running trials count as bad, so that parallel workers do not choose the same point.
         return TPESampler(n_startup_trials=spec.startup, seed=seed, constant_liar=True)
 
 
 def make_pruner(tuning: Tuning) -> BasePruner:
-    """The pruner. The steps of a trial go through its seeds, one after the other."""
+    """The pruner. The steps of a trial run through its seeds one after the other."""
     spec, run = tuning.search.search.pruner, tuning.base.run
     if spec.name == "median":
         return MedianPruner(n_startup_trials=spec.startup, n_warmup_steps=spec.warmup_steps)

@@ -1,4 +1,4 @@
-"""From a search file and the command line to a search that can start: everything validated before anything runs."""
+"""Builds a search from its file and the command line; everything is validated before anything runs."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ from cppo_lab.sweep.search.declare import MAX_TRIALS, Choices, Interval, Paramet
 from cppo_lab.tracking.naming import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_CHOSEN = ("model", "seed", "core")  # by keys of their own
+_CHOSEN = ("model", "seed", "core")  # chosen by separate keys
 _ELSEWHERE = ("launcher", "tracking", "paths")  # how runs are started and tracked
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A validated search: its declaration as the command line has it, for one core and one model.
+    """A validated search: its declaration with the command line applied, for one core and one model.
 
-    `base` is the composition at the low ends of the space, with the first seed.
+    `base` is the configuration at the lower bounds of the space, with the first seed.
     """
 
     search: Search
@@ -42,7 +42,7 @@ class Tuning:
         return self.base.run.training.t_stop
 
     def is_whole(self, key: str) -> bool:
-        """Whether the values of a parameter are whole numbers, by the type that the configuration has for it."""
+        """Whether the values of a parameter are integers, according to its type in the configuration."""
         value: Any = self.base.run
         for name in key.split("."):
             value = getattr(value, name, None)
@@ -75,7 +75,7 @@ def resolve(
 ) -> Tuning:
     """Validate a search in full: names, bounds, and the configurations at the ends of every interval.
 
-    `model=` and `seed=0,1` among the overrides choose in place of the file; every other goes to each run.
+    Overrides `model=` and `seed=0,1` replace the file's choice; all others apply to every run.
     Raises UserError naming the file, the key, the value and the remedy.
     """
     core = core_of(overrides)
@@ -101,7 +101,7 @@ def _key(override: str) -> str:
 
 
 def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, tuple[int, ...], list[str]]:
-    """The model, the seeds, and the overrides that choose neither."""
+    """The model, the seeds, and the remaining overrides."""
     model, seeds, rest = "", search.seeds, []
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -121,7 +121,7 @@ def _chosen(search: Search, core: str, overrides: Sequence[str]) -> tuple[str, t
 
 
 def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[str]) -> None:
-    """A key has one source, and a search does not declare how runs are started or tracked."""
+    """Check that each key has one source, and that a search does not declare how runs are started or tracked."""
     where = f"search {search.source}"
     if RULE_PATH in search.settings:
         raise UserError(f"{where}: settings.{RULE_PATH}={search.settings[RULE_PATH]!r}: {PATH_REMEDY}")
@@ -181,12 +181,12 @@ def _at(fixed: Sequence[str], point: Mapping[str, Scalar], seed: int) -> Compose
 
 
 def tidy(value: Scalar) -> Scalar:
-    """A drawn number without the noise of binary steps: 0.65 for 0.6500000000000001."""
+    """A drawn number without binary rounding noise: 0.65 for 0.6500000000000001."""
     return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def describe(parameter: Parameter) -> str:
-    """Where a parameter's values come from, for people."""
+    """A parameter's interval or choices, for display."""
     if isinstance(parameter, Choices):
         return "one of " + ", ".join(quote(value) for value in parameter.choices)
     return f"{parameter.low} to {parameter.high}" + _scale(parameter)

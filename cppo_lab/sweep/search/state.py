@@ -1,4 +1,4 @@
-"""The state of a search as one file: what the report reads, kept beside the runs and in MLflow."""
+"""The state of a search as one file, which the report reads. It is written next to the runs and to MLflow."""
 
 import fcntl
 import json
@@ -21,8 +21,8 @@ from cppo_lab.tracking.search_record import open_search, update_search
 
 FILE = "search.json"
 FORMAT = 1
-ENOUGH = 8  # complete trials before importances mean anything
-BEST_SHARE = 0.25  # of them that importances set against all; Optuna's 0.1 would be two or three trials of 24
+ENOUGH = 8  # complete trials needed for importances
+BEST_SHARE = 0.25  # share of the best trials for importances; Optuna's 0.1 would be two or three of 24 trials
 _NAMES = {
     TrialState.COMPLETE: "complete",
     TrialState.PRUNED: "pruned",
@@ -32,7 +32,7 @@ _NAMES = {
 
 
 class SearchState:
-    """The search in MLflow, as one worker keeps it. `client` is open; `mlflow_id` is the run of the study."""
+    """The search in MLflow, as updated by one worker. `client` is open; `mlflow_id` is the run of the study."""
 
     def __init__(self, study: SearchStudy, uri: str) -> None:
         self.study, self.tuning = study, study.tuning
@@ -46,7 +46,7 @@ class SearchState:
                 study.study.set_user_attr(SEARCH_RUN, self.mlflow_id)
 
     def publish(self) -> None:
-        """Write the file again, here and in MLflow. One worker at a time, each from what the study holds then."""
+        """Write the file again, locally and to MLflow. Only one worker at a time does so, from the current study."""
         with open_lock(self.study.folder / "publish.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             trials = self.study.trials()
@@ -63,7 +63,7 @@ def is_over(tuning: Tuning, trials: Sequence[FrozenTrial]) -> bool:
 
 
 def best_numbers(trials: Sequence[FrozenTrial]) -> list[int]:
-    """The best trial, the earliest of equals; the Pareto front for several objectives. Everything is maximised."""
+    """The best trial, the earliest on ties; for several objectives the Pareto front. All objectives are maximised."""
     done = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     if not done:
         return []
@@ -119,7 +119,7 @@ def _trial(trial: FrozenTrial) -> dict[str, Any]:
 def _importances(
     tuning: Tuning, study: optuna.Study, trials: Sequence[FrozenTrial]
 ) -> dict[str, dict[str, float]]:
-    """Each parameter's share in what sets the best trials apart (PED-ANOVA), for each objective.
+    """Each parameter's importance for distinguishing the best trials (PED-ANOVA), per objective.
 
     None while too few trials are complete, or where they do not differ.
     """
@@ -129,7 +129,9 @@ def _importances(
     found: dict[str, dict[str, float]] = {}
     for place, objective in enumerate(tuning.search.search.objectives):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a target is minimised: hence the sign
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # a warning that the target is minimised, hence the sign
             shares = evaluator.evaluate(study, target=partial(_loss, place))
         total = sum(shares.values())
         if total > 0:
@@ -154,11 +156,11 @@ def _note(tuning: Tuning, study: str, trials: Sequence[FrozenTrial]) -> str:
     lines += [f"| {key} | {describe(one)} |" for key, one in tuning.space.items()]
     done = sum(trial.state.is_finished() for trial in trials)
     lines += ["", f"Study `{study}`: {done} of {tuning.trials} trials done."]
-    lines += [f"Best so far: {said(trials[number], tuning)}" for number in best_numbers(trials)]
+    lines += [f"Best so far: {trial_line(trials[number], tuning)}" for number in best_numbers(trials)]
     return "\n".join(lines)
 
 
-def said(trial: FrozenTrial, tuning: Tuning) -> str:
+def trial_line(trial: FrozenTrial, tuning: Tuning) -> str:
     """A complete trial in a line: number, values, point."""
     values = ", ".join(
         f"{name} {value:.4f}"

@@ -1,4 +1,4 @@
-"""Where studies are kept: SQLite, a journal file, or PostgreSQL. Passwords never leave the URL."""
+"""The storage of studies: SQLite, a journal file, or PostgreSQL. Passwords occur only in the URL."""
 
 import contextlib
 import json
@@ -22,19 +22,19 @@ from cppo_lab.signals import deferring
 from cppo_lab.store import address
 from cppo_lab.store.create import create_atomically, is_new
 
-VARIABLE = (
-    "OPTUNA_STORAGE"  # Optuna's own; workers get the URL by it, so that no password is written to a file
-)
+VARIABLE = "OPTUNA_STORAGE"  # Optuna's variable; workers get the URL through it, so no file has a password
 DEFAULT_URL = "sqlite:///optuna.db"  # relative to the working folder
-TRIES = 3  # two machines may make the tables of a new server at the same moment
-ADVISORY_LOCK = 0x6370706F  # PostgreSQL's locks are numbers that all of a database's users share: "cppo"
-LOCK_WAIT_SECONDS = 60  # of SQLite, while another process writes
+TRIES = 3  # two machines may create the tables on a new server at the same time
+ADVISORY_LOCK = (
+    0x6370706F  # PostgreSQL's advisory locks are numbers shared by all users of a database; this is "cppo"
+)
+LOCK_WAIT_SECONDS = 60  # for SQLite, while another process writes
 
 
 def storage_url(given: str | None = None) -> str:
     """The storage to use: `given`, else OPTUNA_STORAGE, else `sqlite:///optuna.db`; files by their absolute path.
 
-    Raises UserError for a kind of storage that workers cannot share.
+    Raises UserError for a storage that workers cannot share.
     """
     url = (os.environ.get(VARIABLE) or DEFAULT_URL) if given is None else given
     if url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/"):
@@ -56,7 +56,7 @@ def file_of(url: str) -> Path | None:
 
 @contextlib.contextmanager
 def exclusive(url: str) -> Iterator[None]:
-    """Let one process at a time change what others must not see half done; on a server, of whatever machine."""
+    """Let only one process at a time make changes that must appear atomic; on a server, across machines."""
     path = file_of(url)
     if path is not None:
         with address.locked(path, "search.lock"):
@@ -65,7 +65,7 @@ def exclusive(url: str) -> Iterator[None]:
     engine = create_engine(url, poolclass=NullPool)
     with (
         engine.connect() as connection
-    ):  # PostgreSQL gives the lock back when the connection ends, however that is
+    ):  # PostgreSQL releases the lock when the connection ends for any reason
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": ADVISORY_LOCK})
         yield
 
@@ -98,7 +98,7 @@ def open_storage(url: str) -> BaseStorage:
 
 
 def _require_journal(path: Path) -> None:
-    """Optuna would append to any file, and then fail to read it.
+    """Require a valid journal file: Optuna would append to any file, and then fail to read it.
 
     Raises UserError.
     """
@@ -133,10 +133,10 @@ def _open(url: str) -> BaseStorage:
 
 
 class _SqliteStorage(RDBStorage):
-    """Optuna's; signals wait for the end of each call."""
+    """Optuna's storage, with signals deferred until each call returns."""
 
 
-# Those that begin with `_` too: Optuna's cache calls them.
+# Including private methods, which Optuna's cache calls.
 for _name, _method in vars(RDBStorage).items():
     if isinstance(_method, FunctionType) and not _name.startswith("__"):
         setattr(_SqliteStorage, _name, deferring(_method))

@@ -1,4 +1,6 @@
-"""The Optuna study of a search: made once, continued only with an equal definition, its trials claimed one by one."""
+"""The Optuna study of a search: created once, continued only with an equal definition, and with its trials claimed one
+by one.
+"""
 
 import contextlib
 import fcntl
@@ -24,13 +26,13 @@ OWNER, MLFLOW_ID, REASON, RUN_IDS = "owner", "mlflow_id", "reason", "run_ids"
 
 
 def searches_folder(runs: Path) -> Path:
-    """Where searches keep their locks and logs, below the folder of all runs."""
+    """The folder for locks and logs of searches, below the folder of all runs."""
     return runs / "searches"
 
 
 @dataclass(frozen=True)
 class TrialClaim:
-    """A trial that only this process works on."""
+    """A trial that is claimed by this process."""
 
     trial: Trial
     number: int
@@ -38,12 +40,12 @@ class TrialClaim:
 
 
 class SearchStudy:
-    """The study of a search as one worker sees it. `folder` is where its locks are, on this machine."""
+    """A worker's access to the study of a search. `folder` has its locks, on this machine."""
 
     def __init__(self, tuning: Tuning, url: str, runs: Path) -> None:
-        """Open the study, or make it.
+        """Open the study, or create it.
 
-        Raises UserError if a study of that name has another definition, or the storage cannot be used.
+        Raises UserError if a study of that name has a different definition, or the storage cannot be used.
         """
         self.tuning, self.url = tuning, url
         self.folder = searches_folder(runs) / tuning.study
@@ -63,33 +65,33 @@ class SearchStudy:
         require_equal(tuning, known, url)
 
     def trials(self) -> list[FrozenTrial]:
-        """The trials of this search's budget, by number; those not begun are WAITING."""
+        """The trials of this search's budget, by number; those that have not begun are WAITING."""
         found = self.study.get_trials(deepcopy=False)
         return [trial for trial in found if trial.number < self.tuning.trials]
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[TrialClaim | None]:
-        """Work on a trial: one whose worker died, else the next; None if there is none.
+        """Claim a trial: one whose worker died, or else the next; None if there is none.
 
-        A lock holds it, which the kernel releases when this process ends.
+        The claim is a file lock, which the kernel releases when this process ends.
         """
         with contextlib.ExitStack() as stack:
             yield self._adopt(stack) or self._begin(stack)
 
     def _adopt(self, stack: contextlib.ExitStack) -> TrialClaim | None:
-        """A trial that is said to be running, but whose worker's lock is free; other machines' are left alone."""
+        """A trial in state RUNNING whose lock is free; those of other machines are left alone."""
         ours = ensure_folder_tag(self.folder)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if trial.user_attrs.get(OWNER) != ours or not self._held(trial.number, stack):
                 continue
-            # Its worker may have finished it between the two looks.
+            # Its worker may have finished it in the meantime.
             if self._state(trial.number) is TrialState.RUNNING:
                 return self._claimed(trial, adopted=True)
             stack.close()
         return None
 
     def abandoned(self) -> list[FrozenTrial]:
-        """Trials that are said to be running here, but that no process works on."""
+        """Trials in state RUNNING on this machine without a working process."""
         ours, found = ensure_folder_tag(self.folder), []
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             with contextlib.ExitStack() as stack:
@@ -98,14 +100,18 @@ class SearchStudy:
         return found
 
     def _begin(self, stack: contextlib.ExitStack) -> TrialClaim | None:
-        """The next waiting trial. All trials of the budget are made in advance: their numbers bound what is claimed."""
+        """The next waiting trial. All trials of the budget are created in advance, so that their number limits the
+        claims.
+        """
         with exclusive(self.url):
             for _ in range(self.tuning.trials - len(self.study.get_trials(deepcopy=False))):
                 self.study.add_trial(create_trial(state=TrialState.WAITING))
             for trial in self.trials():
                 if trial.state is not TrialState.WAITING or not self._held(trial.number, stack):
                     continue
-                if self._state(trial.number) is not TrialState.WAITING:  # another machine's by now
+                if (
+                    self._state(trial.number) is not TrialState.WAITING
+                ):  # claimed by another machine meanwhile
                     stack.close()
                     continue
                 self._note(trial, OWNER, ensure_folder_tag(self.folder))
@@ -140,26 +146,26 @@ class SearchStudy:
         return TrialClaim(Trial(self.study, trial._trial_id), trial.number, adopted)
 
     def draw(self, trial: Trial) -> dict[str, Scalar]:
-        """The trial's point: what it has drawn already, and the rest now."""
+        """The trial's point; values that are not drawn yet are drawn now."""
         point: dict[str, Scalar] = {}
         for key, one in self.tuning.space.items():
             point[key] = tidy(suggest(trial, key, one, self.tuning.is_whole(key)))
         return point
 
     def score(self, trial: Trial, step: int, value: float) -> None:
-        """Note a point of the curve that pruning goes by."""
+        """Record a point of the curve that is used for pruning."""
         if len(self.study.directions) == 1:
             trial.report(value, step)
-        else:  # which `report` refuses; the report page draws the curve all the same
+        else:  # `report` refuses it; the report page still draws the curve
             self.study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
 
     def curve(self, number: int) -> dict[int, float]:
-        """The points noted so far."""
+        """The points recorded so far."""
         return dict(self.study.get_trials(deepcopy=False)[number].intermediate_values)
 
 
 def find_trials(tuning: Tuning, url: str) -> list[FrozenTrial]:
-    """The trials that a search has so far. Writes nothing: a file that does not exist holds no study.
+    """The existing trials of a search. Writes nothing; a missing file has no study.
 
     Raises UserError as opening the study does.
     """
@@ -175,6 +181,6 @@ def find_trials(tuning: Tuning, url: str) -> list[FrozenTrial]:
 
 
 def held_by_others(trials: Sequence[FrozenTrial], folder: Path) -> list[FrozenTrial]:
-    """Trials in training by workers of other machines or folders."""
+    """Running trials that belong to workers of other machines or folders."""
     ours = ensure_folder_tag(folder)
     return [one for one in trials if one.state is TrialState.RUNNING and one.user_attrs.get(OWNER) != ours]

@@ -10,7 +10,7 @@ from cppo_lab.sweep.search.space import Tuning, describe
 
 
 def outline(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
-    """The plan of a search as text; `trials` are those that its study has."""
+    """The plan of a search as text; `trials` are those of its study."""
     search, spec = tuning.search, tuning.search.search
     width = max(len(key) for key in tuning.space)
     seeds = ", ".join(str(seed) for seed in tuning.seeds)

@@ -1,4 +1,4 @@
-"""One training run of a trial, in a separate process: watched while it trains, ended early if the search decides so."""
+"""Trains one run of a trial in a separate process, monitors it, and ends it early if the search prunes it."""
 
 import contextlib
 import multiprocessing
@@ -20,8 +20,8 @@ from cppo_lab.signals import blocked
 from cppo_lab.tracking.search_record import Point
 
 POLL_SECONDS = 0.25
-PATIENCE_SECONDS = 60.0  # for a run to end in order before it is killed
-TRIES = 3  # of a run whose process is killed from outside; it goes on from its checkpoint
+PATIENCE_SECONDS = 60.0  # for a run to end cleanly before it is killed
+TRIES = 3  # of a run whose process is killed from outside; it resumes from its checkpoint
 
 
 class Pruned(Exception):
@@ -38,7 +38,7 @@ class TrainingFailed(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """A training run as a search sees it: how to train it, and where its curve is."""
+    """A training run of a search: how to train it, and how to read its curve."""
 
     attempt: Attempt
     finished: Callable[[], list[Point] | None]  # the recorded curve; None while it is not done
@@ -46,11 +46,11 @@ class Run:
 
 
 def train(run: Run, see: Callable[[Sequence[Point]], int | None]) -> list[Point]:
-    """The curve of `run`, trained unless it is done. Another process that is training it is waited for.
+    """Train `run` unless it is done, and return its curve. If another process is training it, wait for that.
 
-    `see` takes the points so far and returns the step at which to stop, or None. It is called before training
-    starts and after each validation; what others train is not ours to end.
-    Raises Pruned, after an orderly end of the run, and TrainingFailed.
+    `see` takes the points so far and returns the step at which to stop, or None. It is called before training starts
+    and after each validation. A run trained by another process is never ended. Raises Pruned, after the run has ended
+    cleanly, and TrainingFailed.
     """
     died = 0
     while True:
@@ -80,12 +80,12 @@ def _give_up_at(step: int | None) -> None:
 
 
 def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str | None:
-    """Train in a child process; None when it has ended well, or why it was killed."""
-    # Neither Ray nor verl is loaded there, and no lock of this process goes along.
+    """Train in a child process. Returns None if it succeeded, or why it was killed."""
+    # The child does not load Ray or verl, and does not inherit this process's locks.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_child, args=(run.attempt, sender))
-    with blocked(signal.SIGHUP):  # it is ended below
+    with blocked(signal.SIGHUP):  # the child is ended below
         child.start()
     try:
         sender.close()
@@ -93,7 +93,7 @@ def _train_here(run: Run, see: Callable[[Sequence[Point]], int | None]) -> str |
             child.join(POLL_SECONDS)
             _give_up_at(see(run.live()) if child.is_alive() else None)
     finally:
-        if child.is_alive():  # pruned or interrupted: its own handler ends it in order
+        if child.is_alive():  # pruned or interrupted: its signal handler ends it cleanly
             child.terminate()
             child.join(PATIENCE_SECONDS)
             if child.is_alive():
@@ -113,7 +113,7 @@ def _log(attempt: Attempt) -> Path:
 
 
 def _child(attempt: Attempt, sender: Connection) -> None:
-    """In the child: train, and tell an error by one line. What it prints goes to a file of the run."""
+    """Runs in the child: train, and send an error as one line. Output goes to a file of the run."""
     (attempt.folder / "attempts").mkdir(parents=True, exist_ok=True)
     with open_append(_log(attempt)) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Run a search: its workers through a launcher, then its result."""
+"""Runs a search: its workers through a launcher, then its result."""
 
 import os
 import sys
@@ -25,12 +25,12 @@ from cppo_lab.sweep.search.worker import Worker
 from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.search_record import TrialRecord
 
-FOLLOW_SECONDS = 5.0  # between two questions to a cluster's controller, which has others to serve
+FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """The state of a search when its workers have ended."""
+    """The result of a search when its workers have ended."""
 
     text: str
     over: bool
@@ -43,7 +43,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
     """
     require_folder(runs)
     launcher = tuning.base.launcher
-    # Made here, once: workers that start together would all want to make the tables, the study and the experiment.
+    # Created here once, since workers that start together would all try to create tables, study and experiment.
     study = SearchStudy(tuning, url, runs)
     state = SearchState(study, uri)
     first = Worker(
@@ -60,7 +60,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
         try:
             with address.in_the_environment(url, VARIABLE), address.in_the_environment(uri):
                 _work(first, left, study.trials)
-        finally:  # after an interrupt too: a worker may have been ended before it could record its own end
+        finally:  # also after an interrupt: a worker may have been terminated before it could record its end
             _release(study, state, uri, runs)
     state.publish()
     trials = study.trials()
@@ -68,7 +68,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> TuneResult:
 
 
 def _release(study: SearchStudy, state: SearchState, uri: str, runs: Path) -> None:
-    """No trial stays RUNNING in MLflow without a process; a worker that resumes it marks it again."""
+    """Make sure that no trial stays RUNNING in MLflow without a process; a worker that resumes it marks it again."""
     for trial in study.abandoned():
         if MLFLOW_ID in trial.user_attrs:
             TrialRecord(state.client, trial.user_attrs[MLFLOW_ID]).pause()
@@ -84,7 +84,7 @@ def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> 
     workers = [replace(first, number=number) for number in range(count)]
     watch = (
         None if record.in_process else Watch(first.tuning, trials)
-    )  # a worker in this process speaks for itself
+    )  # a worker in this process reports itself
 
     def see(event: Event[Worker]) -> None:
         if watch is not None:
@@ -98,13 +98,13 @@ def _work(first: Worker, left: int, trials: Callable[[], list[FrozenTrial]]) -> 
 
 
 def _follow(workers: Sequence[Worker], watch: Watch, launcher: LauncherRecord) -> None:
-    """Say what workers in the launcher's queue do until the last has left it."""
+    """Report on workers in the launcher's queue until the last one has left it."""
     names, before = {worker.name for worker in workers}, ""
     try:
         while True:
             try:
                 jobs = jobs_in_queue(launcher.name, workers[0].folder.parent)
-            except UserError as error:  # a controller that restarts; the workers know nothing of it
+            except UserError as error:  # the controller may be restarting, which does not affect the workers
                 now = str(error)
             else:
                 here = [job for name, job in jobs.items() if name in names]
@@ -125,7 +125,7 @@ def _follow(workers: Sequence[Worker], watch: Watch, launcher: LauncherRecord) -
 
 
 def _summary(tuning: Tuning, trials: list[FrozenTrial], folder: Path) -> str:
-    """What is to be known at the end: the best, the failures, what is left."""
+    """The final summary: the best trials, the failures, and what is left."""
     lines = [f"{tuning.study}: {counted(tuning, trials)}"]
     best = best_numbers(trials)
     if best:

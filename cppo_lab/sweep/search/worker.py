@@ -1,4 +1,4 @@
-"""A worker of a search: takes a trial, trains its seeds, tells the study, and takes the next."""
+"""A worker of a search: claims a trial, trains its seeds, reports to the study, and claims the next."""
 
 import signal
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,9 @@ from cppo_lab.tracking.search_record import Point, TrialRecord, score_metric
 
 @dataclass(frozen=True)
 class Worker:
-    """A job for a launcher. Passwords are not in its file: storage.VARIABLE and store.VARIABLE have the URLs."""
+    """A job for a launcher. Its file has no passwords: the URLs are in the environment (storage.VARIABLE and
+    store.VARIABLE).
+    """
 
     tuning: Tuning
     uri: str
@@ -47,52 +49,52 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What the launcher calls it."""
+        """The job's name in the launcher."""
         return f"{self.tuning.study}-worker-{self.number}"
 
     @property
     def folder(self) -> Path:
-        """The search's folder; the launcher's logs go below it."""
+        """The search's folder; the launcher's logs are below it."""
         return searches_folder(self.runs) / self.tuning.study
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Those of its training runs, and the folder of the study's file."""
+        """The folders of its training runs, and the folder of the study's file."""
         file = file_of(storage_url())
         return (*self._attempt.places, *(() if file is None else (file.parent,)))
 
     @property
     def fresh_process(self) -> bool:
-        """Its training runs have processes of their own."""
+        """Whether it needs a new process; no, since its training runs have separate processes."""
         return False
 
     @property
     def nodes(self) -> int:
-        """Machines that each of its training runs takes."""
+        """The number of machines per training run."""
         return self._attempt.nodes
 
     @property
     def gpus(self) -> int:
-        """GPUs of each machine that its training runs take."""
+        """The number of GPUs per machine of a training run."""
         return self._attempt.gpus
 
     @property
     def resources(self) -> ResourcesSpec:
-        """Time and shares of a machine or cluster that one training run takes."""
+        """The time and resources of one training run."""
         return self.tuning.base.resources
 
     @property
     def _attempt(self) -> Attempt:
-        """A training run like all those of the search."""
+        """A representative training run of the search."""
         base = self.tuning.base
         return Attempt(base.run, self.runs, self.uri, layout=base.layout, paths=base.paths)
 
     def give_up(self, why: str) -> None:
-        """Say why it stops; its trial is anybody's."""
+        """Print why it stops; its trial is then free."""
         print(f"{self.name} stops: {why}", flush=True)
 
     def run(self) -> None:
-        """Work until no trial is left. An interrupt ends the training in order; the trial is then anybody's."""
+        """Work until no trial is left. An interrupt ends the training cleanly, and the trial is then free."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
         study = SearchStudy(self.tuning, storage_url(), self.runs)
@@ -110,7 +112,7 @@ class Worker:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    # The local launcher repeats its SIGTERM: the training is ended once, in order.
+    # The local launcher repeats its SIGTERM; the training is ended cleanly only once.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -129,7 +131,7 @@ class _Work:
         self.noted = study.curve(claim.number)
 
     def do(self) -> None:
-        """Draw the point, train, and tell how it ended."""
+        """Draw the point, train, and record the result."""
         try:
             point = self.study.draw(self.trial)
             runs = [self._run(point, seed) for seed in self.tuning.seeds]
@@ -200,7 +202,7 @@ class _Work:
         return curves
 
     def _train_seed(self, run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
-        """The curve of the next seed, or Pruned."""
+        """The curve of the next seed. Raises Pruned."""
         prunes = self.tuning.search.search.pruner.name != "none"
         asked = False
 
@@ -220,9 +222,9 @@ class _Work:
             raise
 
     def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
-        """Tell the study and MLflow of points that they do not have; whether there were any.
+        """Send new points to the study and MLflow. Returns whether there were any.
 
-        The steps of seed i follow on those of the seeds before it. The score before training is there once.
+        The steps of seed i follow those of the seeds before it. The score before training is included once.
         """
         every, t_stop = self.tuning.base.run.validation.every, self.tuning.t_stop
         curves = [[(point.step, point.score) for point in curve] for curve in earlier]

@@ -105,7 +105,7 @@ def test_a_lead_that_grows_with_the_length() -> None:
     same = board_of([rising(name, 0, 0.3, model, 100) for name in "ab" for model in "mn"])
     verdict = judge(claim, same, run_values(same))
     assert verdict.outcome is VerdictOutcome.UNDECIDED
-    assert "its models have responses of one length" in reason(verdict)
+    assert "its models have equal response lengths" in reason(verdict)
 
 
 def test_the_weights_are_those_of_least_squares() -> None:
