@@ -171,13 +171,13 @@ def run_state(status: str, core: str, choice: Choice) -> SelectionState:
     """
     if status == schema.DONE and core != schema.PAPER and choice.state is SelectionState.COLLAPSE:
         return SelectionState.SCORED
-    told = {
+    by_status = {
         schema.RUNNING: SelectionState.RUNNING,
         schema.FAILED: SelectionState.FAILED,
         schema.PARTIAL: SelectionState.PARTIAL,
         schema.COLLAPSED: SelectionState.COLLAPSE,
     }
-    return told.get(status, choice.state)
+    return by_status.get(status, choice.state)
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:

@@ -26,8 +26,8 @@ def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
         RANGE: "the range of two seeds",
     }
     kinds = set(bands)
-    told = " or ".join(text for kind, text in words.items() if kind in kinds)
-    return (title, source, *([f"bands: {told}"] if told else []))
+    explained = " or ".join(text for kind, text in words.items() if kind in kinds)
+    return (title, source, *([f"bands: {explained}"] if explained else []))
 
 
 def legend_columns(labels: tuple[str, ...], width: float) -> int:

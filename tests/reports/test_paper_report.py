@@ -117,14 +117,14 @@ def test_the_printed_tie_is_the_earliest_step(paper_board: Scoreboard) -> None:
 
 def test_known_oddities_have_the_verdict_of_the_curves(found: list[Oddity]) -> None:
     assert [oddity.verdict for oddity in found] == [
-        CONFIRMED,  # digits are cut, not everywhere
+        CONFIRMED,  # digits are truncated, not everywhere
         NOT_SEEN,  # DPPO on Qwen3-1.7B
         NOT_SEEN,  # TRM-Avg on Qwen3-1.7B-Base
         *[CONFIRMED] * 5,
         *[FOUND] * 4,
     ]
     cutting, collapse, late = found[0].evidence, found[3].evidence, found[5].evidence
-    assert "37 are cut, 30 are rounded, 0 are neither" in cutting
+    assert "37 are truncated, 30 are rounded, 0 are neither" in cutting
     assert "CPPO rows 9 of 9" in cutting
     assert "49.51 at step 145" in collapse
     assert "step 215, at 0.00" in collapse
