@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from functools import lru_cache
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -102,15 +103,18 @@ def escape_json(content: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+@lru_cache(maxsize=1000)
+def _csv_text(text: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+
+
 def csv_cell(cell: object) -> object:
     """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe in front.
 
     Numbers stay numbers, negative ones too. Line ends become `\\n`: csv would leave a bare return unquoted.
     """
-    if not isinstance(cell, str):
-        return cell
-    text = cell.replace("\r\n", "\n").replace("\r", "\n")
-    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+    return _csv_text(cell) if isinstance(cell, str) else cell
 
 
 def _one_line(text: str) -> str:
