@@ -15,7 +15,9 @@ def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """CSV with \n line ends on every platform; no cell is a formula (`escapes.csv_cell`)."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerows([csv_cell(cell) for cell in row] for row in (header, *rows))
+    writer.writerow([csv_cell(cell) for cell in header])
+    # Most of a million cells are numbers, which the call would return as they are.
+    writer.writerows([csv_cell(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     return out.getvalue()
 
 

@@ -6,15 +6,18 @@ data and of the drawing code. Each file contains the fingerprint of its bytes, s
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cppo_lab.file_cache import FileCache
 from cppo_lab.reports.fingerprint import Unknown, drawing_code, fingerprint, of_bytes
@@ -23,9 +26,17 @@ FOLDER = Path("cppo-lab/drawings")
 MOST_BYTES = 256 * 2**20
 LARGEST = 32 * 2**20
 WORTH_HELP = 2  # missing drawings at which a second process pays off
+LEAST_PATIENCE = 2.0  # seconds
 _DIGITS = 64  # of a fingerprint
+_NUMBER = 2  # bytes of a number in the queue
+_MOST_QUEUED = 2000  # numbers: a pipe takes 4096 bytes everywhere
 _others: ContextVar[Path | None] = ContextVar("_others", default=None)  # a folder used in place of FOLDER
+_looking: ContextVar[bool] = ContextVar("_looking", default=False)  # whether to draw nothing
 _made: list[str] = []  # fingerprints of what this process has drawn
+
+
+class _NotKept(Exception):
+    """A drawing is not cached, in a look at the cache."""
 
 
 @contextlib.contextmanager
@@ -55,6 +66,8 @@ def kept_drawings(
     try:
         version = fingerprint((drawing_code(), asked))
     except Unknown:
+        if _looking.get():
+            return dict.fromkeys(kinds, b"")  # it cannot be made ahead
         return dict(draw())
     files = _kept()
     places = {kind: Path(version[:2], f"{version[2:]}.{kind}") for kind in kinds}
@@ -62,6 +75,8 @@ def kept_drawings(
     kept = {kind: content for kind, content in found.items() if content is not None}
     if len(kept) == len(places):
         return kept
+    if _looking.get():
+        raise _NotKept
     drawn = dict(draw())
     _made.append(version)
     for kind, place in places.items():
@@ -76,26 +91,32 @@ def _whole(content: bytes | None) -> bytes | None:
 
 
 def draw_ahead(calls: Sequence[partial[Any]]) -> None:
-    """Make the drawings of `calls` in two processes, and cache them.
+    """Make the drawings of `calls` that are not cached yet in two processes, and cache them.
 
-    The processes go through the list from both ends until they meet. Without a usable cache this does nothing.
+    Both processes take the next call from one queue. Without a usable cache this does nothing.
     """
     files = _kept()
     if not files.usable():
         return
-    helper = None
-    try:
-        for index, call in enumerate(calls):
-            before = len(_made)
+    waiting = [call for call in calls if not _is_kept(call)]
+    if len(waiting) < WORTH_HELP or not _may_fork():
+        for call in waiting:
             call()
-            rest = calls[index + 1 :]
-            if helper is None and len(_made) > before and len(rest) >= WORTH_HELP and _may_fork():
-                helper = _fork(rest)
-    finally:
-        if helper is not None:
-            os.kill(helper, signal.SIGKILL)
-            os.waitpid(helper, 0)
+    else:
+        _draw_in_two(waiting)
     files.prune(MOST_BYTES)
+
+
+def _is_kept(call: partial[Any]) -> bool:
+    """Whether all drawings of a call are cached."""
+    before = _looking.set(True)
+    try:
+        call()
+    except _NotKept:
+        return False
+    finally:
+        _looking.reset(before)
+    return True
 
 
 def _may_fork() -> bool:
@@ -105,13 +126,39 @@ def _may_fork() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1
 
 
-def _fork(calls: Sequence[partial[Any]]) -> int:
-    """Fork a process that works from the last of `calls`, and that exits without running the parent's cleanup."""
-    helper = os.fork()
-    if helper:
-        return helper
+def _draw_in_two(calls: Sequence[partial[Any]]) -> None:
+    """Make every call, here or in a copy of this process. What a copy that fails leaves undone is drawn when needed."""
+    # The last call first: on the page of a sweep it makes many drawings, and nobody would be left to share the work.
+    order = [len(calls) - 1, *range(len(calls) - 1)]
+    queue, feed = os.pipe()
+    os.write(feed, b"".join(number.to_bytes(_NUMBER) for number in order[:_MOST_QUEUED]))
+    os.close(feed)  # so that an empty queue ends
+    done, working = os.pipe()
+    with os.fdopen(queue, "rb", buffering=0) as take, os.fdopen(done, "rb", buffering=0) as ended:
+        helper = os.fork()
+        if not helper:
+            _help(calls, take)
+        os.close(working)
+        try:
+            start = time.monotonic()
+            _draw_from(calls, take)
+            # The helper's last call takes about as long as making it once more would. As the helper ends, so does
+            # the pipe.
+            select.select([ended], [], [], LEAST_PATIENCE + time.monotonic() - start)
+        finally:
+            os.kill(helper, signal.SIGKILL)
+            os.waitpid(helper, 0)
+
+
+def _draw_from(calls: Sequence[partial[Any]], queue: FileIO) -> None:
+    """Make the calls whose numbers are in the queue, until it is empty."""
+    while number := queue.read(_NUMBER):
+        calls[int.from_bytes(number)]()
+
+
+def _help(calls: Sequence[partial[Any]], queue: FileIO) -> NoReturn:
+    """Make calls in a copy of the process, which ends without cleaning up what is not its own."""
     try:
-        for call in reversed(calls):
-            call()
+        _draw_from(calls, queue)
     finally:
         os._exit(0)

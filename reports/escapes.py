@@ -3,6 +3,7 @@
 import json
 import re
 import unicodedata
+from functools import lru_cache
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -102,16 +103,19 @@ def escape_json(content: object) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+@lru_cache(maxsize=1000)
+def _csv_text(text: str) -> str:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+
+
 def csv_cell(cell: object) -> object:
     """A cell that no spreadsheet interprets as a formula: text that begins like one is prefixed with an apostrophe.
 
     Numbers stay numbers, including negative ones. Line ends become `\\n`, since csv would leave a bare carriage return
     unquoted.
     """
-    if not isinstance(cell, str):
-        return cell
-    text = cell.replace("\r\n", "\n").replace("\r", "\n")
-    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+    return _csv_text(cell) if isinstance(cell, str) else cell
 
 
 def _one_line(text: str) -> str:

@@ -2,8 +2,10 @@
 
 import socket
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,3 +91,23 @@ def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>")
     _, link = report_link(tmp_path, "http://localhost:5000")
     assert link == f"{(tmp_path / 'index.html').as_uri()}?mlflow=http%3A%2F%2Flocalhost%3A5000"
+
+
+def test_what_fails_while_the_server_starts_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(command: object, real: Any = subprocess.Popen, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real([sys.executable, "-c", "import signal; signal.pause()"], **options))
+        return started[-1]
+
+    def fail() -> None:
+        assert started[0].poll() is None
+        raise UserError("the store is away")
+
+    monkeypatch.setattr(page_server.subprocess, "Popen", start)
+    with (
+        pytest.raises(UserError, match="the store is away"),
+        page_server.serving("sqlite:///x.db", "127.0.0.1", 5000, fail),
+    ):
+        pass
+    assert started[0].poll() is not None

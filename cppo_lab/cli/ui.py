@@ -14,7 +14,8 @@ def ui(options: argparse.Namespace) -> int:
     from cppo_lab.file_cache import FileCache
     from cppo_lab.redaction import redacted
     from cppo_lab.signals import interrupt_on_termination
-    from cppo_lab.store.address import require_store, tracking_uri
+    from cppo_lab.store.address import require_store, sqlite_file, tracking_uri
+    from cppo_lab.store.create import is_new
 
     uri = tracking_uri()
     if uri.startswith("http"):
@@ -35,9 +36,19 @@ def ui(options: argparse.Namespace) -> int:
                 f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs",
                 file=sys.stderr,
             )
-        links = [*_report(options, address(options.host, port)), *_links(uri, address(options.host, port))]
+        links = _report(options, address(options.host, port))
         print(f"starting the MLflow UI for {redacted(uri)} ...", file=sys.stderr, flush=True)
-        with serving(uri, options.host, port) as server:
+
+        def find_links() -> None:
+            links.extend(_links(uri, address(options.host, port)))
+
+        # The server takes seconds to start, and so does the client that finds the links. Not at once where that client
+        # may have to make the tables first.
+        database = sqlite_file(uri)
+        has_tables = database is not None and not is_new(database)
+        if not has_tables:
+            find_links()
+        with serving(uri, options.host, port, find_links if has_tables else None) as server:
             start.close()
             _show(links, options)
             print("Ctrl-C ends it.", file=sys.stderr, flush=True)

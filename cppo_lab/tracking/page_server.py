@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 
 from cppo_lab.errors import UserError
@@ -81,10 +81,12 @@ def _is_free(host: str, port: int) -> bool:
 
 
 @contextlib.contextmanager
-def serving(uri: str, host: str, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+def serving(
+    uri: str, host: str, port: int, meanwhile: Callable[[], None] | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
     """The server over the store at `uri`, answering; it and all its workers are ended on the way out.
 
-    Raises UserError if it does not come up.
+    `meanwhile` is called while it starts. Raises UserError if it does not come up.
     """
     command = [
         sys.executable,
@@ -106,6 +108,8 @@ def serving(uri: str, host: str, port: int) -> Iterator["subprocess.Popen[bytes]
             command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
         try:
+            if meanwhile is not None:
+                meanwhile()
             if not _answers(server, f"{address(host, port)}/health"):
                 log.seek(0)
                 last = log.read().decode(errors="replace").strip().splitlines()[-1:]

@@ -5,7 +5,7 @@ of tuples becomes rows, one per index; the enclosing names (model, variant, metr
 function serves all figures, and the columns follow from the info.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -32,13 +32,12 @@ Scalar = str | int | float
 
 
 @dataclass(frozen=True)
-class SeriesPoint:
-    """One point of one line: its path in the tree, the enclosing names, its position from 1, and its values."""
+class DrawnLine:
+    """One line of a figure: its path in the tree, the enclosing names, and its values by name, all equally long."""
 
-    series: str
+    path: str
     names: Mapping[str, Scalar]
-    place: int
-    values: Mapping[str, Scalar]
+    values: Mapping[str, tuple[Any, ...]]
 
 
 def figure_csv(info: Any) -> str:
@@ -46,30 +45,37 @@ def figure_csv(info: Any) -> str:
 
     `series` is a row's path in the tree (`panels.lines`); `place` counts the values of a line from 1.
     """
-    rows = list(_rows(info, {}, ()))
-    names = list(dict.fromkeys(name for row in rows for name in row.names))
+    found = list(_series(info, {}, ()))
+    names = list(dict.fromkeys(name for one in found for name in one.names))
     # A line's own tuple may share its field name with a name elsewhere in the tree.
-    columns = list(dict.fromkeys(name for row in rows for name in row.values if name not in names))
-    lines = (
-        [row.series, *(row.names.get(name, row.values.get(name, "")) for name in names), row.place]
-        + [row.values.get(name, "") for name in columns]
-        for row in rows
-    )
+    columns = list(dict.fromkeys(name for one in found for name in one.values if name not in names))
+    lines = (row for one in found for row in _lines(one, names, columns))
     return csv_text(["series", *names, "place", *columns], lines)
 
 
-def _rows(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[SeriesPoint]:
-    """The rows of a dataclass: its own lines, then those below it."""
+def _lines(series: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
+    """A row for each place. There are tens of thousands, so what all of a line have is looked up once."""
+    count = len(next(iter(series.values.values())))
+    cells = {name: [_plain(one) for one in own] for name, own in series.values.items()}
+    blank: list[Scalar] = [""] * count
+    given = (
+        [series.names[name]] * count if name in series.names else cells.get(name, blank) for name in names
+    )
+    own = (cells.get(name, blank) for name in columns)
+    rows = zip([series.path] * count, *given, range(1, count + 1), *own, strict=True)
+    return map(list, rows)
+
+
+def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
+    """The lines of a dataclass: its own, then those below it."""
     given = {one.name: getattr(node, one.name) for one in fields(node) if one.name not in LEFT_OUT}
     own = {**names, **{name: value for name, value in given.items() if isinstance(value, str | int | float)}}
     for group in _groups(given):
-        for place, values in enumerate(zip(*group.values(), strict=True), start=1):
-            cells = {name: _plain(value) for name, value in zip(group, values, strict=True)}
-            yield SeriesPoint(".".join(path), own, place, cells)
+        yield DrawnLine(".".join(path), own, group)
     for name, value in given.items():
         for below in value if isinstance(value, tuple) else (value,):
             if is_dataclass(below):
-                yield from _rows(below, own, (*path, name))
+                yield from _series(below, own, (*path, name))
 
 
 def _groups(given: Mapping[str, Any]) -> Iterator[dict[str, tuple[Any, ...]]]:

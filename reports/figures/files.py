@@ -53,6 +53,12 @@ def lay_out_once(fig: Figure) -> None:
     if engine is not None:
         engine.execute(fig)
     fig.set_layout_engine("none")
+    for axes in fig.axes:
+        titles = [axes.get_title(where) for where in ("left", "center", "right")]
+        if any(titles) and axes.title.get_position()[1] == 1.0:
+            # Nothing above the panel pushed its title up. Whether something does is a question that costs the sizes of
+            # all tick labels each time; matplotlib has no public switch that keeps the titles' padding.
+            vars(axes)["_autotitlepos"] = False
 
 
 def _save(fig: Figure, kind: str, title: str, made: str, runs: str) -> bytes:

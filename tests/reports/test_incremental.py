@@ -1,9 +1,13 @@
 """What is made again when: nothing for the same inputs, and the same bytes wherever the runs are."""
 
 import json
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -244,6 +248,45 @@ def test_two_processes_draw_what_one_draws(
     monkeypatch.setattr(drawings, "_may_fork", lambda: True)
     make_report(demo_request, force=True)
     assert contents(demo_request.out) == alone
+
+
+def drawings_of(folder: Path) -> list[partial[dict[str, bytes]]]:
+    """Calls that make five drawings, each of which leaves a file that names the process."""
+
+    def draw(number: int) -> dict[str, bytes]:
+        (folder / f"{number}.{os.getpid()}.drawn").touch()
+        return {"svg": str(number).encode()}
+
+    return [partial(drawings.kept_drawings, ("figure", n), ("svg",), partial(draw, n)) for n in range(5)]
+
+
+def test_each_drawing_is_made_once_by_one_of_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawings, "_may_fork", lambda: True)
+    calls = drawings_of(tmp_path)
+    calls[1]()  # is cached already
+    drawings.draw_ahead(calls)
+    assert [call()["svg"] for call in calls] == [b"0", b"1", b"2", b"3", b"4"]
+    drawn = sorted(path.name.split(".")[0] for path in tmp_path.glob("*.drawn"))
+    assert drawn == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("helper", [signal.pause, partial(os._exit, 1)])
+def test_a_helper_that_fails_costs_its_own_drawing_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: Callable[[], None]
+) -> None:
+    def take_one(calls: object, queue: FileIO) -> None:
+        queue.read(2)
+        helper()
+
+    monkeypatch.setattr(drawings, "_may_fork", lambda: True)
+    monkeypatch.setattr(drawings, "_help", take_one)
+    monkeypatch.setattr(drawings, "LEAST_PATIENCE", 0.0)
+    calls = drawings_of(tmp_path)
+    drawings.draw_ahead(calls)
+    assert len(list(tmp_path.glob("*.drawn"))) >= 4
+    assert [call()["svg"] for call in calls] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_without_a_place_for_drawings_they_are_made(
