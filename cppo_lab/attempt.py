@@ -1,4 +1,4 @@
-"""One attempt at one run: its folder, its lock, its record, its end. Called in the process that trains."""
+"""One attempt at one run, from taking the folder's lock to recording its end. Called in the process that trains."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS, Resources, load_companion, load_core, load_datasets
-from cppo_lab.cores.base import Allocation as Allocation  # launchers name it too
+from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
 from cppo_lab.hub import hub_cache
 from cppo_lab.redaction import redacted
 from cppo_lab.runs.folder import begin_status, forget_cancelled, is_cancelled
@@ -40,16 +40,16 @@ class Attempt:
     runs: Path  # the folder of all runs; this one's is runs/<run_id>
     uri: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    layout: LayoutSpec | None = None  # None for cores that use none
+    layout: LayoutSpec | None = None  # None for cores that do not use one
     paths: PathsSpec | None = None
-    resources: ResourcesSpec | None = None  # None: no limit of time
+    resources: ResourcesSpec | None = None  # None: no time limit
     threads: int = 1
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
     replaces: tuple[str, ...] = ()  # MLflow ids of finished runs that this one replaces
-    allocation: Allocation | None = None  # the machines that it has; None: this one alone
-    mismatch: bool = True  # whether it logs the metrics `mismatch/*`
-    answers: AnswersSpec | None = None  # what it keeps of the answers; None: nothing
-    # A cancellation later than this (seconds since the epoch) is for this attempt.
+    allocation: Allocation | None = None  # the machines of the run; None: only this one
+    mismatch: bool = True  # whether to log the metrics `mismatch/*`
+    answers: AnswersSpec | None = None  # which responses to keep; None: none
+    # Only a cancellation after this time (seconds since the epoch) applies to this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,17 +71,18 @@ class Attempt:
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """The folders of runs and of the store; for published models theirs, and that of the prepared data."""
+        """The folders of the runs and of the store; for published models also those of the models and prepared data."""
         found, file = [self.runs], address.sqlite_file(self.uri)
         if file is not None:
-            found.append(file.parent)  # SQLite and MLflow make files beside it
+            found.append(file.parent)  # SQLite and MLflow create files beside it
         return (*found, *read_folders(self.spec, self.paths))
 
     @property
     def fresh_process(self) -> bool:
-        """Whether it needs a process that has loaded neither Ray nor verl.
+        """Whether it needs a process that has not loaded Ray or verl yet.
 
-        Both read the environment when they are, and Ray keeps the first run's token: the next one could not log in.
+        Both read the environment on import, and Ray keeps the first run's token, so a second run could not
+        authenticate.
         """
         return core_of(self.spec.core).fresh_process
 
@@ -103,12 +104,12 @@ class Attempt:
             execute(self)
 
     def give_up(self, why: str) -> None:
-        """Record why an interrupted run stays as it is until somebody launches it again."""
+        """Record why an interrupted run will not be resumed until somebody launches it again."""
         abandon(self, why)
 
 
 def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
-    """The folders that a run of a published model reads: of the prepared data, and of models."""
+    """The folders that a run reads: the prepared data, if it uses them, and the models, if its model is published."""
     found = []
     if isinstance(spec.data, MathData) and paths is not None:
         found.append(Path(paths.data))
@@ -121,8 +122,8 @@ def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
 def execute(attempt: Attempt) -> None:
     """Train one run, from its checkpoint if it has one, and record it. A run that is already done is not changed.
 
-    An attempt that replaces finished runs starts from the beginning, or where an earlier one of its kind stopped.
-    What ends the run before its last step is recorded and raised again: a signal as an interruption, anything else
+    An attempt that replaces finished runs starts from scratch, or resumes an earlier attempt at the same replacement.
+    Whatever ends the run before its last step is recorded and re-raised: a signal as an interruption, anything else
     as a failure with its traceback.
     """
     prepare_process(attempt.threads, attempt.visible_devices)
@@ -137,7 +138,7 @@ def execute(attempt: Attempt) -> None:
         forget_cancelled(folder)  # an earlier attempt was
         record = own_record(attempt)
         if is_done(attempt, record, lambda: has_result(attempt)):
-            remove_checkpoints(folder)  # killed before it could do so itself
+            remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
             return
         hold_signals()  # a record that has begun must have an end
         recorder = begin_record(attempt, record)
@@ -161,17 +162,17 @@ def execute(attempt: Attempt) -> None:
                 cause = str(asked) or f"terminated by {signal.SIGINT.name}"
                 recorder.interrupt("cancelled" if is_cancelled(folder, attempt.created) else cause)
                 raise asked from None
-            if not recorder.spool.unwritten:  # else the store alone may know of the end
+            if not recorder.spool.unwritten:  # otherwise only the store may know that the run ended
                 remove_checkpoints(folder)
-        handle_signals(now=False)  # the inline launcher has more runs, and the next one says it
+        handle_signals(now=False)  # inline launcher: the next run raises a pending signal
 
 
 def begin_record(
     attempt: Attempt, record: Record | None, environment: "Environment | None" = None
 ) -> "Recorder":
-    """Begin the record of an attempt; `record` is the newest that its folder has. The caller holds its lock.
+    """Begin the record of an attempt; `record` is the newest one in the folder. The caller holds the folder's lock.
 
-    What cannot be written is recorded as a failure, and raised.
+    An OSError while writing is recorded as a failure of the run and re-raised.
     """
     from cppo_lab.tracking.naming import resolved_yaml
     from cppo_lab.tracking.recorder import Recorder
@@ -203,7 +204,7 @@ def own_record(attempt: Attempt) -> Record | None:
     record = newest_record(folder)
     if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
         return record
-    print(f"{folder} was copied from run {other}: what is in it is set aside", file=sys.stderr, flush=True)
+    print(f"{folder} was copied from run {other}: its contents are moved aside", file=sys.stderr, flush=True)
     set_aside(folder, f"of-{other}")
     return None
 
@@ -211,24 +212,25 @@ def own_record(attempt: Attempt) -> Record | None:
 def is_done(attempt: Attempt, record: Record | None, look: Callable[[], bool | None]) -> bool:
     """Whether the run has a result that is not to be replaced; `look` asks the store, see `has_result`.
 
-    The tracking store says it, since other folders may have trained the run. While it does not answer, the run's own
-    folder does.
+    The tracking store decides, since the run may have been trained from another folder. If the store does not answer,
+    the run's own folder decides.
     """
     from cppo_lab.runs.offsets import forget_shipped, unsent
     from cppo_lab.tracking.shipper import Shipper
 
     ours = has_finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
     if ours and unsent(attempt.folder, attempt.uri):
-        with Shipper(attempt.folder, attempt.uri):  # killed before all of it had arrived
+        with Shipper(attempt.folder, attempt.uri):  # the process was killed before the upload was complete
             pass
     done = look()
     if done is False and ours and not unsent(attempt.folder, attempt.uri):
-        # Somebody has deleted it there, which stays so, or the store has been lost, and gets it again.
+        # Either a user deleted the run there, and it stays deleted, or the store was lost, and everything is uploaded
+        # again.
         forget_shipped(attempt.folder, attempt.uri)
         with Shipper(attempt.folder, attempt.uri):
             pass
         done = look()
-    if done is None or (ours and unsent(attempt.folder, attempt.uri)):  # it is away, or does not take the end
+    if done is None or (ours and unsent(attempt.folder, attempt.uri)):  # store down, or upload refused
         return ours
     return done
 
@@ -252,15 +254,15 @@ def _replacing(attempt: Attempt, tags: Mapping[str, str]) -> bool:
 
 
 def join_as_worker_node(attempt: Attempt) -> None:
-    """Lend this machine to an attempt that another machine of the allocation trains."""
+    """Serve as a worker node for an attempt that another machine of the allocation trains."""
     lend_machine(attempt.spec.core, resources_of(attempt), attempt.visible_devices)
 
 
 def lend_machine(core: str, resources: Resources, visible_devices: str | None) -> None:
-    """Lend this machine to a run that another one of its allocation trains, until that ends or a signal says so."""
+    """Serve as a worker node for a run that another machine trains, until it ends or this process gets a signal."""
     prepare_process(resources.threads, visible_devices)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a warning is for the machine that trains
-    # Without an error: Slurm would end the machine that trains before it has recorded its end.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # only the training machine handles the warning
+    # Exit without an error: otherwise Slurm would kill the training machine before it has recorded the end.
     with contextlib.suppress(Interrupted):
         load_companion(core)(resources)
 
@@ -285,12 +287,12 @@ class Training(Protocol):
 
 
 def resources_of_attempt(attempt: Attempt) -> Resources:
-    """The same for an attempt, with what it keeps."""
+    """The resources of an attempt, with its settings of mismatch metrics and kept responses."""
     return replace(resources_of(attempt), mismatch=attempt.mismatch, answers=attempt.answers)
 
 
 def resources_of(job: Training) -> Resources:
-    """What its core is given."""
+    """The resources that a job passes to its core."""
     return Resources(
         job.runs,
         job.folder,
@@ -303,7 +305,7 @@ def resources_of(job: Training) -> Resources:
 
 
 def abandon(attempt: Attempt, why: str) -> None:
-    """Add to the record of an interrupted run `why` nothing goes on with it by itself.
+    """Add to the record of an interrupted run `why` it will not be resumed automatically.
 
     Raises AlreadyRunning if another process trains it.
     """
@@ -320,10 +322,10 @@ def abandon(attempt: Attempt, why: str) -> None:
 
 
 def _continues(attempt: Attempt, record: Record | None) -> bool:
-    """Whether the attempt continues the `record` in its folder; else it starts a new one.
+    """Whether the attempt continues the `record` in its folder; otherwise it starts a new one.
 
-    What a replaced result left in the folder is set aside first. An attempt at replacing it that is on record began
-    after that, so what it left is its own.
+    The files of a result that is to be replaced are moved aside first. If an earlier attempt at the same replacement is
+    on record, they were moved then, and the files in the folder are that attempt's.
     """
     from cppo_lab.tracking.replace import set_aside
 
@@ -353,7 +355,7 @@ def has_checkpoint(folder: Path) -> bool:
 def tidy(folder: Path) -> None:
     """Remove the checkpoints of a run that was killed after it recorded its result."""
     if has_checkpoint(folder) and has_finished(newest_record(folder)):
-        # Somebody trains it again, or the disk is full: another launch removes them.
+        # Another process trains it again, or the disk is full: a later launch removes them.
         with contextlib.suppress(AlreadyRunning, OSError), held(folder):
             if has_finished(newest_record(folder)):
                 remove_checkpoints(folder)
@@ -365,7 +367,7 @@ def has_finished(record: Record | None) -> TypeGuard[Record]:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """The run is recorded: its checkpoints are no longer needed."""
+    """Remove the checkpoints of a run whose result is recorded."""
     path = folder / CHECKPOINT
     for leftover in (path, path.with_name(f"{path.name}.partial"), path.with_suffix(".partial")):
         with contextlib.suppress(OSError):  # a leftover file does not fail the run
@@ -374,13 +376,13 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line on an exception."""
+    """An exception as one line: its type and the first line of its message."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def prepare_process(threads: int, visible_devices: str | None) -> None:
-    """Threads, devices, and an orderly end on SIGTERM and on SIGUSR2, which submitit sends before a time limit."""
+    """Set threads and visible devices; handle SIGTERM, and SIGUSR2, which submitit sends before a time limit."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
     # submitit's local executor hides every device from a job that asked it for none.

@@ -1,4 +1,4 @@
-"""Several runs in one job: trained at once where their core can, each recorded as if it were alone."""
+"""Several runs in one job: trained together where their core supports it, each recorded as if it ran alone."""
 
 import contextlib
 import math
@@ -46,16 +46,15 @@ if TYPE_CHECKING:
     from cppo_lab.tracking.recorder import Recorder
 
 
-RUNS = 120  # the most that a job has
+RUNS = 120  # the maximum per job
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A job of several attempts. Those that differ in nothing but the seed are trained at once.
+    """A job of several attempts. Those that differ only in the seed are trained together.
 
-    There may be several such groups, one after the other: a process takes seconds to import its packages.
-
-    Its folder is its own, below that of all runs, so that a run that is cancelled takes no other one with it.
+    A batch may hold several such groups, trained one after the other, since importing packages takes seconds per
+    process. It has a separate folder below that of all runs, so that cancelling one run does not affect the others.
     """
 
     attempts: tuple[Attempt, ...]
@@ -68,7 +67,7 @@ class Batch:
 
     @property
     def folder(self) -> Path:
-        """Where the launcher keeps its logs, in a folder `attempts`."""
+        """The batch's folder; the launcher keeps its logs in the subfolder `attempts`."""
         return self.attempts[0].runs / self.name
 
     @property
@@ -78,7 +77,7 @@ class Batch:
 
     @property
     def fresh_process(self) -> bool:
-        """Whether it needs a process that has trained none before."""
+        """Whether it needs a process that has not trained any run before."""
         return self.attempts[0].fresh_process
 
     @property
@@ -88,12 +87,12 @@ class Batch:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes of each machine."""
+        """GPUs that it takes on each machine."""
         return self.attempts[0].gpus
 
     @property
     def resources(self) -> ResourcesSpec | None:
-        """What each of the runs may take."""
+        """The resource limits of each run."""
         return self.attempts[0].resources
 
     def without(self, run_ids: Collection[str]) -> "Batch | None":
@@ -102,7 +101,7 @@ class Batch:
         return replace(self, attempts=left) if left else None
 
     def list_runs(self) -> None:
-        """Write down in its folder which runs it has: for `cppo logs` and `cppo cancel` of one of them."""
+        """Write the list of its runs to its folder, so that `cppo logs` and `cppo cancel` find the batch of a run."""
         list_runs(self.folder, self.run_ids)
 
     def run(self) -> None:
@@ -110,7 +109,7 @@ class Batch:
         execute_together(self)
 
     def give_up(self, why: str) -> None:
-        """Record why interrupted runs stay as they are until somebody launches them again."""
+        """Record why interrupted runs will not be resumed until somebody launches them again."""
         for one in self.attempts:
             with contextlib.suppress(AlreadyRunning):
                 abandon(one, why)
@@ -119,11 +118,11 @@ class Batch:
 def in_batches(attempts: Sequence[Attempt], workers: int = 1) -> list[Attempt | Batch]:
     """Jobs for `attempts`, in the order of their first runs: those that can be trained together in batches.
 
-    No job has more than RUNS, or more than its share where some of `workers` would have nothing to do.
+    No job has more than RUNS runs, or more than its share if some of the `workers` would otherwise be idle.
     """
     most = max(1, min(RUNS, math.ceil(len(attempts) / max(workers, 1))))
     jobs: list[list[Attempt]] = []
-    open_jobs: dict[str, list[Attempt]] = {}  # that may have room, by what their runs take
+    open_jobs: dict[str, list[Attempt]] = {}  # jobs that may have room left, by the settings of their runs
     for group in groups(attempts, most):
         taken = _taken(group[0])
         job = open_jobs.get(taken)
@@ -136,7 +135,7 @@ def in_batches(attempts: Sequence[Attempt], workers: int = 1) -> list[Attempt | 
 
 
 def groups(attempts: Sequence[Attempt], most: int = RUNS) -> list[list[Attempt]]:
-    """Attempts that are trained at once, in the order of their first: as many as their core says, at most `most`."""
+    """Groups of attempts to train together, ordered by first member, up to the core's limit and `most` in size."""
     alike: dict[object, list[Attempt]] = {}
     for number, one in enumerate(attempts):
         taken = _taken(one)
@@ -150,7 +149,7 @@ def groups(attempts: Sequence[Attempt], most: int = RUNS) -> list[list[Attempt]]
 
 
 def _taken(attempt: Attempt) -> str:
-    """What runs have in common that can share a process; empty for those that are trained alone."""
+    """A key that is equal for runs that can share a process; empty for runs that are trained alone."""
     if core_of(attempt.spec.core).train_together is None:
         return ""
     one = attempt
@@ -172,7 +171,7 @@ class _Member:
         self.recorder.log(step, metrics)
 
     def begin(self, step: int | None) -> None:
-        """As `Recorder.begin`, and the three below."""
+        """As `Recorder.begin`; likewise the three methods below."""
         self.recorder.begin(step)
 
     def tag(self, name: str, value: str) -> None:
@@ -188,10 +187,10 @@ class _Member:
         return self.recorder.file(name, content)
 
     def end(self, how: Outcome | BaseException) -> None:
-        """Record what became of the run."""
+        """Record how the run ended."""
         if isinstance(how, Outcome):
             self.recorder.finish(how)
-            if not self.recorder.spool.unwritten:  # else the store alone may know of the end
+            if not self.recorder.spool.unwritten:  # otherwise only the store may know that the run ended
                 remove_checkpoints(self.attempt.folder)
         elif isinstance(how, Interrupted | KeyboardInterrupt):
             cancelled = is_cancelled(self.attempt.folder, self.attempt.created)
@@ -204,8 +203,8 @@ class _Member:
 def execute_together(batch: Batch) -> None:
     """Train the runs of a batch that are not done, from their checkpoints if they have them, and record each.
 
-    One that fails or is cancelled ends alone; what ends the process ends those that are left, and is raised again.
-    The records of runs that are trained at once are sent to the store once these have ended.
+    A run that fails or is cancelled does not stop the others. Whatever ends the process is recorded for all unfinished
+    runs and re-raised. The records of a group are uploaded when all of its runs have ended.
     """
     first = batch.attempts[0]
     prepare_process(first.threads, first.visible_devices)
@@ -215,17 +214,17 @@ def execute_together(batch: Batch) -> None:
 
 
 def _execute_group(attempts: Sequence[Attempt]) -> None:
-    """Train runs at once that differ in nothing but the seed, and send them to the store."""
+    """Train runs together that differ only in the seed, and upload their records."""
     # Imported here: thread counts and visible devices must be set before torch is loaded.
     from cppo_lab.tracking.environment import Environment
-    from cppo_lab.tracking.shipper import LastWords
+    from cppo_lab.tracking.shipper import FinalUploads
 
     with contextlib.ExitStack() as locks:
         free = [one for one in attempts if _is_free(one, locks)]
         known = _known(free)
         hold_signals()  # a record that has begun must have an end
         members: list[_Member] = []
-        words = LastWords(attempts[0].uri)
+        uploads = FinalUploads(attempts[0].uri)
         try:
             environment = Environment.of_this_process()
             for one in free:
@@ -234,25 +233,25 @@ def _execute_group(attempts: Sequence[Attempt]) -> None:
             handle_signals()
             if members:
                 _train(members)
-            ignore_signals(words.hurry_up)
+            ignore_signals(uploads.hurry_up)
         except BaseException as error:
             asked = find_interruption(error)
-            ignore_signals(words.hurry_up)
+            ignore_signals(uploads.hurry_up)
             if asked is not None:
-                words.hurry_up()
+                uploads.hurry_up()
             for member in members:
                 if not member.ended:
                     member.end(asked or error)
-            words.send([member.recorder for member in members])
+            uploads.send([member.recorder for member in members])
             if asked is not None:
                 raise asked from None
             raise
-        words.send([member.recorder for member in members])
-        handle_signals(now=False)  # the inline launcher has more jobs, and the next one says it
+        uploads.send([member.recorder for member in members])
+        handle_signals(now=False)  # inline launcher: the next job raises a pending signal
 
 
 def _is_free(attempt: Attempt, locks: contextlib.ExitStack) -> bool:
-    """Whether the run is this process's to train from now on: its lock is held until `locks` are let go."""
+    """Take the run's lock, held until `locks` is closed. False if another process trains it or it was cancelled."""
     try:
         locks.enter_context(held(attempt.folder))
     except AlreadyRunning as error:
@@ -266,7 +265,7 @@ def _is_free(attempt: Attempt, locks: contextlib.ExitStack) -> bool:
 
 
 def _known(attempts: Sequence[Attempt]) -> Mapping[str, "Sequence[AttemptRecord] | None"]:
-    """All that the store has of the runs; nothing of those of which it does not answer."""
+    """All attempts at the runs in the store; empty if the store does not answer."""
     from cppo_lab.store.client import known_attempts_of
 
     if not attempts:
@@ -283,16 +282,16 @@ def _begin(
     record = own_record(attempt)
 
     def has_one() -> bool | None:
-        if has_finished(record):  # what it has on file may just have been sent
+        if has_finished(record):  # its local record may just have been uploaded
             return has_result(attempt)
         return None if past is None else is_result(attempt, past)
 
     try:
         if is_done(attempt, record, has_one):
-            remove_checkpoints(attempt.folder)  # killed before it could do so itself
+            remove_checkpoints(attempt.folder)  # the attempt that finished was killed before it removed them
             return None
         return _Member(attempt, begin_record(attempt, record, environment))
-    except Exception as error:  # noqa: BLE001 - on record as far as that was possible; the others go on
+    except Exception as error:  # noqa: BLE001 - recorded as far as possible; the other runs continue
         print(f"run {attempt.spec.run_id} failed: {describe(error)}", file=sys.stderr, flush=True)
         return None
 
@@ -301,7 +300,7 @@ def _train(members: Sequence[_Member]) -> None:
     runs = [TogetherRun(one.attempt.spec, one, resources_of_attempt(one.attempt)) for one in members]
 
     def ended(place: int, how: Outcome | BaseException) -> None:
-        with deferred():  # a signal must not cut off the last words of one run
+        with deferred():  # a signal must not interrupt recording the end of a run
             members[place].end(how)
         if isinstance(how, Exception):
             said = "".join(traceback.format_exception(how))

@@ -1,7 +1,7 @@
-"""The trainer cores: one record each, those of other packages among them. Imports no trainer.
+"""The registry of trainer cores, including those of other packages. Imports no trainer.
 
-A core of another package is an entry point of the group `cppo_lab.cores` that names its `CoreRecord`. There is no
-other way: a sweep file, which may be a stranger's, can choose an installed core and cannot name code.
+Another package registers a core by an entry point of the group `cppo_lab.cores` that names its `CoreRecord`. There is
+no other way: a sweep file, which may come from a stranger, can choose an installed core but cannot name code.
 """
 
 from collections.abc import Mapping
@@ -36,30 +36,30 @@ class Layout(Protocol):
 
 @dataclass(frozen=True)
 class CoreRecord:
-    """What the product knows of a trainer core. `package.module:name` is imported when it is needed.
+    """The registration of a trainer core. Each `package.module:name` is imported when it is needed.
 
-    settings: its kind of RunSpec, with all that the core cannot train refused in its validation.
+    settings: its subclass of RunSpec, whose validation refuses everything that the core cannot train.
     train, datasets: a `Core` and a `Datasets` (cores/base.py).
-    title: the trainer in a sentence. note: one paragraph on its experiment in MLflow, Markdown.
+    title: the trainer's name within a sentence. note: a paragraph on its experiment in MLflow, Markdown.
 
-    train_together: a `Together` (cores/base.py), which trains runs at once that differ in nothing but the seed; None:
-    they are trained one by one. most_together: how many of them are in a job.
+    train_together: a `Together` (cores/base.py), which trains runs together that differ only in the seed; None: they
+    are trained one by one. most_together: the maximum number of them in a job.
 
     exporter: an `Exporter`; None: its models cannot be exported.
-    worker_node: a `Companion`; None: a run takes one machine.
+    worker_node: a `Companion`; None: a run uses one machine.
     check_placement: a function (run, layout) that raises UserError for a run that cannot train on the layout.
-    estimate: a function (run, layout, available bytes of a GPU or None) -> CostEstimate or None; None: past runs alone
-    tell the cost. doctor: a `CoreChecks` (doctor/check.py); None: nothing beyond Python.
+    estimate: a function (run, layout, available bytes of a GPU or None) -> CostEstimate or None; None: the cost is
+    known from past runs only. doctor: a `CoreChecks` (doctor/core_checks.py); None: nothing beyond Python is checked.
     trainer_config: a function (run, layout, paths, folder of runs) -> the trainer's own configuration as plain values.
 
     uses_layout: `layout` and `paths` are part of its resources, are listed with its runs, and the machine is examined
-    before they start. fresh_process: a run needs a process that has trained none before it.
+    before they start. fresh_process: a run needs a process that has not trained another run.
     published_models: it trains models of the Hugging Face hub.
-    own_models: the models of conf/model that it trains and that no other core of the product trains; empty: it trains
-    those that no core has for itself.
-    miniature: what its models are, where results are no evidence for or against the paper; else empty.
-    preflight: it writes the timers of each step (cores/verl/phases.py), by which a short run measures a long one.
-    no_preflight: why it needs none.
+    own_models: the models of conf/model that only this core of the product trains; empty: it trains those that no core
+    claims.
+    miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
+    preflight: it writes the timers of each step (cores/verl/phases.py), from which a short run predicts a long one.
+    no_preflight: why it has no preflight.
     config: further sections of its configuration, as conf/core/<name>.yaml has them for a core of the product.
     """
 
@@ -91,7 +91,7 @@ class CoreRecord:
         return layout.nodes if layout is not None and self.uses_layout else 1
 
     def gpus(self, layout: Layout | None) -> int:
-        """GPUs that a run takes of each machine; 0 where a CPU is enough."""
+        """GPUs that a run takes on each machine; 0 if it runs on the CPU."""
         if layout is None or not self.uses_layout or layout.device != "cuda":
             return 0
         return layout.devices_per_node
@@ -119,9 +119,9 @@ def other_cores() -> tuple[str, ...]:
 
 @cache
 def core_of(name: str) -> CoreRecord:
-    """The record of the core called `name`. A name of the product is the product's.
+    """The record of the core called `name`. The product's own names take precedence.
 
-    Raises UserError if there is none, or what an entry point names is none.
+    Raises UserError if there is none, or if an entry point does not name a CoreRecord.
     """
     path = BUILT_IN.get(name) or entry_points(CORE_GROUP).get(name)
     if path is None:
@@ -137,7 +137,7 @@ def core_of(name: str) -> CoreRecord:
 
 
 def miniature_of(name: str) -> str:
-    """`miniature` of the core called `name`; empty where its package is not installed: a report does without."""
+    """`miniature` of the core called `name`; empty if its package is not installed, since reports do without it."""
     try:
         return core_of(name).miniature
     except UserError:
@@ -145,5 +145,5 @@ def miniature_of(name: str) -> str:
 
 
 def cores_that(part: str) -> list[str]:
-    """The names of the product's cores whose record has `part`: what messages offer."""
+    """The names of the product's cores whose record has `part`, for messages."""
     return [name for name in BUILT_IN if getattr(core_of(name), part)]

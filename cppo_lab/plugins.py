@@ -1,7 +1,7 @@
 """Objects of other packages, by import path or by an entry point of an installed package.
 
-Importing runs code, so the caller decides whose word counts: the command line, the user's environment, a package that
-the user has installed; never a file that somebody else may have written.
+Importing runs code, so the caller decides which sources to trust: the command line, the user's environment and
+installed packages; never a file that somebody else may have written.
 """
 
 import importlib
@@ -23,8 +23,8 @@ PATH = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w
 class EntryPoints(Mapping[str, str]):
     """The entry points of installed packages in a group: name -> `package.module:name`. Imports none of them.
 
-    A look-up raises UserError for a name that two packages give to different objects, and for one that is no word of a
-    configuration; other names are not affected. `packages`: name -> `package.module:name` -> the package.
+    A look-up raises UserError for a name that two packages give to different objects, and for a name that is not valid
+    in a configuration; other names are not affected. `packages`: name -> `package.module:name` -> the package.
     """
 
     group: str
@@ -57,7 +57,7 @@ class EntryPoints(Mapping[str, str]):
 @cache
 def entry_points(group: str) -> Mapping[str, str]:
     """The entry points in a group, see `EntryPoints`."""
-    # Reads the folders of all packages: only when somebody asks for a foreign name.
+    # Reads the folders of all packages, so it runs only when a name outside the product is looked up.
     from importlib import metadata
 
     found: dict[str, dict[str, str]] = {}
@@ -70,7 +70,7 @@ def entry_points(group: str) -> Mapping[str, str]:
 def resolve(path: str) -> Any:
     """The object at `package.module:name`. Raises whatever its import raises."""
     module, _, name = path.partition(":")
-    found = importlib.import_module(module)  # noqa: TID251  the caller answers for the name
+    found = importlib.import_module(module)  # noqa: TID251  the caller vouches for the name
     for part in name.split("."):
         found = getattr(found, part)
     return found
@@ -79,7 +79,7 @@ def resolve(path: str) -> Any:
 def load(path: str, what: str) -> Any:
     """The object at `package.module:name`; `what` names it in messages.
 
-    Raises UserError if it cannot be imported, also where its module ends the process.
+    Raises UserError if it cannot be imported, also if its module calls sys.exit.
     """
     if not PATH.fullmatch(path):
         raise UserError(f"{what}={path!r} must be package.module:name")

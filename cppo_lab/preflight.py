@@ -1,9 +1,9 @@
-"""A short job before a run's GPU-hours are spent: start, validate, one step, checkpoint; from that, one step more.
+"""A short trial job before a run's GPU-hours are spent: start, validate, train a step, checkpoint, resume.
 
-`runs/preflight` has a folder for each kind of run; nothing goes to MLflow, since it is no result.
+`runs/preflight` has a folder for each kind of run. Nothing is sent to MLflow, since a preflight is not a result.
 
-Each part runs in a separate process, since Ray and verl can be loaded only once, and since the second is to find
-what a run finds that was killed. On several nodes there is only the first part: the other machines leave with it.
+Each part runs in a separate process, since Ray and verl can be loaded only once, and since the second part must start
+from the state that a killed run leaves. On several nodes only the first part runs: the other machines exit with it.
 """
 
 import json
@@ -31,14 +31,14 @@ from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.tracking.preflight import FILE, PreflightResult, Step
 from cppo_lab.tracking.system import SystemSampler
 
-STAND_INS = "stand_ins"  # models with random weights and made-up problems, in the folder of preflights
-SYSTEM_SECONDS = 1.0  # between two looks at the memory of machine and GPUs
+STAND_INS = "stand_ins"  # models with random weights and synthetic problems, in the folder of preflights
+SYSTEM_SECONDS = 1.0  # sampling interval of the memory of machine and GPUs
 
 
 def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
-    """Models of the same shapes with random weights, and problems: paths to them.
+    """Write models of the same shapes with random weights, and problems; returns the paths.
 
-    Raises UserError for a model that has none, or packages that are not installed.
+    Raises UserError for a model without a stand-in, or if packages are missing.
     """
     try:
         from cppo_lab.cores.verl import stand_in
@@ -50,9 +50,9 @@ def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], 
 
 
 def shortened(spec: RunSpec, last: int) -> RunSpec:
-    """`spec` with `last` steps that do everything once; all shapes stay.
+    """`spec` cut to `last` steps that exercise every part once; all shapes stay.
 
-    No group is left out, so that an update is as large as it can become.
+    No group is dropped, so that each update has its maximum size.
     """
     return spec.model_copy(
         update={
@@ -65,7 +65,7 @@ def shortened(spec: RunSpec, last: int) -> RunSpec:
 
 @dataclass(frozen=True)
 class PreflightJob:
-    """What a launcher runs; `runs` is the folder of all runs, `folder` this preflight's own."""
+    """The launcher's job: `runs` is the folder of all runs, `folder` that of this preflight."""
 
     spec: RunSpec
     layout: LayoutSpec
@@ -89,7 +89,7 @@ class PreflightJob:
 
     @property
     def fresh_process(self) -> bool:
-        """It starts processes of its own."""
+        """False, since it trains in child processes."""
         return False
 
     @property
@@ -103,7 +103,7 @@ class PreflightJob:
         return core_of(self.spec.core).gpus(self.layout)
 
     def run(self) -> None:
-        """Measure, and write what was found; on the other machines of an allocation, help with it."""
+        """Measure and write the result; on the other machines of an allocation, serve as a worker node."""
         if self.allocation is not None and self.allocation.rank:
             lend_machine(self.spec.core, resources_of(self), self.visible_devices)
             return
@@ -165,14 +165,14 @@ class PreflightJob:
 
 
 def _reached(part: "_Part") -> str:
-    """How far a part came."""
+    """How far a part got."""
     steps = [int(step) for step in part.rows]
     return f"after step {max(steps)}" if steps else "before the first validation"
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One process: its times in seconds since the epoch, the rows that it recorded, its most memory."""
+    """One process: its times in seconds since the epoch, the rows that it recorded, its peak memory."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -183,7 +183,7 @@ class _Part:
 
     @classmethod
     def read(cls, folder: Path, last: int) -> "_Part":
-        """What the process that trained up to step `last` has written; an empty one if it has not."""
+        """What the process that trained up to step `last` has written; an empty one if it wrote nothing."""
         try:
             return cls(**json.loads(_part_file(folder, last).read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -195,7 +195,7 @@ def _part_file(folder: Path, last: int) -> Path:
 
 
 class _Rows:
-    """A metric sink that keeps rows and when they came. Nothing is sent anywhere."""
+    """A metric sink that keeps rows and their times in memory. Nothing is sent anywhere."""
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, float]] = {}
@@ -203,7 +203,7 @@ class _Rows:
         self._known = -1
 
     def begin(self, step: int | None) -> None:
-        """The rows up to `step` are an earlier part's, and come again."""
+        """The rows up to `step` belong to an earlier part and are logged again."""
         self._known = -1 if step is None else step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -222,14 +222,14 @@ class _Rows:
 
 
 def _train(job: PreflightJob, last: int) -> None:
-    """One part, in a separate process: train up to step `last`, and write what came of it."""
-    _say_into(job.folder / "attempts" / f"part-{last}.log")
+    """One part, in a separate process: train up to step `last`, and write the result."""
+    _redirect_output(job.folder / "attempts" / f"part-{last}.log")
     prepare_process(job.threads, job.visible_devices)
     began, sink, error = time.time(), _Rows(), ""
     with SystemSampler(job.folder, SYSTEM_SECONDS) as sampler:
         try:
             load_core(job.spec.core)(shortened(job.spec, last), sink, resources_of(job))
-        except Exception as raised:  # noqa: BLE001 - whatever it is, it is the result
+        except Exception as raised:  # noqa: BLE001 - any error is the result
             traceback.print_exc()
             error = describe(raised)
     peaks = {name: value for name, value in sampler.drain().items() if name.endswith("peak_megabytes")}
@@ -244,8 +244,8 @@ def _train(job: PreflightJob, last: int) -> None:
     replace_file(_part_file(job.folder, last), json.dumps(asdict(part)))
 
 
-def _say_into(path: Path) -> None:
-    """Send all that this process and its children print to a file, without secrets where Python prints it."""
+def _redirect_output(path: Path) -> None:
+    """Redirect the output of this process and its children to a file; secrets in Python's own output are masked."""
     path.parent.mkdir(exist_ok=True)
     with open_append(path) as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
@@ -254,9 +254,9 @@ def _say_into(path: Path) -> None:
 
 
 def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | None:
-    """Seconds from the start of a part to the first timer of verl; None if it did not come so far.
+    """Seconds from the start of a part to the first timer of verl; None if it did not get that far.
 
-    A row comes when its step, and its validation, have been timed.
+    A row is logged after its step and its validation have been timed.
     """
     first = min((int(step) for step in part.row_times), default=None)
     if first is None or first not in lines:
@@ -266,7 +266,7 @@ def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | Non
 
 
 def _step(row: Mapping[str, float], line: phases.Phases) -> Step:
-    whole = line.seconds["step"] - line.seconds.get("save_checkpoint", 0.0)  # verl counts it in
+    whole = line.seconds["step"] - line.seconds.get("save_checkpoint", 0.0)  # verl includes it
     rollout, update = row["perf/rollout_seconds"], row["perf/update_seconds"]
     weights = line.seconds.get("update_weights", 0.0)
     return Step(
@@ -290,9 +290,9 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _clear(folder: Path, keep: Collection[str]) -> None:
-    """Remove all that is in the folder but what is to be kept.
+    """Remove everything in the folder except `keep`.
 
-    Raises UserError for a link: another member of the group may have made it, and it may lead anywhere.
+    Raises UserError for a link: another member of the group may have created it, and it may point anywhere.
     """
     if folder.is_symlink():
         raise UserError(f"{folder} is a link, and its target would be emptied: remove it")

@@ -10,27 +10,27 @@ import traceback
 from collections.abc import Iterator
 from typing import TextIO
 
-# A password may have any character but these. A text may end before its `@`; what it ends in is a port if it is all
-# digits. Where a user's name is alone, as in https://TOKEN@host, it may be a token.
+# A password may contain any character but these. A truncated text may lack the `@`; digits alone at its end are then a
+# port. A user name without a password, as in https://TOKEN@host, may be a token.
 _WITH_PASSWORD = re.compile(r"""(://[^\s/:@"'<>]*:)(?:[^\s"'<>]*(@)|(?!\d+(?:/|\Z))[^\s"'<>]*\Z)""")
 _ALONE = re.compile(r"""(://)[^\s/:@"'<>]+(@)""")
 _QUERY = re.compile(
     r"""([?&](?:password|passwd|pwd|secret|token|access_token|api_?key|signature|sig|x-amz-[\w-]+)=)[^&\s"'<>]+""",
     re.I,
 )
-# Words that end the name of a setting whose value gives access: HF_TOKEN=..., --api-key ..., "password": "...".
+# Endings of the names of settings whose value is a secret: HF_TOKEN=..., --api-key ..., "password": "...".
 _SECRET = (
     r"(?i:password|passwd|passphrase|secret|secret[_-]?key|api[_-]?key|access[_-]?key(?:[_-]?id)?|private[_-]?key"
     r"|credentials?)"
 )
 _VALUE = r"""("[^"\n]*"|'[^'\n]*'|[^\s"',;&<>*][^\s"',;&<>]*)"""
-# A name is looked at as far as 60 signs: a stranger's text must not make this slow. /etc/passwd is a path.
+# A name is matched up to 60 characters, so that no text makes this slow. /etc/passwd is a path, not a setting.
 _NAMED = re.compile(
     rf"""((?<!/)(?:\b[\w-]{{0,60}}?{_SECRET}|\b[A-Z0-9_]{{0,60}}TOKEN)["']?\s{{0,9}}[=:]\s{{0,9}}){_VALUE}"""
 )
 _OPTION = re.compile(rf"(--(?:[\w-]{{0,60}}-)?(?:{_SECRET}|token)(?:=|[ \t]{{1,9}})){_VALUE}")
 _BEARER = re.compile(r"(\bBearer[ \t]+|\bAuthorization:[ \t]*\w+[ \t]+)[A-Za-z0-9._~+/=-]{8,}", re.I)
-# What services begin their tokens with: Hugging Face, GitHub, GitLab, Slack, OpenAI, AWS.
+# Prefixes of the tokens of Hugging Face, GitHub, GitLab, Slack, OpenAI and AWS.
 _KNOWN = re.compile(
     r"\b(hf_(?=[A-Za-z0-9]{30})|(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|AKIA|ASIA)(?=[A-Za-z_-]{0,60}[0-9]))"
     r"[A-Za-z0-9_-]{12,}"
@@ -39,7 +39,7 @@ MASK = "***"
 
 
 def redacted(text: str) -> str:
-    """A URI, or any text, with whatever gives access masked: in URIs, settings, options, headers, and known tokens.
+    """A URI, or any text, with secrets masked: in URIs, settings, options and headers, and tokens of known services.
 
     `://user:***@host`, `://***@host`, `?password=***`, `HF_TOKEN=***`, `--api-key ***`, `Bearer ***`, `hf_***`.
     """
@@ -52,15 +52,15 @@ def redacted(text: str) -> str:
 
 
 def _masked_value(found: "re.Match[str]") -> str:
-    """Quotes stay: the text may be JSON."""
+    """The name of a setting and its masked value. Quotes stay, since the text may be JSON."""
     quote = found[2][0] if found[2][0] in "\"'" else ""
     return f"{found[1]}{quote}{MASK}{quote}"
 
 
 class RedactedLines:
-    """Text that comes in pieces of bytes, masked line by line: a piece may end in the middle of a password.
+    """Masks text that arrives in chunks, line by line, since a chunk may end in the middle of a password.
 
-    Ends of lines stay as they are; a line of more than `_LONGEST` signs is masked in parts.
+    Line endings stay as they are; a line of more than `_LONGEST` characters is masked in parts.
     """
 
     _LONGEST = 1 << 16
@@ -68,10 +68,10 @@ class RedactedLines:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._open = ""  # the line that is not whole yet
+        self._open = ""  # the unfinished line
 
     def add(self, piece: bytes | str) -> str:
-        """The lines that are whole now."""
+        """Add a chunk; returns the lines that are now complete, masked."""
         text = self._open + (piece if isinstance(piece, str) else self._decoder.decode(piece))
         end = max(text.rfind("\n"), text.rfind("\r")) + 1
         if not end and len(text) > self._LONGEST:
@@ -80,15 +80,15 @@ class RedactedLines:
         return redacted(text[:end])
 
     def rest(self) -> str:
-        """What is left at the end, without its own end of line."""
+        """The last, unfinished line, masked."""
         text, self._open = self._open + self._decoder.decode(b"", final=True), ""
         return redacted(text)
 
 
 class _RedactingStream(io.TextIOBase):
-    """A text stream that passes masked text on to another one: whole lines, and at a flush the rest.
+    """A text stream that forwards masked text to another one: complete lines, and at a flush the rest.
 
-    What a full disk has no room for is lost: no run fails because it could not print.
+    Output that a full disk cannot take is lost: no run fails because it could not print.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -96,13 +96,13 @@ class _RedactingStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if written := self._lines.add(text):
-            with _losing_what_has_no_room():
+            with _ignoring_full_disk():
                 self._stream.write(written)
         return len(text)
 
     def flush(self) -> None:
-        # `print(..., end="", flush=True)` wants to be seen, and ends between words.
-        with _losing_what_has_no_room():
+        # `print(..., end="", flush=True)` must be shown at once, and rarely ends within a word.
+        with _ignoring_full_disk():
             self._stream.write(self._lines.rest())
             self._stream.flush()
 
@@ -121,7 +121,7 @@ class _RedactingStream(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def _losing_what_has_no_room() -> Iterator[None]:
+def _ignoring_full_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -137,9 +137,9 @@ def mask_output() -> None:
 
 @contextlib.contextmanager
 def masked_errors() -> Iterator[None]:
-    """An error whose text or traceback gives access to something is replaced by one with the same text, masked.
+    """Replace an error whose text or traceback contains a secret by one with the masked text.
 
-    Launchers write what ends a job into files.
+    Launchers write the error that ends a job to files.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""Files in folders where others may have put something: opened, and replaced, only as plain files.
+"""Opens and replaces files in folders that others can write to, accepting plain files only.
 
-A pipe would let its reader wait for ever, a device has no end, and a link leads what is written to a file elsewhere.
-All that is written in a run's folder is written by this module. It needs the standard library alone.
+A pipe would block its reader for ever, a device has no end, and a link redirects what is written to another file.
+All writes to a run's folder go through this module. It needs only the standard library.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from typing import BinaryIO, TextIO
 
 from cppo_lab.errors import UserError
 
-# What the system says of a path that leads to no file: nothing there, a file for a folder, links in a ring, a socket.
+# Errors of a path that leads to no file: it does not exist, has a file as a folder, circular links, or is a socket.
 _NOTHING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
 
 
 def leads_nowhere(error: OSError) -> bool:
-    """Whether it means that there is no such file; otherwise the file cannot be read: no permission, a broken disk."""
+    """Whether the error means that there is no such file; any other means that it cannot be read (permission, disk)."""
     return error.errno in _NOTHING
 
 
@@ -41,10 +41,10 @@ def open_plain(path: Path) -> BinaryIO | None:
 
 
 def open_below(folder: Path, *names: str) -> BinaryIO | None:
-    """The plain file that `names` lead to, one folder below the other, from `folder` on; None if there is none.
+    """The plain file at the path `names` below `folder`; None if there is none.
 
-    Raises UserError if a link is on the way, or in the file's place, or something that is not a plain file; OSError if
-    it cannot be read.
+    Raises UserError if the file or a folder of the path is a link, or the file is not a plain one; OSError if it cannot
+    be read.
     """
     place = folder.joinpath(*names)
     parent = _folder_below(folder, names[:-1])
@@ -69,7 +69,7 @@ def open_below(folder: Path, *names: str) -> BinaryIO | None:
 
 
 def names_below(folder: Path, *names: str) -> list[str]:
-    """What is in the folder that `names` lead to from `folder` on, in order; nothing if there is none.
+    """The sorted contents of the folder at the path `names` below `folder`; empty if there is none.
 
     Raises as `open_below` does.
     """
@@ -83,9 +83,9 @@ def names_below(folder: Path, *names: str) -> list[str]:
 
 
 def _folder_below(folder: Path, names: Sequence[str]) -> int | None:
-    """The folder that `names` lead to, opened; None if there is none. Each step begins where the last one came to."""
+    """A descriptor of the folder at the path `names`, opened name by name; None if there is none."""
     if any(name in ("", ".", "..") or "/" in name for name in names):
-        raise ValueError(f"{names}: names within a folder are wanted")
+        raise ValueError(f"{names}: must be names within a folder")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         descriptor = os.open(folder, flags)
@@ -116,7 +116,7 @@ def _is_link(name: str, folder: int) -> bool:
 
 
 def read_plain(path: Path, largest: int) -> bytes | None:
-    """What the file holds; None as `open_plain`, and where it has more than `largest` bytes.
+    """The content of the file; None where `open_plain` gives None, and if it has more than `largest` bytes.
 
     Raises OSError if it cannot be read.
     """
@@ -129,20 +129,20 @@ def read_plain(path: Path, largest: int) -> bytes | None:
 
 
 def open_lock(path: Path) -> TextIO:
-    """The file at `path` to be locked, read and written, made if it is not there; its content stays.
+    """The file at `path`, opened for locking, reading and writing, and created if missing; its content stays.
 
-    Raises UserError if something else than a plain file is there, OSError if it cannot be opened.
+    Raises UserError if `path` is not a plain file, OSError if it cannot be opened.
     """
     return os.fdopen(_open_to_write(path, os.O_RDWR), "r+", encoding="utf-8")
 
 
 def open_append(path: Path) -> TextIO:
-    """The file at `path`, made if it is not there, to be written at its end. Raises as `open_lock` does."""
+    """The file at `path`, created if missing and opened for appending. Raises as `open_lock` does."""
     return os.fdopen(_open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", encoding="utf-8")
 
 
 def is_shared(folder: Path) -> bool:
-    """Whether a group works in `folder` together: it may write there, and what this process makes there is its own."""
+    """Whether a group shares `folder`: it is group-writable, and new files of this process get its group."""
     try:
         found = folder.stat()
     except OSError:
@@ -156,7 +156,7 @@ def _open_to_write(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | kind, 0o666)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe without a reader
             raise _not_plain(path) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -171,13 +171,13 @@ def _not_plain(path: Path) -> UserError:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` at the end, as a whole; if writing fails, what was there stays.
+    """A file that atomically replaces `path` at the end of the block; if writing fails, the old file stays.
 
-    The caller sees to it that nobody else replaces the same file meanwhile. It is written as `NAME.partial`, which a
-    kill may leave and the next call removes.
+    The caller makes sure that nobody else replaces the same file meanwhile. The new file is written as `NAME.partial`;
+    a kill may leave that behind, and the next call removes it.
     """
     partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)  # a link goes, and what it leads to stays
+    partial.unlink(missing_ok=True)  # removes a link, not its target
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -196,7 +196,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def overwrite_file(path: Path, content: str) -> None:
-    """Put `content` into `path` without another file: for a full disk, since a reader may see half of it.
+    """Write `content` to `path` in place. For a full disk only, since a reader may see half of it.
 
     Raises as `open_lock` does.
     """

@@ -1,4 +1,4 @@
-"""Signals that end a process become an exception, once."""
+"""Turns the signals that end a process into an exception, raised once."""
 
 import contextlib
 import functools
@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-# A terminal that closes says it to all its processes, unless `nohup` keeps them.
+# A closing terminal sends SIGHUP to all of its processes; `nohup` makes them ignore it.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
-# People, Slurm and launchers send the first; the second is submitit's warning before a time limit.
-_TOLD = (signal.SIGTERM, signal.SIGUSR2, *_HANGUP)
+# Users, Slurm and launchers send SIGTERM; SIGUSR2 is submitit's warning before a time limit.
+_END_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, *_HANGUP)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-_held: list[int] = []  # numbers of signals that came while they were held back
+_held: list[int] = []  # numbers of the signals that came after `hold_signals`
 
 
 class Interrupted(SystemExit):
@@ -31,29 +31,31 @@ class Interrupted(SystemExit):
 
 
 def interrupt_on_termination() -> None:
-    """Have SIGTERM and a closed terminal interrupt this process, as Ctrl-C does: once, since a session that ends sends
-    both, and its shell and the system the second each."""
+    """Have SIGTERM and SIGHUP interrupt this process as Ctrl-C does, but only once.
+
+    A session that ends sends both signals, and SIGHUP twice: from its shell and from the system.
+    """
     for number in (signal.SIGTERM, *_HANGUP):
         signal.signal(number, _ctrl_c)
 
 
 @contextlib.contextmanager
-def saying_at_interrupt(say: Callable[[], None]) -> Iterator[None]:
-    """Call `say` at the first Ctrl-C, before it interrupts this process; what is waited for then may take long.
+def announcing_interrupt(say: Callable[[], None]) -> Iterator[None]:
+    """Call `say` at the first Ctrl-C, before it interrupts this process, since shutting down may take long.
 
-    `say` runs in a signal handler. Where Ctrl-C has another meaning than Python's own, nothing changes.
+    `say` runs in a signal handler. If a SIGINT handler other than Python's default is installed, nothing changes.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before != signal.default_int_handler:
         yield
         return
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def on_interrupt(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, before)
         say()
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, told)
+    signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:
@@ -62,7 +64,7 @@ def saying_at_interrupt(say: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Processes that are started here do not hear these signals; this one does, afterwards."""
+    """Processes started in this block inherit a mask that blocks these signals; this process gets them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -72,16 +74,17 @@ def blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """A signal that ends this process does so after this block, not within it. May be nested.
+    """Defer signals that end this process until the block has ended. May be nested.
 
-    For short work on a SQLite file: an exception in the middle of a transaction keeps the session that it came from,
-    and with it the file's lock, until it has been handled. Whoever handles it could not write.
+    For short work on a SQLite file: an exception in the middle of a transaction keeps the session alive, and with it
+    the file's lock, until it has been handled. The code that handles it could not write to the file.
     """
-    if threading.current_thread() is not threading.main_thread():  # where no signal is handled
+    # Python runs signal handlers in the main thread only.
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_TOLD)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_END_SIGNALS)}
     before = {number: handler for number, handler in before.items() if callable(handler)}
     try:
         for number in before:
@@ -106,42 +109,43 @@ def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def handle_signals(now: bool = True) -> None:
-    """Raise Interrupted in this process's main thread at the first signal to end; `now`, if there was one."""
+    """Raise Interrupted in the main thread at the first signal to end; with `now`, at once if one is pending."""
     _handle(_interrupt)
     if _held and now:
         _interrupt(_held[0], None)
 
 
 def hold_signals() -> None:
-    """Until `handle_signals`, remember a signal to end: what this process does now must not be cut off."""
+    """Hold signals to end until `handle_signals`: the work in between must not be interrupted."""
     _handle(lambda number, _: _held.append(number))
 
 
 def ignore_signals(do: Callable[[], None] | None = None) -> None:
-    """From now on, `do` that at a signal to end, or nothing: its last words must not be cut off.
+    """From now on, call `do` at a signal to end, or ignore it (None): recording the end must not be interrupted.
 
-    If it does something, the next `handle_signals` knows. Slurm sends two signals, often together; the local launcher
-    repeats its own; a SIGTERM comes with a Ctrl-C.
+    With `do`, the signal is also held for the next `handle_signals`. Repeated signals are common: Slurm often sends two
+    at once, the local launcher repeats its own, and a SIGTERM may follow a Ctrl-C.
     """
     _held.clear()
     if do is None:
         _handle(signal.SIG_IGN)
         return
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         _held.append(number)
         do()
 
-    _handle(told)
+    _handle(on_signal)
 
 
 def find_interruption(error: BaseException) -> KeyboardInterrupt | Interrupted | None:
-    """The interruption that `error` is, or that a library met with an error of its own: `torch.save` cut off does."""
+    """The interruption that caused `error`, if any: libraries such as `torch.save` raise another error on top of it."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, (KeyboardInterrupt, Interrupted)):
             return found
-        if isinstance(found, SystemExit) and found.code == signal.SIGTERM:  # Ray's handler, while Ray starts
+        # Raised by Ray's handler while Ray starts.
+        if isinstance(found, SystemExit) and found.code == signal.SIGTERM:
             return Interrupted(signal.SIGTERM)
         found = found.__cause__ or found.__context__
     return None
@@ -149,7 +153,7 @@ def find_interruption(error: BaseException) -> KeyboardInterrupt | Interrupted |
 
 def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
-        for number in _TOLD:
+        for number in _END_SIGNALS:
             signal.signal(number, handler)
 
 

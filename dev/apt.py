@@ -12,7 +12,7 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 
 def install_packages(packages: Sequence[str], absent: Sequence[str]) -> None:
-    """Installs `packages`, which bring the programs that are `absent`.
+    """Installs `packages`, which contain the `absent` programs.
 
     Raises:
         DevError: There is no apt-get, no root, or apt-get fails.

@@ -1,7 +1,7 @@
 """`make audit`: looks for known vulnerabilities of the packages in requirements-cpu.lock, with pip-audit.
 
-pip-audit asks PyPI. It also ends well where an index answers that knows no vulnerabilities, as most mirrors do; here
-that is no success: the exit code is 0 only if every package was looked up, 1 if one is vulnerable, 2 if some were not.
+pip-audit asks PyPI. It also succeeds with an index that has no vulnerability data, as most mirrors do. Here that is a
+failure: the exit code is 0 only if every package was looked up, 1 if one is vulnerable, 2 if some were not looked up.
 """
 
 import json
@@ -23,7 +23,7 @@ def verdict(output: str, errors: str) -> tuple[int, list[str]]:
         return 2, [f"NOT AUDITED: {reason:.300}"]
     skipped = [one["name"] for one in packages if "skip_reason" in one]
     found = [
-        f"{one['name']} {one['version']}: {flaw['id']}, mended in {', '.join(flaw['fix_versions']) or 'no version yet'}"
+        f"{one['name']} {one['version']}: {flaw['id']}, fixed in {', '.join(flaw['fix_versions']) or 'no version yet'}"
         for one in packages
         for flaw in one.get("vulns", [])
     ]

@@ -1,7 +1,7 @@
 """Our docstrings, which are plain text with Markdown's backticks, as reStructuredText for Sphinx.
 
 `name: text` lines with indented continuations become a list. Google's sections (Args, Returns, Raises, Columns) are
-left to sphinx.ext.napoleon, but for what reStructuredText would take for markup.
+left to sphinx.ext.napoleon, except that markup characters of reStructuredText are escaped.
 """
 
 import re
@@ -15,7 +15,7 @@ _MARKUP = re.compile(r"[*|]|_(?!\w)")
 
 
 def as_restructured_text(lines: Sequence[str]) -> list[str]:
-    """The lines of a docstring, escaped, with lists where it lists."""
+    """The lines of a docstring, escaped, with lists of entries as reStructuredText lists."""
     text = _escaped("\n".join(lines))
     found: list[str] = []
     for paragraph in re.split(r"\n{2,}", text):
@@ -24,7 +24,7 @@ def as_restructured_text(lines: Sequence[str]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Backticks become literals, all else loses its meaning as markup."""
+    """Turn backticks into literals and escape all other markup."""
     parts = _LITERAL.split(text)
     parts[::2] = [_MARKUP.sub(r"\\\g<0>", plain) for plain in parts[::2]]
     parts[1::2] = [f"``{' '.join(literal.split())}``" for literal in parts[1::2]]
@@ -43,11 +43,11 @@ def _block(lines: list[str]) -> Iterator[str]:
 
 
 def process(app: Any, kind: str, name: str, about: Any, options: Any, lines: list[str]) -> None:
-    """As Sphinx's event `autodoc-process-docstring`."""
+    """Handler of Sphinx's event `autodoc-process-docstring`."""
     lines[:] = as_restructured_text(lines)
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """As a Sphinx extension; before napoleon, whose priority is 500."""
+    """Entry point of the Sphinx extension; it runs before napoleon, whose priority is 500."""
     app.connect("autodoc-process-docstring", process, priority=400)
     return {"parallel_read_safe": True}

@@ -2,9 +2,9 @@
 
     python -m dev.exact_null [--runs 100] [--draws 1000]
 
-Trains DPPO of `sweeps/exact.yaml` on the early fork with seeds of no study, at two horizons. Draws two arms without a
-common run from them, gives them the same seed numbers, and counts how often the 95 % interval of the ratio of errors,
-and of its change with the horizon, leaves out that they are equal: on either side, it should be in 2.5 % of the draws.
+Trains DPPO of `sweeps/exact.yaml` on the early fork at two horizons, with seeds that no study uses. Draws two disjoint
+arms from the runs, gives them the same seed numbers, and counts how often the 95 % interval of the ratio of errors, and
+of its change with the horizon, excludes equality: on either side, it should be in 2.5 % of the draws.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
-FIRST = 1000  # the seeds from here on are in no study
+FIRST = 1000  # no study uses the seeds from here on
 HORIZONS = (16, 64)
 ARMS = (40, 20, 8)  # seeds of an arm
 

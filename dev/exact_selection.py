@@ -2,10 +2,10 @@
 
     python -m dev.exact_selection [--seeds 8] [--file FILE.csv]      # docs/exact_selection.csv; CPU minutes
 
-Looks at `exact/movement` alone, never at the error. A rule's threshold rule.delta is sought so that the logarithm of
-its mean movement over DPPO's is 0 in the mean over processes and horizons, but for 5 %. The first try is DPPO's
-threshold over the mean position weight. The file has every try; `chosen` takes the nearest or interpolates; a test
-holds the sweep's thresholds against it.
+Uses `exact/movement` only, never the error. Searches for a rule's threshold rule.delta at which the log ratio of its
+movement to DPPO's, averaged over processes and horizons, is 0 within 5 %. The first try is DPPO's threshold divided by
+the mean position weight. The file has every try; `chosen` takes the nearest or interpolates; a test compares the
+sweep's thresholds with it.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from cppo_lab.sweep.plan import make_plan
 
 FILE = Path(__file__).parents[1] / "docs" / "exact_selection.csv"
 SEEDS = range(100, 108)
-REFERENCE, FREE = "dppo", "no_trust_region"  # what the others are matched to; what has no threshold to choose
+REFERENCE, FREE = "dppo", "no_trust_region"  # the rule to match; the one without a threshold
 NEAR = 0.05  # a mean log ratio of movements within this counts as equal
-FAR = 0.1  # nor one beyond this as near enough: where the budget limits a rule, its threshold changes little
+FAR = 0.1  # beyond this the nearest is rejected: where the budget limits a rule, its threshold changes little
 TRIES = 3
 
 
@@ -44,7 +44,7 @@ class Tried:
     model: str
     horizon: int
     movement: float
-    movement_before: float  # by the sampler's mismatch alone
+    movement_before: float  # from the sampler's mismatch only
     divergence: float  # mean D of the tokens that enter the updates
     masked: float  # share of the tokens with a learning signal
 
@@ -88,7 +88,7 @@ def searched(variant: str, reference: Sequence[Tried], seeds: Sequence[int]) -> 
         )
         if abs(known[-1][1]) < NEAR:
             break
-        slope = 0.5  # of a first guess: what DPPO's own movement has in its threshold
+        slope = 0.5  # first guess: the slope of DPPO's own movement in its threshold
         if len(known) > 1 and known[-1][0] != known[-2][0]:
             slope = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
         at = known[-1][0] - max(-1.0, min(1.0, known[-1][1] / max(slope, 0.1)))
@@ -152,7 +152,7 @@ def log_ratio(rows: Sequence[Tried], reference: Sequence[Tried]) -> float:
 def chosen(rows: Sequence[Tried]) -> dict[str, float]:
     """Each rule's threshold, with 3 digits: the nearest tried, or between the nearest on both sides of DPPO's.
 
-    Raises UserError if a rule was not brought to DPPO's movement.
+    Raises UserError if no try of a rule is near DPPO's movement.
     """
     reference = [row for row in rows if row.variant == REFERENCE]
     tries: dict[str, dict[float, list[Tried]]] = defaultdict(lambda: defaultdict(list))
@@ -176,7 +176,7 @@ def chosen(rows: Sequence[Tried]) -> dict[str, float]:
 
 
 def read(file: Path = FILE) -> list[Tried]:
-    """What was tried."""
+    """Read the tries from the file."""
     with file.open(newline="") as text:
         return [
             Tried(

@@ -1,7 +1,7 @@
 """import-linter, mypy and class names: `python -m dev.lint [imports] [types] [names]`, in `make lint`.
 
-They do not see that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
-setup.py builds the package into build/lint, as for a wheel, and they read it there; messages name the tree's own files.
+They cannot know that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
+setup.py builds the package into build/lint, as for a wheel, and they check that copy; messages name the original files.
 """
 
 import argparse
@@ -20,7 +20,7 @@ TYPED = ("cppo_lab", "dev", "benchmarks.summary", "benchmarks.gpu_kit")  # what 
 
 
 def build() -> int:
-    """Build the package into an empty `BUILT`; setuptools' exit status, which says whether anything was left out."""
+    """Build the package into an empty `BUILT`; setuptools' exit status, which is not 0 if files are missing."""
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(BUILT)]
     shutil.rmtree(ROOT / BUILT, ignore_errors=True)
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
@@ -30,13 +30,13 @@ def build() -> int:
 
 
 def imports() -> int:
-    """Run import-linter, which takes the package of the folder it is started in; its exit status."""
+    """Run import-linter, which checks the package in its working folder; its exit status."""
     command = [str(Path(sys.executable).with_name("lint-imports")), "--config", str(ROOT / "pyproject.toml")]
     return subprocess.run([*command, "--no-cache", "--no-logo"], cwd=ROOT / BUILT, check=False).returncode
 
 
 def types() -> int:
-    """Run mypy, which takes the built package before that of the checkout; its exit status."""
+    """Run mypy, which prefers the built package over that of the checkout; its exit status."""
     command = [sys.executable, "-m", "mypy", *(word for name in TYPED for word in ("-p", name))]
     environment = os.environ | {"MYPYPATH": str(BUILT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=subprocess.PIPE, text=True)
@@ -45,7 +45,7 @@ def types() -> int:
 
 
 def in_the_tree(messages: str) -> str:
-    """Messages with the files of the tree in place of the built ones."""
+    """Messages with the names of files in the tree in place of the built ones."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
     for name, folder in settings["package-dir"].items():
         messages = re.sub(

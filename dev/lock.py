@@ -49,7 +49,7 @@ def pins(text: str) -> dict[str, Pin]:
     """The pins of a constraints file or a lock by canonical name, in order.
 
     Raises:
-        DevError: a line that is no `name==version`, with or without hashes, or a package that comes twice.
+        DevError: a line is not `name==version`, with or without hashes, or a package appears twice.
     """
     found: dict[str, Pin] = {}
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
@@ -75,7 +75,7 @@ def as_text(locked: Mapping[str, Pin], header: str = HEADER) -> str:
 
 
 def differences(wanted: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:
-    """In what a lock is not what the constraints and their hashes ask for, each in words."""
+    """The differences between a lock and its constraints, one line each."""
     names = sorted({*wanted, *locked})
     found = [f"{name} is not in the lock" for name in names if name not in locked]
     found += [f"{name} is not in the constraints" for name in names if name not in wanted]
@@ -93,8 +93,8 @@ def differences(wanted: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[st
 def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
     """The pins of a pylock file's packages (PEP 751), with the files that CPU machines may install.
 
-    These are wheels for Linux and macOS, and source archives of packages that have no wheel at all: to build one runs
-    its code. Of torch there are none for Linux on x86-64, where PyPI has CUDA builds.
+    These are wheels for Linux and macOS, and source archives only of packages without wheels, since building one runs
+    its code. torch's wheels for Linux on x86-64 are excluded, since those on PyPI are CUDA builds.
     """
     found = {}
     for package in packages:

@@ -2,8 +2,8 @@
 
 `python3 -m dev.lock_gpu`, or `make lock-gpu`, resolves this project with `verl[vllm,fsdp]` and `verl[vllm,megatron]`
 for CPython 3.12 on Linux (x86-64) through `uv` (pip install uv). Nothing is installed, and no GPU is needed. What verl
-settles in its own `[tool.uv]`, which pip ignores, is repeated here. The locks record until when a release counts. A
-mirror may show an older release later all the same: only with the lock's own versions does a resolution give it again.
+settles in its own `[tool.uv]`, which pip ignores, is repeated here. The locks record the time until which releases
+count. A mirror may still show an older release later, so a resolution reproduces a lock only from the lock's versions.
 
 Three packages that Megatron needs are only in verl's own wheelhouse. requirements-gpu-megatron-wheels.txt names their
 files as verl's uv.lock does; that file has no hashes for them, and nothing here has fetched them.
@@ -25,7 +25,7 @@ MEGATRON = ROOT / "requirements-gpu-megatron.lock"
 WHEELS = ROOT / "requirements-gpu-megatron-wheels.txt"
 FLASH = ROOT / "requirements-gpu-flash-attn.lock"
 EXTRAS = "train,search,report,ui,postgres,data,gpu"
-# Prebuilt in verl's wheelhouse alone for Python 3.12 and CUDA 13: WHEELS names them, the lock leaves them out.
+# Prebuilt only in verl's wheelhouse for Python 3.12 and CUDA 13: WHEELS names them, the lock leaves them out.
 WHEELHOUSE = ("apex", "megatron-bridge", "transformer-engine")
 REQUIREMENTS: dict[Path, tuple[str, ...]] = {
     FSDP: ("verl[vllm,fsdp]==0.9.1",),
@@ -45,9 +45,9 @@ OVERRIDES = (
     "kernels>=0.12.0,<0.13",
     *(f"{name} ; python_version < '3'" for name in WHEELHOUSE),
 )
-# A mirror of the index shows a release some hours late: by then resolving until the same time finds another one.
+# Mirrors show a release some hours late, so a later resolution for the same time could find another one.
 SETTLED = timedelta(days=2)
-# A source archive, whose metadata takes torch to build. It comes last: it is built against the torch of the lock.
+# A source archive whose metadata needs torch to build. It is installed last, against the torch of the lock.
 LAST = "flash-attn"
 CONFIG = f"""override-dependencies = {list(OVERRIDES)}
 [[dependency-metadata]]
@@ -72,10 +72,10 @@ UNTIL = re.compile(r"^# Of what the package index had at (\S+)\.$", re.M)
 
 
 def until(text: str) -> str:
-    """Until when a release counted for a lock, as it says itself: a time of RFC 3339.
+    """The time until which releases counted for a lock (RFC 3339), from its header.
 
     Raises:
-        DevError: it does not say.
+        DevError: the header is missing.
     """
     found = UNTIL.search(text)
     if found is None:
@@ -86,7 +86,7 @@ def until(text: str) -> str:
 def resolved(requirements: tuple[str, ...], newest: str, versions: Mapping[str, Pin] = {}) -> dict[str, Pin]:
     """The pins that uv finds for this project with `requirements`, with the SHA-256 of their files.
 
-    `newest` is the time (RFC 3339) until when a release counts; a package in `versions` is taken in that version.
+    `newest` is the time (RFC 3339) until which releases count; packages in `versions` are pinned to those versions.
 
     Raises:
         DevError: no uv, or there is no solution.
@@ -99,7 +99,7 @@ def resolved(requirements: tuple[str, ...], newest: str, versions: Mapping[str, 
         kept.write_text(
             "".join(f"{name}=={pin.version}\n" for name, pin in versions.items()), encoding="utf-8"
         )
-        # To read this project's metadata any Python does: none is downloaded.
+        # Any Python can read this project's metadata: none is downloaded.
         options = ("--exclude-newer", newest, "--no-python-downloads")
         text = compiled(
             "--config-file", str(config), *PLATFORM, *options, "--constraints", str(kept), str(wanted)

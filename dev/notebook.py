@@ -1,4 +1,4 @@
-"""Runs the notebook in docs/ and writes down what its cells print: `python3 -m dev.notebook`; a test compares.
+"""Runs the notebook in docs/ and stores the output of its cells: `python3 -m dev.notebook`; a test compares.
 
 Only the standard library is needed, since its cells are plain Python: what a cell prints, and the value of its last
 expression, as a notebook shows them.
@@ -16,7 +16,7 @@ NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
 
 def outputs(notebook: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """What each code cell gives when all are run in order, in the notebook format."""
+    """The outputs of each code cell, run in order, in the notebook format."""
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     return [_run("".join(cell["source"]), number, names) for number, cell in enumerate(cells, 1)]

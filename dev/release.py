@@ -30,7 +30,7 @@ def version(root: Path = ROOT) -> str:
     """The version of pyproject.toml.
 
     Raises:
-        DevError: another file has none, or another one.
+        DevError: another file has no version, or a different one.
     """
     found: str = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     for name, pattern in PLACES.items():
@@ -42,10 +42,10 @@ def version(root: Path = ROOT) -> str:
 
 
 def build(root: Path, out: Path) -> list[Path]:
-    """Build sdist and, from it, wheel into the folder `out`, which is made new.
+    """Build sdist and, from it, wheel into the folder `out`, which is recreated.
 
     Raises:
-        DevError: a package that builds is not installed, or the build fails.
+        DevError: a build package is not installed, or the build fails.
     """
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         raise DevError(f"not installed: {', '.join(missing)}: make release-check")

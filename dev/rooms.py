@@ -1,6 +1,6 @@
 """The picture of the rooms in docs/architecture.md, drawn from the imports: `python3 -m dev.rooms` redraws it.
 
-An arrow goes from the room that imports to the room that is imported. One that follows from others is left out.
+An arrow goes from the importing to the imported room. Arrows that follow from others are left out.
 """
 
 import ast
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
-# Import name -> folder, for what does not lie below cppo_lab/.
+# Import name -> folder, for packages outside cppo_lab/.
 BESIDE = {"cppo_lab.analysis": "analysis", "cppo_lab.reports": "reports"}
 # May be imported everywhere, and import no room (tests/test_direction.py): arrows to them would hide the others.
 EVERYWHERE = frozenset(
@@ -76,7 +76,7 @@ def arrows(known: Mapping[str, Path]) -> dict[str, set[str]]:
 
 
 def circles(known: Mapping[str, Path]) -> list[list[str]]:
-    """Groups of files that import each other in a circle, at whatever time (Tarjan's algorithm)."""
+    """Groups of files that import each other in a circle, including imports inside functions (Tarjan's algorithm)."""
     graph = {name: sorted({one for one, _ in imports(path, known)} - {name}) for name, path in known.items()}
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -106,7 +106,7 @@ def circles(known: Mapping[str, Path]) -> list[list[str]]:
 
 
 def _reduced(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Without the arrows that others imply."""
+    """The graph without arrows that others imply (transitive reduction)."""
 
     def reach(start: str, seen: set[str]) -> set[str]:
         for other in graph.get(start, ()):
@@ -134,7 +134,7 @@ def _layers(graph: Mapping[str, set[str]], names: list[str]) -> list[list[str]]:
     layers: list[list[str]] = [[] for _ in range(1 + max(measure(name) for name in names))]
     for name in names:
         layers[depth[name]].append(name)
-    return layers[::-1]  # what nobody imports comes first
+    return layers[::-1]  # rooms that nothing imports come first
 
 
 def picture(known: Mapping[str, Path]) -> str:
@@ -224,7 +224,7 @@ def _box(x: float, y: float, width: float, text: str, colour: str) -> list[str]:
 
 
 def main() -> None:
-    """Write the picture, and print what a change of structure is judged by."""
+    """Write the picture, and print the numbers by which a change of structure is judged."""
     known = modules()
     PICTURE.write_text(picture(known))
     late = sum(is_late for path in known.values() for _, is_late in imports(path, known))

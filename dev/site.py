@@ -1,9 +1,9 @@
 """The documentation as a site: `python -m dev.site [--out DIR]`, or `make docs`. Needs no network.
 
 The pages are the same Markdown files as in the tree, copied to build/site/source in the tree's layout, so that their
-links hold; the navigation is the README's table of documents. The API reference is made from docstrings, the list of
-metrics from schema.py. Every warning is an error: a link, anchor or picture that leads nowhere, a docstring that cannot
-be read.
+links work; the navigation is the README's table of documents. The API reference is generated from docstrings, the list
+of metrics from schema.py. Every warning is an error: a broken link, anchor or picture, a docstring that cannot be
+parsed.
 """
 
 import argparse
@@ -27,7 +27,7 @@ NEEDS = ("sphinx", "myst_parser", "furo")
 _LINK = re.compile(r'\]\(([^()\s#]+)(?:#[^()\s]*)?\)|src="([^"]+)"')
 _FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
-# Heading -> the names that others use, as Sphinx's autodoc takes them.
+# Heading -> the public names, as Sphinx's autodoc directives.
 API = {
     "Results": (
         "autofunction:: cppo_lab.load",
@@ -76,7 +76,7 @@ class Group:
 
 
 def navigation(root: Path = ROOT) -> list[Group]:
-    """The README's table of documents, row by row; what it does not name comes last.
+    """The README's table of documents, row by row; documents that it does not list come last.
 
     Raises:
         DevError: the README has no such table.
@@ -104,7 +104,7 @@ def documents(root: Path = ROOT) -> list[Path]:
 
 
 def linked_files(document: Path) -> Iterator[Path]:
-    """The files beside the documents that one links to or shows; those that are not there are left out."""
+    """The existing files, other than documents, that a document links to or shows."""
     text = _FENCED.sub("", document.read_text(encoding="utf-8"))
     for match in _LINK.finditer(text):
         target = match[1] or match[2]
@@ -114,7 +114,7 @@ def linked_files(document: Path) -> Iterator[Path]:
 
 
 def stage(root: Path, source: Path) -> None:
-    """Lay out the sources of the site in the folder `source`, which is made new."""
+    """Copy the sources of the site to the folder `source`, which is recreated."""
     shutil.rmtree(source, ignore_errors=True)
     source.mkdir(parents=True)
     for document in documents(root):

@@ -1,8 +1,8 @@
 """Checks whether another version of verl still has what the verl core uses: `make verl-newest`.
 
 `python -m dev.verl_newest [SOURCE]` installs SOURCE (anything that pip takes, such as
-git+https://github.com/volcengine/verl or a folder; default: the newest release of the index) into a folder of its own,
-without its dependencies, and compares. What that verl needs newly may be missing here, and is then named.
+git+https://github.com/volcengine/verl or a folder; default: the newest release of the index) into a separate
+folder, without its dependencies, and compares. New dependencies of that version may be missing here and are reported.
 """
 
 import argparse
@@ -27,7 +27,7 @@ raise SystemExit(bool(found))
 
 
 def compare(source: str) -> int:
-    """Print what `source` lacks or has changed; the exit status says whether there is anything.
+    """Print what `source` lacks or has changed; the exit status is 1 if there is anything.
 
     Raises:
         DevError: pip cannot install it.
@@ -54,7 +54,7 @@ def compare(source: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Compares and returns the exit status: 1 if anything is missing or has changed, 2 if it could not be seen."""
+    """Compares and returns the exit status: 1 if anything is missing or has changed, 2 if it could not be checked."""
     parser = argparse.ArgumentParser(
         prog="python -m dev.verl_newest", description="Another verl's touch points."
     )

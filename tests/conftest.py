@@ -227,7 +227,7 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """What a test's runs have made of signals ends with it: children would inherit that they are ignored."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *signals._TOLD)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *signals._END_SIGNALS)}
     yield
     signals._held.clear()
     for one, handler in before.items():

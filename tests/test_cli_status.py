@@ -241,7 +241,7 @@ def test_killed_while_it_recorded_its_end(
         assert (found["state"], found["reason"]) == ("collapsed", "score fell")
         assert found["gpu_hours"] is not None
     assert main(["status", "--repair"]) == 0
-    assert f"{tiny_spec.run_id}: its folder says now that it is collapsed" in capsys.readouterr().err
+    assert f"{tiny_spec.run_id}: its folder now says that it is collapsed" in capsys.readouterr().err
     assert read_status(folder)["status"] == "collapsed"
 
 
@@ -266,7 +266,7 @@ def test_repair_ends_what_nobody_trains(
     assert main(["status", *ONE[:-2], "--repair"]) == 0
     said = capsys.readouterr()
     assert f"{tiny_spec.run_id}: Slurm job 5 is over" in said.err
-    assert "its record in MLflow is mended" in said.err
+    assert "its record in MLflow is repaired" in said.err
     assert [run.info.status for run in mlflow_runs()] == ["KILLED"]
     with Ledger(runs) as ledger:
         assert [task.ended for task in ledger.tasks_of(tiny_spec.run_id)] == ["TIMEOUT"]

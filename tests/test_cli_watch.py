@@ -105,7 +105,7 @@ def test_logs_of_every_launcher(workspace: Path, capsys: pytest.CaptureFixture[s
     assert text.index("local") < text.index("a warning") < text.index("in Slurm")
 
     assert main(["logs", run_id(0xABCE)]) == 2  # its job has not started
-    assert "nothing is written of what it printed" in capsys.readouterr().err
+    assert "it has no output and no training step" in capsys.readouterr().err
     (runs / run_id(0xABCE)).mkdir()
     (runs / run_id(0xABCE) / "traceback.txt").write_text("Traceback: here\n")
     assert main(["logs", run_id(0xABCE)]) == 0

@@ -1,6 +1,6 @@
 """The interface of a trainer core: a function from a RunSpec to metrics. Cores know no sweeps, launchers or MLflow.
 
-Their records are in `core_records.py`; `cppo_lab.testing.CoreTests` checks what is said here.
+Cores are registered in `core_records.py`; `cppo_lab.testing.CoreTests` checks this contract.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, RunSpec
 
 
 class MetricSink(Protocol):
-    """Where a core puts its metrics."""
+    """Receives the metrics of a core."""
 
     def begin(self, step: int | None) -> None:
         """Training resumes from the checkpoint of `step`; None: it starts from the beginning. Called once, first."""
@@ -24,82 +24,82 @@ class MetricSink(Protocol):
         """Record `metrics` (names of schema.py) of training step `step`. Never blocks training on a server."""
 
     def tag(self, name: str, value: str) -> None:
-        """Give the run a tag of schema.TAGS_OF_CORES, of what is known only once training begins."""
+        """Give the run a tag of schema.TAGS_OF_CORES, for facts that are known only when training begins."""
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         """Keep `values` as the JSON file `name` of the run; a later one of the same name replaces it."""
 
     def file(self, name: str, content: bytes) -> bool | None:
-        """Keep `content` as the file `name` of the run; only called where `Resources.answers` is set.
+        """Keep `content` as the file `name` of the run; only called if `Resources.answers` is set.
 
-        False: it, or an earlier one, is not on disk yet and would be lost by a kill.
+        Returns False if it, or an earlier file, is not on disk yet and would be lost by a kill.
         """
 
 
 # In the run's folder.
-BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation, which stay
-# Removed when the run is recorded.
+BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation; kept
+# Removed when the run's result is recorded.
 CHECKPOINT = "checkpoint.pt"
-CHECKPOINTS = "verl_checkpoints"  # of the core that has a folder of them
+CHECKPOINTS = "verl_checkpoints"  # of the verl core, which has a folder of checkpoints
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The machines that one run has together, as one of them sees it. The first one trains, the others are lent."""
+    """The machines of a multi-node run, as one of them sees it. The first one trains, the others are worker nodes."""
 
     machines: tuple[str, ...]
-    rank: int  # this one's place among them
-    meeting: Path  # a folder that all of them see, new for each life of the job
+    rank: int  # index of this machine
+    meeting: Path  # a folder that all of them see, new for each start of the job
 
     @property
     def machine(self) -> str:
-        """This one."""
+        """The name of this machine."""
         return self.machines[self.rank]
 
     def end(self) -> None:
-        """The first machine is through: the others may leave, also those that were never needed."""
+        """Called by the first machine when it has finished: the others may leave, even if they were never needed."""
         self.meeting.mkdir(parents=True, exist_ok=True)
         (self.meeting / "ended").touch()
 
     def ended(self) -> bool:
-        """Whether the first machine is through."""
+        """Whether the first machine has finished."""
         return (self.meeting / "ended").exists()
 
 
 class Doing(Protocol):
-    """Say what a run does besides the steps that it logs: `warm start`, and how much of it is `done`."""
+    """Shows the activity of a run besides its logged steps, such as `warm start`, with `done` `of` a total."""
 
     def __call__(self, activity: str, done: int | None = None, of: int | None = None) -> None: ...
 
 
 def say_nothing(activity: str, done: int | None = None, of: int | None = None) -> None:
-    """For a run that nobody watches."""
+    """A `Doing` that shows nothing."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What this machine gives one run: a folder of its own, and `shared` for files that runs have in common."""
+    """The resources of one run on this machine: its own folder, and `shared` for files that runs have in common."""
 
     shared: Path
     folder: Path
-    device: str = "auto"  # "auto" takes CUDA when there is one
+    device: str = "auto"  # "auto" is CUDA if available
     threads: int = 1
-    layout: LayoutSpec | None = None  # of cores that use one
+    layout: LayoutSpec | None = None  # for cores that use one
     paths: PathsSpec | None = None
-    memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: as much as there is
-    allocation: Allocation | None = None  # None: this machine alone
+    memory_gb: float | None = None  # of this machine, in 2^30 bytes; None: all of it
+    allocation: Allocation | None = None  # None: only this machine
     mismatch: bool = True  # whether the metrics `mismatch/*` are computed
-    answers: AnswersSpec | None = None  # what is kept of the answers; None: nothing
-    doing: Doing = say_nothing  # shown while the run lives; may be called at any time, from its process alone
+    answers: AnswersSpec | None = None  # which responses to keep; None: none
+    doing: Doing = say_nothing  # may be called at any time, but only from the run's own process
 
 
 class Core(Protocol):
     """Train one run to its end, or raise.
 
     `sink.begin` is called once, before everything else; `sink.log` once for each step from 0 (the validation before
-    training) to the last, in order, with the mean validation score at step 0 and each `validation.every` steps. What a
-    killed run goes on from is the file CHECKPOINT or the folder CHECKPOINTS in `resources.folder`: the continued run
-    has the numbers of an unbroken one. It may log again what it has logged up to the checkpoint.
+    training) to the last, in order, with the mean validation score at step 0 and each `validation.every` steps. A
+    killed run resumes from the file CHECKPOINT or the folder CHECKPOINTS in `resources.folder`, with the same numbers
+    as an uninterrupted run. It may log again what it has logged up to the checkpoint.
     """
 
     def __call__(self, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome: ...
@@ -110,7 +110,7 @@ S = TypeVar("S", bound=RunSpec)
 
 @dataclass(frozen=True)
 class TogetherRun(Generic[S]):
-    """A run among several that are trained at once, with a sink and a folder of its own."""
+    """One of several runs that are trained together, with its own sink and folder."""
 
     spec: S
     sink: MetricSink
@@ -118,39 +118,39 @@ class TogetherRun(Generic[S]):
 
 
 class Ended(Protocol):
-    """The run at `place` has come to its outcome, or to an error that is its own; called once for each run."""
+    """Reports that the run at `place` has ended with an outcome or with its own error; called once for each run."""
 
     def __call__(self, place: int, how: Outcome | BaseException) -> None: ...
 
 
 class Together(Protocol):
-    """Train runs that differ in nothing but the seed, each as `Core` trains it alone: with its numbers, checkpoints and
-    files, whatever its company.
+    """Train runs together that differ only in the seed. Each gets the numbers, checkpoints and files that `Core` gives
+    it alone, whichever runs are trained with it.
 
-    What a sink raises ends its run alone: an error, or `Interrupted` without a signal if it was cancelled. An
-    interruption of the process is raised, with the other runs not ended.
+    An exception from a sink (an error, or `Interrupted` without a signal if the run was cancelled) ends only its run.
+    An interruption of the process is raised, and `ended` is not called for the remaining runs.
     """
 
     def __call__(self, runs: Sequence[TogetherRun[Any]], ended: Ended) -> None: ...
 
 
 class Companion(Protocol):
-    """Lend this machine to a run that another one trains, until that ends; for cores that use several machines."""
+    """Serve as a worker node for a run that another machine trains, until it ends; for multi-node cores."""
 
     def __call__(self, resources: Resources) -> None: ...
 
 
 class Datasets(Protocol):
-    """The datasets that a run reads: found quickly, and without an error where one is missing."""
+    """The datasets that a run reads. Must be fast, and must not fail if one is missing."""
 
     def __call__(self, spec: RunSpec, resources: Resources) -> tuple[Dataset, ...]: ...
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A model that was written: the training step behind which it is the best of its run.
+    """An exported model: `step` is the training step after which it was the best of its run.
 
-    `dtype` is that of its weights, `parameters` how many there are; weights that two layers share count once.
+    `dtype` is that of its weights, `parameters` their number; weights that two layers share count once.
     """
 
     step: int
@@ -161,15 +161,15 @@ class Exported:
 class Exporter(Protocol):
     """Write the best model of a run to `target`, an empty folder, in Hugging Face's format.
 
-    `runs` is the folder of all runs; `say` takes lines of progress. Raises UserError if the run has kept none, or one
-    that cannot be read.
+    `runs` is the folder of all runs; `say` takes lines of progress. Raises UserError if the run has kept no model, or
+    one that cannot be read.
     """
 
     def __call__(self, spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported: ...
 
 
 def load_core(name: str) -> Core:
-    """The core called `name`; it is imported only now, since trainers are heavy.
+    """The core called `name`. Importing it is slow.
 
     Raises UserError for an unknown name, ModuleNotFoundError if a package is not installed.
     """
@@ -178,7 +178,7 @@ def load_core(name: str) -> Core:
 
 
 def load_together(name: str) -> Together:
-    """What trains several runs of the core called `name` at once.
+    """The function that trains several runs of the core called `name` together.
 
     Raises UserError for a core that trains them one by one.
     """
@@ -189,7 +189,7 @@ def load_together(name: str) -> Together:
 
 
 def load_datasets(name: str) -> Datasets:
-    """What lists the datasets of a run of the core called `name`; no trainer is imported.
+    """The function that lists the datasets of a run of the core called `name`; no trainer is imported.
 
     Raises UserError for an unknown name.
     """
@@ -198,7 +198,7 @@ def load_datasets(name: str) -> Datasets:
 
 
 def load_exporter(name: str) -> Exporter:
-    """What writes the models of the core called `name` in Hugging Face's format.
+    """The function that writes the models of the core called `name` in Hugging Face's format.
 
     Raises UserError for a core without one, ModuleNotFoundError if a package is not installed.
     """
@@ -209,7 +209,7 @@ def load_exporter(name: str) -> Exporter:
 
 
 def load_companion(name: str) -> Companion:
-    """What the other machines of a run of the core called `name` do.
+    """The worker-node function of the core called `name`.
 
     Raises UserError for a core that uses one machine.
     """

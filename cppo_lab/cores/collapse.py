@@ -1,16 +1,16 @@
-"""When a run counts as collapsed: one rule for every core.
+"""The definition of a collapsed run, the same for every core.
 
 A run has collapsed when its validation score has been below `share` times its best so far, and at least
-MARGIN below it, at `patience` validations in a row; or when a log-probability or gradient is not finite. It ends there.
+MARGIN below it, at `patience` validations in a row; or when a log-probability or gradient is not finite. It then ends.
 
 PAPER: the paper prints `collapse` without a definition. Share 0.4 separates its own curves as its table does: CISPO
 on Qwen3-30B-A3B-Base falls below, and no other run. That curve ends at its first such point, so only patience 1
-finds it; ours go on, and 2 tells a breakdown from one bad validation.
+finds it. Our runs continue, and patience 2 tells a collapse from a single bad validation.
 """
 
 from collections.abc import Sequence
 
-MARGIN = 0.05  # a policy that never learned anything has nothing to lose: its scores are noise around 0
+MARGIN = 0.05  # a policy that never learned cannot collapse, since its scores are noise around 0
 
 
 class NotFinite(ArithmeticError):

@@ -1,6 +1,6 @@
 """Per-token diagnostics of a run: the drift by position (Figure 2) and one masked response (Figure 3).
 
-Both come from the batches whose step is validated, and are small whatever the length of the run.
+Both are computed from the batches of validated steps. Their size does not depend on the length of the run.
 """
 
 import math
@@ -40,9 +40,9 @@ def _of_adaptive(rule: RuleSpec) -> dict[str, float]:
 
 
 class Diagnostics:
-    """Sums over the watched steps, and the best example so far.
+    """Accumulates the sums over the watched steps, and the best example so far.
 
-    Batches of `horizon` positions at most, of a step that all come before `end_step`.
+    Call `see` for each minibatch (at most `horizon` positions) of a watched step, then `end_step`.
     """
 
     def __init__(self, rule: RuleSpec, horizon: int) -> None:
@@ -54,14 +54,14 @@ class Diagnostics:
         self._pending: list[Tensor] = []
 
     def see(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
-        """One batch of training step `step`; `text` gives the readable text of each of some token ids."""
+        """Add a batch of training step `step`; `text` maps token ids to the readable text of each."""
         gap = torch.where(seen.valid, (seen.logp.exp() - seen.rollout_logp.exp()).abs(), torch.nan).cpu()
         self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
         if self.rule.delta_b is not None and self.rule.gate is None:  # a soft gate masks nothing
             self._keep_window(step, seen, text)
 
     def end_step(self) -> None:
-        """All minibatches of a watched step are seen."""
+        """Finish a watched step, after all of its minibatches were passed to `see`."""
         if not self._pending:
             return
         gaps = torch.cat(self._pending)
@@ -76,7 +76,7 @@ class Diagnostics:
         self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
 
     def _keep_window(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
-        """Keep the response that shows most of both tests; a later one at equal merit."""
+        """Keep the response that best shows both tests; on a tie the later one."""
         rule, valid, divergence = self.rule, seen.valid, seen.divergence
         assert rule.delta is not None and rule.delta_b is not None
         moves_away = (seen.advantages * (seen.logp - seen.rollout_logp) > 0) & valid
@@ -88,7 +88,7 @@ class Diagnostics:
         by_token = moves_away & tests.token_fails
         by_prefix = moves_away & tests.prefix_fails & ~by_token
         merit = torch.minimum(by_token.sum(1), by_prefix.sum(1)) * 1000 + by_prefix.sum(1)
-        merit = merit.where(valid.any(1), -1)  # an empty row pads a batch: there is nothing to show
+        merit = merit.where(valid.any(1), -1)  # an empty row is padding, with nothing to show
         row = int(merit.argmax())
         if int(merit[row]) < (0 if self.window is None else self.window["merit"]):
             return
@@ -109,7 +109,7 @@ class Diagnostics:
         }
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """The artifacts by name: `positions`, and `window` where the rule has a prefix budget; none where no watched
+        """The artifacts by name: `positions`, and `window` if the rule has a prefix budget; none if no watched
         step has trained any token.
         """
         seen = int((self.tokens > 0).sum())
@@ -133,7 +133,7 @@ class Diagnostics:
         return len(self.gap) if self.rule.position_span == "padded" else None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """The state for a checkpoint."""
         return {"tokens": self.tokens, "gap": self.gap, "top": self.top, "window": self.window}
 
     def load_state(self, state: dict[str, Any]) -> None:

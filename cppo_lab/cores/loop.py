@@ -1,4 +1,4 @@
-"""One run of an embedded core from its first step or its checkpoint to its end."""
+"""The training loop of the embedded cores, from the first step or a checkpoint to the end of a run."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from cppo_lab.spec import RunSpec
 
 
 class SteppedTrainer(Protocol):
-    """What trains a run step by step. `steps` counts the training steps taken."""
+    """Trains a run step by step. `steps` counts the training steps taken."""
 
     steps: int
 
@@ -41,15 +41,15 @@ class SteppedTrainer(Protocol):
     def diagnostics(self) -> Diagnostics: ...
 
     def step(self) -> dict[str, float]:
-        """One training step; its metrics. Raises NotFinite before an update that would destroy the weights."""
+        """Take a step; returns its metrics. Raises NotFinite before an update that would destroy the weights."""
         ...
 
     def validate(self) -> dict[str, float]:
-        """The validation scores of the policy as it is."""
+        """The validation scores of the current policy."""
         ...
 
     def answers(self) -> StepAnswers | None:
-        """The answers kept from the last validation and its training step, returned once; None if there are none."""
+        """The responses kept from the last validation and its training step, returned once; None if there are none."""
         ...
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ class SteppedTrainer(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """All that decides the further numbers of this run."""
+        """The state that determines the rest of this run."""
         ...
 
     def load_state(self, state: dict[str, Any], step: int) -> None:
@@ -68,7 +68,7 @@ class SteppedTrainer(Protocol):
 def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     """Run `spec` on its new `trainer` to its last step or to its collapse, logging every step and each validation.
 
-    A run with a checkpoint in its folder continues from there, with the numbers of an unbroken run.
+    A run with a checkpoint in its folder continues from there, with the numbers of an uninterrupted run.
     """
     course = Course(trainer, spec, sink, resources)
     course.begin(trainer.validate)
@@ -83,9 +83,9 @@ def run(trainer: SteppedTrainer, spec: RunSpec, sink: MetricSink, resources: Res
 
 
 class Course:
-    """The way of one run from its start or its checkpoint to its end: what it logs, keeps and is ended by.
+    """The course of one run from its start or checkpoint to its end: logging, checkpoints and early stopping.
 
-    `trainer` is new. Call `begin`, then `add` behind each step of the trainer until it is `over`, then `end`.
+    `trainer` is new. Call `begin`, then `add` after each step of the trainer until `over`, then `end`.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class Course:
         resources: Resources,
         checkpoint_seconds: float = 0.0,
     ) -> None:
-        """`checkpoint_seconds`: behind the first checkpoint, the least time between two of them."""
+        """`checkpoint_seconds`: minimum time between two checkpoints, after the first one."""
         self.trainer, self.spec, self.sink = trainer, spec, sink
         self.history: list[Row] = []
-        self.reason = ""  # why it has ended early
+        self.reason = ""  # why it ended early
         self._pause, self._saved = checkpoint_seconds, -math.inf
         self._path, self._best = resources.folder / CHECKPOINT, resources.folder / BEST_MODEL
         self._maker = f"torch {torch.__version__} on {trainer.device.type}"
@@ -114,11 +114,11 @@ class Course:
 
     @property
     def over(self) -> bool:
-        """Whether the run has come to its last step, or has collapsed."""
+        """Whether the run has reached its last step or has collapsed."""
         return bool(self.reason) or self.trainer.steps >= self.spec.training.t_stop
 
     def begin(self, validate: Callable[[], dict[str, float]]) -> None:
-        """Log what there is: the rows of the checkpoint; without one, the scores before training by `validate`."""
+        """Log the rows of the checkpoint or, without one, the scores before training from `validate`."""
         step = self.history[-1][0] if self.history else None
         self.sink.begin(step)
         self._recording.begin(step)
@@ -129,13 +129,13 @@ class Course:
             self.sink.tag(name, value)
         for row in self.history:
             self.sink.log(*row)
-        _keep_best(  # killed between its checkpoint and this
+        _keep_best(  # if it was killed between writing its checkpoint and this
             self.spec, self._best, self._maker, self.history, self.trainer
         )
         self.reason = _collapsed(self.spec, self.history)
 
     def add(self, metrics: dict[str, float], validate: Callable[[], dict[str, float]]) -> None:
-        """Log a step of the trainer; where it is due, the scores by `validate` too, and keep a checkpoint."""
+        """Log a step of the trainer; if due, also log the scores from `validate` and write a checkpoint."""
         steps = self.trainer.steps
         validated, kept = steps % self.spec.validation.every == 0, True
         if validated:
@@ -144,7 +144,7 @@ class Course:
         self.history.append((steps, metrics))
         self.sink.log(steps, metrics)
         if validated:
-            if kept:  # else a run that goes on behind the checkpoint would lack these answers
+            if kept:  # otherwise a run that resumes from the checkpoint would lack these responses
                 self._save()
             _keep_best(self.spec, self._best, self._maker, self.history, self.trainer)
             self.reason = _collapsed(self.spec, self.history)
@@ -157,18 +157,18 @@ class Course:
         self._saved = time.monotonic()
 
     def broke(self, error: NotFinite) -> None:
-        """The trainer's next step was impossible: the run has collapsed."""
+        """The trainer could not take its next step: the run has collapsed."""
         self.reason = f"{error} at step {self.trainer.steps + 1}"
 
     def end(self) -> Outcome:
-        """Keep the diagnostics; what the run came to."""
+        """Write the diagnostics; returns the outcome of the run."""
         for name, table in self.trainer.diagnostics.tables().items():
             self.sink.artifact(f"diagnostics/{name}.json", table)
         return Outcome(schema.COLLAPSED if self.reason else schema.DONE, self.history[-1][0], self.reason)
 
 
 def _recording(spec: RunSpec, sink: MetricSink, resources: Resources) -> Recording:
-    """What writes the files of the run's answers."""
+    """The writer of the run's kept responses."""
     validations = 1 + spec.training.t_stop // spec.validation.every
     return Recording(
         resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
@@ -176,9 +176,9 @@ def _recording(spec: RunSpec, sink: MetricSink, resources: Resources) -> Recordi
 
 
 def _keep_best(spec: RunSpec, path: Path, maker: str, history: list[Row], trainer: SteppedTrainer) -> None:
-    """Keep the weights if the last row has the highest score behind step 0, the later of equals; for `cppo export`.
+    """Save the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later one).
 
-    Called behind each validation and its checkpoint: the checkpoint alone says which weights they should be.
+    Called after each validation and its checkpoint, which determines the weights to save.
     """
     scores = _scores(spec, [row for row in history if row[0]])
     name = schema.validation_metric(schema.MEAN, spec.validation.samples)

@@ -1,4 +1,4 @@
-"""From log-probabilities to a loss in the embedded cores: the configured divergence, the rule, the aggregation."""
+"""Computes the loss of the embedded cores from log-probabilities: divergence, rule and aggregation."""
 
 from typing import NamedTuple
 
@@ -66,10 +66,10 @@ class RuleLoss:
         divergence: Tensor,
         permutation: Tensor | None = None,
     ) -> tuple[Tensor, RuleOutput]:
-        """The loss, a scalar differentiable in `logp`, and what the rule gave.
+        """The loss, a scalar differentiable in `logp`, and the rule's output.
 
-        All tensors [B, T], but `advantages` [B]. `permutation` is the order of each response's weights, for the rule
-        that shuffles them.
+        All tensors are [B, T], except `advantages` [B]. `permutation` is the order of each response's weights, for the
+        rule that shuffles them.
         """
         shuffled = {} if permutation is None else {"permutation": permutation[:, : valid.shape[1]]}
         output: RuleOutput = self.rule(
@@ -81,7 +81,7 @@ class RuleLoss:
             **self.constants,
             **shuffled,
         )
-        # The horizon is the run's, not the batch's longest response: the scale must not follow the padding.
+        # The horizon of the run, not the longest response of the batch: the scale must not depend on padding.
         horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None
         return -aggregate(output.objective, valid, self.mode, horizon=horizon), output
 

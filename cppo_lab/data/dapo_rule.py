@@ -2,7 +2,7 @@
 
 Follows `is_correct_minerva` of verl's `verl/utils/reward_score/math_dapo.py`, with which the tests compare it. The
 normalisation is that of Lewkowycz et al. 2022 (Minerva, appendix D.1) as lm-evaluation-harness has it; its order
-matters and is kept. Its oddities are kept too: it is a measurement of what DAPO would have paid.
+matters and is kept. Its oddities are kept too, since it measures the reward that DAPO would have given.
 """
 
 import re
@@ -74,7 +74,7 @@ def follows_answer_rule(response: str, truth: str) -> bool:
 
 
 def normalise(answer: str) -> str:
-    """An answer with units, fillers, spaces and LaTeX decoration taken away."""
+    """An answer without units, fillers, spaces and LaTeX decoration."""
     answer = answer.split("=")[-1]
     for before, after in _SUBSTITUTIONS:
         answer = answer.replace(before, after)

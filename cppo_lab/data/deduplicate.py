@@ -31,9 +31,9 @@ def distinct_problems(path: Path, benchmark: str | None, say: Callable[[str], No
     """Read a file and keep one row per prompt.
 
     DAPO-Math-17k holds every prompt a hundred times, and AIME-2024 32 times. A few of DAPO's prompts come with two
-    different answers (seven, by a count on the hub). Which one is right can't be known, and a wrong answer pays
-    for wrong responses: such a prompt is left out of the training set and listed. In a benchmark it is an error,
-    for there the set of problems is fixed.
+    different answers (seven, by a count on the hub). Which one is right is unknown, and a wrong one
+    would reward wrong responses: such a prompt is dropped from the training set and listed. In a benchmark it is an
+    error, since the set of problems is fixed.
 
     Raises:
         UserError: a row cannot be used, or a benchmark has a prompt with two answers.

@@ -46,7 +46,7 @@ def main(limit_seconds: float, memory_bytes: int) -> None:
         _limit_processor(limit_seconds)
         try:
             verdict: dict[str, Any] = {"right": grade(request["answer"], request["marked"], request["truth"])}
-        except Exception as error:  # noqa: BLE001  the policy's text may bring anything about
+        except Exception as error:  # noqa: BLE001  the policy's text may cause any error
             verdict = {"error": type(error).__name__}
         last = _resident_bytes() > RETIRE_BYTES
         _reply(sink, {"last": last, **verdict})

@@ -1,4 +1,4 @@
-"""Rows as verl's trainer reads them, in parquet, and the checksum of what they say.
+"""Rows as verl's trainer reads them, in parquet, and the checksum of their content.
 
 One row: `data_source` (verl keeps validation scores apart by it), `prompt` (messages), `ability`,
 `reward_model.ground_truth` (handed to the reward function), `extra_info` (`index`: place in the file; `id`: name of

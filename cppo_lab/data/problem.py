@@ -10,7 +10,7 @@ from cppo_lab.data.prompts import is_wrapped, wrap
 from cppo_lab.errors import UserError
 
 # Longer than anything published by far (DAPO's longest prompt has some thousand characters, its answers are
-# integers): what is longer is a broken row, and would burst the prompt length of every run anyway.
+# integers): a longer one is a broken row, and would exceed the prompt length of every run anyway.
 MAX_PROMPT = 100_000
 MAX_ANSWER = 1_000
 TRAINING_SOURCE = "math_dapo"  # verl's name of DAPO-Math-17k
@@ -125,7 +125,7 @@ def _single_message(messages: object, where: str) -> str:
 
 
 def _answer(row: Mapping[str, Any], key: str, where: str) -> str:
-    """An answer as text. A whole number is taken, a float is not: it may not be the number that was meant."""
+    """An answer as text. Whole numbers are accepted, floats are not: they may not be the number that was meant."""
     value = _present(row, key, where)
     if isinstance(value, float):
         kind = "not a number" if math.isnan(value) else "a binary fraction"

@@ -12,7 +12,7 @@ from cppo_lab.errors import UserError
 
 MAX_LINE = 1 << 20  # bytes; a DAPO row has about a thousand
 BATCH = 4096  # rows of parquet in memory at a time
-# The only columns that are read of a parquet file: an odd one beside them can do no harm.
+# Only these columns of a parquet file are read, so that others can do no harm.
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "id", "problem", "answer")
 
 

@@ -32,7 +32,7 @@ def compute_score(
         `grade_timeout`, `grade_error`: see `grading.Grade`. verl averages all of them.
     """
     result = grade(solution_str, str(ground_truth), limit_seconds, workers)
-    # PAPER: the reward's values are not said. Its reward curves lie between 0 and 0.85 and start near 0, which rewards
+    # PAPER: the reward's values are not given. Its reward curves lie between 0 and 0.85 and start near 0, which rewards
     # of 0 and 1 give; DAPO's code has -1 and 1. Group-normalised advantages are the same for both.
     return {
         "score": result.right,

@@ -1,4 +1,4 @@
-"""`cppo doctor`: what this machine has and lacks for one run, line by line, with what to do. Writes nothing."""
+"""`cppo doctor`: checks line by line what this machine has and lacks for one run, with remedies. Writes nothing."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,15 +15,15 @@ __all__ = ["MISSING", "Check", "examine", "lines", "ready"]
 
 
 def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -> list[Check]:
-    """Everything that the run needs of this machine, of the store at `uri` and of the folder `runs`.
+    """Check everything that the run needs from this machine, the store at `uri` and the folder `runs`.
 
-    Looking at a core's `interfaces` may take seconds; the check of versions is enough before a launch.
+    Checking a core's `interfaces` may take seconds; before a launch the check of versions is enough.
     """
     run, layout, paths = composed.run, composed.layout, composed.paths
     launcher = composed.launcher
     elsewhere = launcher_of(launcher.name).load("doctor")
     return [
-        # What a container has is in its image.
+        # The packages of a container are in its image.
         *(() if launcher.contained else check_packages(run, layout)),
         *check_launcher(launcher.name),
         *(checks_of(run.core).interfaces() if interfaces and not launcher.contained else ()),
@@ -37,7 +37,7 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """As printed."""
+    """The checks as lines of text."""
     return [check.line for check in checks]
 
 

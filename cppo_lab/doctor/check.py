@@ -7,7 +7,7 @@ OK, WARNING, MISSING, UNNEEDED = "ok", "warning", "missing", "not needed"
 
 @dataclass(frozen=True)
 class Check:
-    """`name` is what was looked for, `found` what is there; `remedy` says what to do where it is not as it should be.
+    """`name` is what was checked, `found` what is there; `remedy` says what to do if there is a problem.
 
     MISSING keeps a run from starting; WARNING does not.
     """
@@ -19,6 +19,6 @@ class Check:
 
     @property
     def line(self) -> str:
-        """As printed."""
+        """The check as a line of text."""
         remedy = f": {self.remedy}" if self.remedy else ""
         return f"{self.status:<10}  {self.name}: {self.found}{remedy}"

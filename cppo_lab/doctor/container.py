@@ -1,4 +1,4 @@
-"""What a run in a container needs on Slurm's nodes: checked on one of them, in a few seconds."""
+"""Checks what a run in a container needs on Slurm's nodes, on one of them, in a few seconds."""
 
 import shlex
 import subprocess
@@ -10,8 +10,8 @@ from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.spec import ResourcesSpec
 
-WAIT_SECONDS = 10  # for a node: longer than the scheduler takes to look
-PATIENCE = 60.0  # for all of it
+WAIT_SECONDS = 10  # for a node; longer than a cycle of the scheduler
+PATIENCE = 60.0  # seconds for the whole check
 _RUNTIMES = {
     "pyxis": ("srun --help 2>&1 | grep -q -- --container-image", "srun --container-image"),
     "apptainer": ("command -v apptainer >/dev/null", "apptainer"),
@@ -52,7 +52,7 @@ def check_container(launcher: SlurmSpec, resources: ResourcesSpec) -> Iterator[C
 
 
 def _is_file(container: ContainerSpec) -> bool:
-    """As the runtimes tell files from addresses."""
+    """Whether the image is a file; the runtimes tell files from addresses in the same way."""
     assert container.image is not None
     return (
         container.image.startswith((".", "/"))
@@ -62,7 +62,7 @@ def _is_file(container: ContainerSpec) -> bool:
 
 
 def _on_a_node(script: str, resources: ResourcesSpec) -> tuple[list[str], str]:
-    """The lines that a script prints on a node, and what is wrong if there is none."""
+    """The output lines of a script on a node, or an error message."""
     wanted = {name: getattr(resources, name) for name in ("partition", "account", "qos", "constraint")}
     options = [f"--{name}={value}" for name, value in wanted.items() if value is not None]
     command = [

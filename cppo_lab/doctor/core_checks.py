@@ -15,10 +15,11 @@ def _nothing(run: RunSpec, layout: LayoutSpec) -> tuple[()]:
 
 @dataclass(frozen=True)
 class CoreChecks:
-    """What a core needs of a machine, beside GPUs, disk, data and model.
+    """What a core needs from a machine, besides GPUs, disk, data and model.
 
-    python: the versions that it runs with. gpu_python: the one that its builds for GPUs (`gpu_builds`) are for, if one.
-    interfaces: whether libraries offer what the core uses of them; may take seconds. machine: memory, limits, drivers.
+    python: the supported versions. gpu_python: the only version that its GPU builds (`gpu_builds`) support, if any.
+    interfaces: checks that libraries have the interfaces that the core uses; may take seconds. machine: memory, limits,
+    drivers.
     """
 
     requirements: Callable[[RunSpec, LayoutSpec], Sequence[Requirement]] = _nothing

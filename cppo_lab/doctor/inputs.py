@@ -1,4 +1,4 @@
-"""Prepared data, models, the tracking store."""
+"""Checks of prepared data, models and the tracking store."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""GPUs and disk."""
+"""Checks of GPUs and disk."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ LEAST_DISK = 1e9
 
 
 class Device(Protocol):
-    """What torch says of a GPU; memory in bytes."""
+    """The properties of a GPU in torch; memory in bytes."""
 
     @property
     def name(self) -> str: ...
@@ -85,13 +85,13 @@ def _gpus(run: RunSpec, layout: LayoutSpec, found: Sequence[Device]) -> Iterator
 
 
 def check_machine(run: RunSpec, layout: LayoutSpec, runs: Path) -> Iterator[Check]:
-    """What the core needs of the machine, and room for checkpoints."""
+    """Check what the core needs from the machine, and the disk space for checkpoints."""
     yield from checks_of(run.core).machine(run, layout)
     yield _disk(run, layout, runs)
 
 
 def _disk(run: RunSpec, layout: LayoutSpec, runs: Path) -> Check:
-    """A folder that does not exist yet is judged by the nearest that does."""
+    """Check the disk of the folder; if it does not exist yet, that of the nearest existing parent."""
     place = next(folder for folder in (runs, *runs.parents) if folder.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
         remedy = "work in a folder that you can write to"

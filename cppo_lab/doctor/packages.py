@@ -1,4 +1,4 @@
-"""Python and packages, against the ranges that each core was read and run with."""
+"""Checks Python and packages against the supported version ranges of each core."""
 
 import platform
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ from cppo_lab.spec import LayoutSpec, RunSpec
 
 
 def check_launcher(launcher: str) -> Iterator[Check]:
-    """What starts runs in separate processes."""
+    """Check the package that starts runs in separate processes."""
     needed = f"launcher={launcher}" if launcher_of(launcher).submitit else ""
     yield Requirement("submitit", ">=1.5.2,<2", needed, extra="train").check()
 
 
 def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
-    """Python, then every package of the run's core."""
+    """Check Python, then every package of the run's core."""
     checks = checks_of(run.core)
     python = platform.python_version()
     if SpecifierSet(checks.python).contains(python, prereleases=True):

@@ -11,19 +11,19 @@ from cppo_lab.installed import install_extra
 
 @dataclass(frozen=True)
 class Requirement:
-    """A distribution, the versions of it that are supported, and how to get it.
+    """A distribution, its supported versions, and how to install it.
 
-    `needed_by` names what needs it; empty: this run does not. Where `strict`, another version keeps a run from
-    starting; elsewhere it is a warning.
+    `needed_by` names the setting that needs it; empty: this run does not. With `strict`, an unsupported version keeps a
+    run from starting; otherwise it is a warning.
     """
 
     name: str
     versions: str
     needed_by: str
     install: str = ""
-    extra: str = ""  # of this package, that has it
+    extra: str = ""  # extra of this package that includes it
     strict: bool = False
-    remedy: str = ""  # where pip alone cannot install it
+    remedy: str = ""  # if pip alone cannot install it
 
     def check(self) -> Check:
         """Compare with what is installed."""

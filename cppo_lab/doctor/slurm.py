@@ -1,4 +1,4 @@
-"""What launcher=slurm needs of the machine that submits: commands, a controller, partitions, a shared folder."""
+"""Checks what launcher=slurm needs on the submitting machine: commands, controller, partitions, a shared folder."""
 
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ SHARED = (
 
 
 def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> Iterator[Check]:
-    """Slurm's side of a launch from here: its partition, the folder of all runs, and a node's side of a container."""
+    """Check Slurm, the partition and the folder of all runs from here, and the container on a node."""
     lacking = [name for name in COMMANDS if shutil.which(name) is None]
     if lacking:
         remedy = "go to a login node of the cluster (`make slurm-dev` starts a Slurm to try things out)"
@@ -72,7 +72,7 @@ def _partition(wanted: str | None) -> Check:
 
 
 def _shared(runs: Path) -> Check:
-    """By the kind of file system: what only this machine has is seldom seen by others."""
+    """Judged by the type of the file system: a local one is rarely visible to other machines."""
     kind = _file_system(runs)
     if kind.startswith(SHARED) or kind.startswith("fuse."):
         return Check("shared runs folder", OK, f"{runs} is on {kind}")
@@ -96,7 +96,7 @@ def _file_system(path: Path) -> str:
 
 
 def _ask(*command: str) -> tuple[str, str]:
-    """What a command prints, and what is wrong if it fails."""
+    """The output of a command, and an error message if it fails."""
     try:
         done = command_output(*command, seconds=PATIENCE)
     except FileNotFoundError:

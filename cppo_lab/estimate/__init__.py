@@ -21,9 +21,9 @@ class CostEstimate:
 
 
 def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
-    """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or what the layout says.
+    """The cost of a run on GPUs as fast as an H100, each with `available` bytes, or the layout's if None.
 
-    None where no GPU takes part, and for a core that has no estimate.
+    None for runs without GPUs, and for a core that has no estimate.
     """
     of_core = core_of(run.core).load("estimate")
     found: CostEstimate | None = of_core(run, layout, available) if of_core is not None else None

@@ -1,7 +1,7 @@
 """Every number that the estimates assume, with its unit and source.
 
-Peaks are data-sheet values; the shares of them that a run reaches, and the fixed costs, are assumptions made before
-any run of ours on such a machine: the hours that follow are good to a factor of UNCERTAINTY either way.
+Peaks are data-sheet values. The shares of them that a run reaches, and the fixed costs, are assumptions made before
+any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 
 # One NVIDIA H100 SXM 80 GB, from its data sheet.
@@ -22,11 +22,11 @@ DECODE_SHARE = 0.25  # of the peak FLOPs that decoding reaches where it is bound
 # seconds per decoding step: scheduling, sampling, Top-K log-probabilities (assumption)
 DECODE_OVERHEAD = 0.006
 PROMPT_TOKENS = 200  # mean (assumption)
-# Responses that an engine decodes at a time, at most: verl 0.9.1's default, and where a layout may set another.
+# Maximum number of concurrent responses of an engine: verl 0.9.1's default, and the key by which a layout sets it.
 MAX_SEQUENCES = 256
 MAX_SEQUENCES_KEY = "actor_rollout_ref.rollout.max_num_seqs"
 
-# Once per training step: grading, waking and sleeping of the rollout engine, weights handed over, batch moved.
+# Once per training step: grading, waking and sleeping of the rollout engine, transfer of weights and batch.
 STEP_OVERHEAD = 15.0  # seconds (assumption)
 START = 600.0  # seconds: loading, compiling, capturing graphs (assumption)
 

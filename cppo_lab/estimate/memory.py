@@ -7,7 +7,7 @@ from cppo_lab.estimate.shape import Amounts, ModelShape
 from cppo_lab.estimate.time import kv_bytes
 from cppo_lab.spec import LayoutSpec
 
-# Of verl's tree. Its FSDP2 engine recomputes by the first, its Megatron engine by the others alone.
+# Keys of verl's tree for recomputation: the first for its FSDP2 engine, the others for its Megatron engine.
 CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 MEGATRON_RECOMPUTES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
 CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
@@ -17,9 +17,9 @@ CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimiz
 class MemoryEstimate:
     """Bytes per GPU. `state` is weights, gradients and AdamW's; `activations` those of one micro-batch.
 
-    `training` and `rollout` are the two peaks: the rollout engine sleeps while the policy trains. `kv_cache` is what
-    one engine has left for keys and values beside its weights, on its GPUs together (negative: not even the weights
-    have room); `kv_needed` is what one longest sequence takes.
+    `training` and `rollout` are the two peaks, since the rollout engine sleeps while the policy trains. `kv_cache` is
+    the room for keys and values of one engine besides its weights, on all its GPUs (negative: not even the weights
+    fit); `kv_needed` is the size of one sequence of maximum length.
     """
 
     state: float
@@ -61,9 +61,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """The memory of one GPU of `layout` that has `available` bytes."""
     state = _state(shape, layout)
-    split = (
-        layout.megatron.tensor if layout.megatron else 1
-    )  # sequence parallelism splits activations as well
+    split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations, too
     activations = _activations(shape, layout) / split + _gathered(shape, layout)
     logits = layout.tokens_per_device * shape.vocabulary * given.LOGIT / split
     training = state + activations + logits + given.RESERVE
@@ -85,8 +83,8 @@ def estimate_memory(
 def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     """Weights, gradients and optimiser of one GPU.
 
-    Of a mixture of experts only `parameters - active` counts as spread over the expert-parallel GPUs: the experts that
-    a token uses count as if every GPU had them, which makes the figure some 15 % too large for Qwen3-30B-A3B.
+    For a mixture of experts, only `parameters - active` is counted as sharded over the expert-parallel GPUs. The
+    experts that a token uses are counted on every GPU, so the figure is some 15 % too large for Qwen3-30B-A3B.
     """
     if layout.megatron is None:
         return shape.parameters * given.FSDP_STATE / layout.devices
@@ -102,7 +100,7 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
 
 
 def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
-    """The inputs of the layers that are recomputed, and everything of those that are not, or are at the moment."""
+    """The inputs of recomputed layers, and all activations of the layers that are not, or are being, recomputed."""
     layer = given.LAYER_MOE if shape.is_moe else given.LAYER
     kept, at_once = _recomputed(shape, layout)
     per_token = (kept - at_once) * given.CHECKPOINT + (shape.layers - kept + at_once) * layer
@@ -110,10 +108,10 @@ def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
 
 
 def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
-    """How many layers are recomputed in the backward pass, and how many of them together.
+    """How many layers are recomputed in the backward pass, and how many of them at a time.
 
-    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n one by one. What it
-    recomputes selectively (the core of attention) flash attention does not keep anyway.
+    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n one by one. Its selective
+    recomputation covers core attention, which flash attention does not store anyway.
     """
     settings = {key.removeprefix("+"): value for key, value in layout.verl.items()}
     if layout.megatron is None:
@@ -127,7 +125,7 @@ def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
 
 
 def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:
-    """FSDP2's whole weights: two layers (one fetched ahead), and the embedding and output matrices."""
+    """The weights that FSDP2 gathers: two layers (one prefetched), and the embedding and output matrices."""
     if layout.megatron is not None:
         return 0.0
     return given.WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)

@@ -1,4 +1,4 @@
-"""What the estimates need to know of a run: the model's shape and the run's amounts of tokens."""
+"""The inputs of the estimates: the model's shape and the numbers of tokens of a run."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class ModelShape:
 
     @property
     def is_moe(self) -> bool:
-        """Whether a token uses a part of the parameters only."""
+        """Whether a token uses only a part of the parameters."""
         return self.active < self.parameters
 
 
@@ -43,7 +43,7 @@ class Amounts:
 
 
 def shape_of(run: RunSpec) -> ModelShape:
-    """The shape of a published model, or of one of our own making."""
+    """The shape of a published model, or of one of our own models."""
     model = run.model
     if isinstance(model, HubModel):
         return ModelShape(
@@ -61,7 +61,7 @@ def shape_of(run: RunSpec) -> ModelShape:
 def _made_shape(model: MadeModel, data: object) -> ModelShape:
     assert isinstance(data, TaskData)
     sizes = model.architecture
-    vocabulary = data.modulus * data.spellings + 6  # numbers, and a few signs
+    vocabulary = data.modulus * data.spellings + 6  # numbers, and a few symbols
     attention = sizes.width * sizes.head_dim * 2 * (sizes.heads + sizes.kv_heads)
     parameters = sizes.layers * (attention + 3 * sizes.width * sizes.mlp_width) + vocabulary * sizes.width
     return ModelShape(

@@ -51,10 +51,9 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
     """Seconds to sample `responses` responses, spread evenly over the rollout engines.
 
     An engine of g GPUs decodes for as many steps as the longest response has tokens, which some response of a batch
-    nearly always reaches; or for more, when the cache of keys and values holds, or the engine takes, too few responses
-    at a time. Each step reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads
-    the keys and values of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of
-    squares.
+    nearly always reaches; or for more, if the KV cache or the engine's limit allows fewer concurrent responses. Each
+    step reads all weights (a batch touches every expert) and costs DECODE_OVERHEAD; each token reads the keys and
+    values of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of squares.
     """
     gpus = layout.rollout_tensor_parallel
     share = responses * gpus / layout.devices  # of one engine
@@ -82,7 +81,7 @@ def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> f
 
 
 def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
-    """Responses of mean length that one rollout engine decodes at a time: has room for, and may take; at least 1."""
+    """Concurrent responses of mean length in one rollout engine, limited by KV cache and settings; at least 1."""
     memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
     room = memory - shape.parameters * given.WEIGHT
     most = int(layout.verl.get(given.MAX_SEQUENCES_KEY, given.MAX_SEQUENCES))

@@ -17,8 +17,8 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
     """Write the model that run `run_id` has kept, its tokenizer and its model card to the folder `out`.
 
     `runs` is the folder of all runs, `say` takes lines of progress. `out` appears as a whole or not at all. Returns its
-    real place. Raises UserError if the run is being trained, has kept no checkpoint or one that cannot be used, or if
-    `out` is there and not empty.
+    resolved path. Raises UserError if the run is being trained, has no usable checkpoint, or if `out` exists and is not
+    empty.
     """
     place = require_free(out)
     if is_held(runs / run_id):
@@ -31,7 +31,7 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
 
 
 def being_trained(run_id: str) -> UserError:
-    """The error for a run whose checkpoints still change."""
+    """The error for a run that is still training, so that its checkpoints may change."""
     return UserError(
         f"run {run_id} is being trained, and its best checkpoint may change: wait for its end (`cppo watch`), or end "
         f"it with `cppo cancel --run {run_id}`"

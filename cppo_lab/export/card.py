@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "verl", "transformers")
 
 
 def model_card(subject: Subject, exported: Exported) -> str:
-    """The whole card. Nothing in it but what the run's folder says and what was exported."""
+    """The whole card. It uses only the run's folder and the export."""
     front = yaml.safe_dump(front_matter(subject, exported), sort_keys=False, allow_unicode=True, width=120)
     parts = [
         f"---\n{front}---",
@@ -42,7 +42,7 @@ def model_card(subject: Subject, exported: Exported) -> str:
 
 
 def front_matter(subject: Subject, exported: Exported) -> dict[str, Any]:
-    """What the hub reads of a card."""
+    """The metadata that the hub reads from a card."""
     spec = subject.spec
     found: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
     if isinstance(spec.model, HubModel):

@@ -17,10 +17,10 @@ from cppo_lab.errors import UserError
 
 
 def require_free(out: Path) -> Path:
-    """The real place of `out`. Raises UserError if something is there, an empty folder apart."""
+    """The resolved path of `out`. Raises UserError if it exists, unless it is an empty folder."""
     try:
         place = out.resolve()
-    except (OSError, RuntimeError):  # RuntimeError: what pathlib makes of a loop before Python 3.13
+    except (OSError, RuntimeError):  # RuntimeError: raised by pathlib for circular links before Python 3.13
         raise UserError(f"--out {out} is a circular link: name another folder") from None
     if place.exists() and not place.is_dir():
         raise UserError(f"--out {out} is a file: name a folder")
@@ -31,9 +31,9 @@ def require_free(out: Path) -> Path:
 
 @contextlib.contextmanager
 def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
-    """An empty folder that takes the `place`, of `require_free`, at the end; if writing fails, nothing is there.
+    """An empty folder that is renamed to `place` (from `require_free`) at the end; if writing fails, nothing appears.
 
-    `replace`: it takes the place of the folder that is there; if writing fails, that one stays.
+    `replace`: it replaces the existing folder; if writing fails, that one stays.
     Raises UserError if somebody else has put something there meanwhile.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -42,10 +42,10 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
     folder.mkdir()
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody removes what is left
+        with contextlib.suppress(OSError):  # a file system without locks: then leftovers are not removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
-        for path in folder.rglob("*"):  # transformers lets nobody else read its weights, whatever the umask
+        for path in folder.rglob("*"):  # transformers makes its weights private, whatever the umask
             if path.is_file():
                 path.chmod(os.fstat(lock).st_mode & 0o666)
         old = place.with_name(f".{place.name}.export-{secrets.token_hex(4)}")
@@ -66,7 +66,7 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
 
 
 def _remove_left(place: Path) -> None:
-    """Remove what exports to `place` have left that were killed; who lives holds a lock."""
+    """Remove the leftovers of killed exports to `place`; live exports hold a lock."""
     ours = re.compile(rf"\.{re.escape(place.name)}\.export-[0-9a-f]{{8}}")
     for path in place.parent.iterdir():
         if not ours.fullmatch(path.name):
@@ -78,7 +78,7 @@ def _remove_left(place: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # somebody writes there
+        except OSError:  # another export is writing there
             continue
         finally:
             os.close(lock)

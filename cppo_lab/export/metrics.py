@@ -1,4 +1,4 @@
-"""What the runs of a sweep have logged, as files for other programs: Parquet, CSV or TensorBoard."""
+"""Exports the metrics of a sweep's runs for other programs, as Parquet, CSV or TensorBoard files."""
 
 import json
 import re
@@ -24,7 +24,7 @@ _EVERY = 20  # runs between two lines of progress
 
 @dataclass(frozen=True, eq=False)
 class MetricTables:
-    """The frames `runs`, `history()` and `outcomes()` of `cppo_lab.load`, and what they are of.
+    """The frames `runs`, `history()` and `outcomes()` of `cppo_lab.load`, and their origin.
 
     `about`: further entries of ABOUT, such as the sweep's name.
     """
@@ -36,10 +36,10 @@ class MetricTables:
 
 
 def require_writable(form: str, out: Path, force: bool) -> Path:
-    """The real place of `out`, before anything is read.
+    """The resolved path of `out`, checked before anything is read.
 
-    Raises UserError if the format's package is not installed, or if something is at `out`: with `force`, if that is
-    something else than an earlier export of metrics.
+    Raises UserError if the format's package is not installed, or if `out` exists; with `force`, if it exists and is not
+    an earlier export of metrics.
     """
     package = _NEEDS.get(form)
     if package is not None and find_spec(package) is None:

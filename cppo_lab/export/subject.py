@@ -16,10 +16,10 @@ from cppo_lab.tracking.naming import run_name, variants_in
 
 @dataclass(frozen=True)
 class Subject:
-    """A run by its own folder, without the tracking store.
+    """A run as recorded in its own folder, without the tracking store.
 
-    `tags` are those of its newest record, `metrics` the recorded ones by training step, `ended` when that record ended
-    in ms since the epoch (None: it has not). `status` is how: one of schema.STATUSES, or empty.
+    `tags` are those of its newest record, `metrics` the recorded ones by training step, `ended` the end of that record
+    in ms since the epoch (None: it has not ended). `status` is one of schema.STATUSES, or empty.
     """
 
     spec: RunSpec
@@ -30,12 +30,12 @@ class Subject:
 
     @property
     def sweeps(self) -> dict[str, str]:
-        """The name of the run's variant in each sweep that it is known to be of."""
+        """The name of the run's variant in each sweep that its tags name."""
         return variants_in(self.tags)
 
     @property
     def name(self) -> str:
-        """As MLflow has it: variant, model and seed."""
+        """The run's name as in MLflow: variant, model and seed."""
         return run_name(self.spec, self.sweeps)
 
     @property
@@ -51,7 +51,7 @@ class Subject:
 
 
 def read_subject(runs: Path, run_id: str) -> Subject:
-    """What the folder of run `run_id` in `runs` says.
+    """Read the records in the folder of run `run_id` in `runs`.
 
     Raises UserError if it has no configuration of that run, or a link among the files that are read.
     """

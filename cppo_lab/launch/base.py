@@ -10,7 +10,7 @@ from cppo_lab.spec import Count, ResourcesSpec, Spec
 
 
 class LauncherSpec(Spec):
-    """How runs are started: `workers` at a time (None: as the launcher sees fit), each with `threads` threads."""
+    """How runs are started: `workers` at a time (None: the launcher decides), each with `threads` threads."""
 
     name: str
     workers: Count | None
@@ -27,7 +27,7 @@ class Job(Protocol):
 
     @property
     def name(self) -> str:
-        """What people and schedulers call it."""
+        """Its name for users and schedulers."""
 
     @property
     def folder(self) -> Path:
@@ -51,20 +51,20 @@ class Job(Protocol):
 
     @property
     def resources(self) -> ResourcesSpec | None:
-        """Time and shares of a machine or cluster; None: no limit."""
+        """Limits of time and memory, and the shares of a machine or cluster; None: no limits."""
 
     def run(self) -> None:
-        """Do it, in this process."""
+        """Run the job in this process."""
 
     def give_up(self, why: str) -> None:
-        """Note why no launcher resumes it automatically, although it has not finished."""
+        """Record why no launcher resumes it automatically, although it has not finished."""
 
 
 J = TypeVar("J", bound=Job)
 
 
 def run_masked(job: Job) -> None:
-    """Run a job in a separate process, whose output and result the launcher keeps in files: without secrets."""
+    """Run a job in a separate process, with secrets masked in the output and result, which launchers keep in files."""
     mask_output()
     with masked_errors():
         job.run()
@@ -81,8 +81,8 @@ class Event(Generic[J]):
 class Launcher(Protocol):
     """Run every job, in any order, calling `report` as things happen.
 
-    It returns when all have ended, or when all are in the queue of its record. A job that fails does not stop the
-    others. What becomes of a run is in its folder: its job records it (`attempt.py`).
+    It returns when all jobs have ended, or when all are in the queue of its `LauncherRecord`. A job that fails does not
+    stop the others. The outcome of a run is recorded in its folder by the job (`attempt.py`).
     """
 
     def __call__(self, jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None: ...

@@ -1,4 +1,4 @@
-"""One job after the other in this process; those that need it each in a fresh one."""
+"""Runs one job after the other in this process; jobs that need a fresh process get one."""
 
 import multiprocessing
 import signal
@@ -35,7 +35,7 @@ def _run(job: Job, began: float) -> None:
     except Interrupted:
         if not is_cancelled(job.folder, began):  # then the signal was for the launcher
             raise
-    except Exception as error:  # noqa: BLE001 - a run has recorded it; the others go on
+    except Exception as error:  # noqa: BLE001 - the run has recorded it; the others continue
         print(f"{job.name} failed: {describe(error)}")
 
 
@@ -46,6 +46,6 @@ def _in_a_process(job: Job) -> None:
             process.start()
         process.join()
     finally:
-        if process.is_alive():  # interrupted: its own handler ends it in order
+        if process.is_alive():  # interrupted: its signal handler shuts it down cleanly
             process.terminate()
             process.join()

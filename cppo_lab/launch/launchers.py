@@ -1,7 +1,8 @@
-"""The launchers: one record each, those of other packages among them (docs/architecture.md).
+"""The registry of launchers, including those of other packages (docs/architecture.md).
 
-A launcher of another package is an entry point of the group `cppo_lab.launchers` that names its `LauncherRecord`.
-There is no other way: a sweep file, which may be a stranger's, can choose an installed launcher and cannot name code.
+Another package registers a launcher by an entry point of the group `cppo_lab.launchers` that names its
+`LauncherRecord`. There is no other way: a sweep file, which may come from a stranger, can choose an installed launcher
+but cannot name code.
 """
 
 from collections.abc import Mapping
@@ -27,20 +28,20 @@ class JobInQueue(Protocol):
 
 @dataclass(frozen=True)
 class LauncherRecord:
-    """What the product knows of a launcher. `package.module:name` is imported when it is needed.
+    """The registration of a launcher. Each `package.module:name` is imported when it is needed.
 
     title: its name in sentences. function: a `Launcher`. settings: its LauncherSpec.
     config: the settings of a launcher of another package, as conf/launcher/<name>.yaml has them for one of ours;
     `workers` and `threads` are there already.
 
     check: a function (settings, ResourcesSpec) that raises UserError for resources that it cannot give.
-    doctor: a function (ResourcesSpec, folder of runs, settings) -> Checks of what it needs, in place of this machine's
-    GPUs; None: runs are on this machine.
+    doctor: a function (ResourcesSpec, folder of runs, settings) -> Checks of its requirements, which replace the check
+    of this machine's GPUs; None: runs are on this machine.
     queue: a function (folder) -> jobs by name: those waiting or running whose logs are below the folder, each with
     `job` and `state`. The launcher returns when all jobs are in this queue. None: it returns when all have ended.
 
-    one_machine: a run has this machine alone. in_process: jobs run in this process, one after the other.
-    submitit: it needs the package. search_workers: those of a search, if the user names no number; None: one per core.
+    one_machine: a run cannot use other machines. in_process: jobs run in this process, one after the other.
+    submitit: it needs that package. search_workers: default number of workers of a search; None: one per core.
     """
 
     name: str
@@ -87,7 +88,7 @@ LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
                 queue="cppo_lab.launch.slurm.reconcile:in_queue",
                 one_machine=False,
                 submitit=True,
-                search_workers=4,  # with more at a time a search learns less from each trial
+                search_workers=4,  # more parallel trials would learn less from each other
             ),
         )
     }
@@ -100,14 +101,14 @@ def launcher_names() -> tuple[str, ...]:
 
 
 def other_launchers() -> tuple[str, ...]:
-    """The launchers of other installed packages. A name of the product is the product's."""
+    """The launchers of other installed packages. The product's own names take precedence."""
     return tuple(sorted(entry_points(LAUNCHER_GROUP).keys() - LAUNCHERS.keys()))
 
 
 def launcher_of(name: str) -> LauncherRecord:
     """The record of the launcher called `name`.
 
-    Raises UserError if there is none, or what an entry point names is none.
+    Raises UserError if there is none, or if an entry point does not name a LauncherRecord.
     """
     if name in LAUNCHERS:
         return LAUNCHERS[name]
@@ -132,7 +133,7 @@ def _foreign(name: str, path: str) -> LauncherRecord:
 
 
 def launcher_kind(name: object) -> type[LauncherSpec]:
-    """The settings that the launcher called `name` has; those of every launcher for what is no name.
+    """The settings class of the launcher called `name`; the base class if `name` is not a string.
 
     Raises UserError if there is none.
     """
@@ -153,7 +154,7 @@ def load_launcher(name: str) -> Launcher:
 
 
 def jobs_in_queue(name: str, folder: Path) -> Mapping[str, JobInQueue]:
-    """The jobs below `folder` that are in the queue of the launcher called `name`, by name; none if it has no queue.
+    """The jobs below `folder` that are in the queue of the launcher called `name`, by name; empty if it has no queue.
 
     Raises UserError if the queue does not answer.
     """

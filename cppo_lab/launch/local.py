@@ -14,11 +14,11 @@ from cppo_lab.signals import blocked
 
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
-UNLIMITED_HOURS = 10_000.0  # submitit wants a number
+UNLIMITED_HOURS = 10_000.0  # submitit requires a number
 
 
 def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
-    """Keep `workers` jobs going until all have ended. On an interrupt the running ones are ended too."""
+    """Keep `workers` jobs running until all have ended. On an interrupt the running ones are ended too."""
     workers = spec.workers or default_workers(jobs)
     queue = list(jobs)
     running: list[tuple[J, Process[None]]] = []
@@ -30,9 +30,9 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 if is_cancelled(job.folder, began):
                     report(Event("cancelled", job))
                     continue
-                # Ctrl-C and the end of a terminal go to all its processes, and submitit kills its job one second after
-                # the first. So the launcher receives it, and ends the jobs.
-                # (One that uses multiprocessing's `spawn` receives SIGINT again.)
+                # Ctrl-C and SIGHUP reach every process of a terminal, and submitit kills its job one second after the
+                # first. So the jobs block them, and the launcher ends the jobs.
+                # (A job that uses multiprocessing's `spawn` receives SIGINT again.)
                 with blocked(signal.SIGINT, signal.SIGHUP):
                     running.append((job, _submit(job)))
                 report(Event("started", job))
@@ -55,16 +55,16 @@ def default_workers(jobs: Sequence[Job]) -> int:
 def _submit(job: Job) -> Process[None]:
     executor = LocalExecutor(folder=job.folder / "attempts")
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
-    # submitit ends local jobs after two minutes by default, and takes misspelt names in silence.
+    # submitit ends local jobs after two minutes by default, and silently accepts misspelt names.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
     return executor.submit(run_masked, job)
 
 
 def _end(processes: Sequence[Process[None]]) -> None:
-    """Have the jobs record their own end and go; those that take too long are left to it."""
+    """Ask the jobs to record their end and exit; do not wait for those that take too long."""
     deadline = time.monotonic() + END_SECONDS
     while (left := [one for one in processes if not one.done()]) and time.monotonic() < deadline:
         for process in left:
-            # submitit forwards it to its job, which may miss it while it starts, and gets no second one.
+            # submitit forwards the signal once to its job, which may miss it while starting.
             os.kill(int(process.job_id), signal.SIGTERM)
         time.sleep(POLL_SECONDS)

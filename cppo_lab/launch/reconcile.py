@@ -1,4 +1,4 @@
-"""Repair what killed processes have left: records that stay RUNNING, interrupted replacements, unsent points."""
+"""Repairs what killed processes leave behind: records that stay RUNNING, interrupted replacements, unsent points."""
 
 import contextlib
 import sys
@@ -22,7 +22,7 @@ from cppo_lab.tracking.sync import send
 
 
 def repair(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> list[str]:
-    """End the records of runs whose process is gone, and finish replacements that were cut off.
+    """End the records of runs whose process is gone, and finish interrupted replacements.
 
     Metrics in their folders that never reached the store are uploaded first. Returns the repaired runs.
     """
@@ -38,7 +38,7 @@ def look_repaired(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Sn
 
 
 def _settle(run_ids: Sequence[str], uri: str, runs: Path) -> None:
-    """Do what runs left undone that nobody trains: send what they have on file, remove what a result needs no more."""
+    """Finish runs that no process trains: upload their unsent records, remove the checkpoints of finished ones."""
     folders = [runs / run_id for run_id in run_ids if not is_held(runs / run_id)]
     _send(folders, uri)
     for folder in folders:
@@ -46,7 +46,7 @@ def _settle(run_ids: Sequence[str], uri: str, runs: Path) -> None:
 
 
 def _send(folders: Sequence[Path], uri: str) -> None:
-    """Upload what runs have on file. What the store refuses is printed, and stops nothing."""
+    """Upload the unsent records of runs. What the store refuses is printed, and does not stop the rest."""
     try:
         send(folders, uri)
     except UserError as error:
@@ -54,9 +54,9 @@ def _send(folders: Sequence[Path], uri: str) -> None:
 
 
 def _mend(look: Snapshot, uri: str) -> list[str]:
-    """No dead run stays RUNNING, and no replaced result stays next to its replacement.
+    """End dead runs that are RUNNING in the store, and delete replaced results whose replacement has finished.
 
-    Only attempts made from this `runs` folder are ended; another machine's are not ours to judge.
+    Only attempts from this `runs` folder are ended, since those of other machines may be alive.
     """
     client, mended = open_client(uri), []
     for run_id, past in look.past.items():
@@ -70,14 +70,14 @@ def _mend(look: Snapshot, uri: str) -> list[str]:
             if one.status != "RUNNING" or one.folder != folder_tag(folder) or is_held(folder):
                 continue
             if look.slurm.is_active(run_id):
-                continue  # it starts, or ends, at this moment
+                continue  # it is starting or ending right now
             if _end_dead(uri, folder, one):
                 mended.append(run_id)
     return mended
 
 
 def _lacks_end(folder: Path, one: AttemptRecord) -> bool:
-    """Whether the run's folder does not say of this attempt that it has finished: a full disk had no room for that."""
+    """Whether the run's folder lacks the end of this finished attempt, because the disk was full."""
     status = read_status(folder)
     if not one.record or status.get("record") != one.record:
         return False
@@ -85,7 +85,7 @@ def _lacks_end(folder: Path, one: AttemptRecord) -> bool:
 
 
 def _write_end(uri: str, folder: Path, one: AttemptRecord) -> None:
-    """Let the folder say so, unless it still has no room."""
+    """Write the end to the folder, unless the disk is still full."""
     with contextlib.suppress(AlreadyRunning, OSError), held(folder):
         record, status = newest_record(folder), read_status(folder)
         if record is None or record.begin.record != one.record or status.get("record") != one.record:
@@ -101,7 +101,7 @@ def _end_dead(uri: str, folder: Path, one: AttemptRecord) -> bool:
     client = open_client(uri)
     try:
         with held(folder):
-            # Nobody trains it now, so its status is final; the one read before may be older than its end.
+            # With the lock held its status is final; the one read before may be older than its end.
             if client.get_run(one.mlflow_id).info.status != "RUNNING":
                 return False
             why = CANCELLED if is_cancelled(folder) else DIED
@@ -110,7 +110,7 @@ def _end_dead(uri: str, folder: Path, one: AttemptRecord) -> bool:
                 at = f" at step {max(record.rows)}" if record.rows else ""
                 if record.end is None:
                     close_dead(folder, schema.PARTIAL, f"interrupted: {why}{at}")
-                elif not unsent(folder, uri):  # the store had its end once
+                elif not unsent(folder, uri):  # the store already had its end
                     forget_shipped(folder, uri)
                 _send([folder], uri)
             else:

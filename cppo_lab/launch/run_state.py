@@ -1,7 +1,7 @@
-"""The state of a run and its text: one function that `plan`, `launch`, `status` and `watch` ask.
+"""The state of a run and its text: one function that `plan`, `launch`, `status` and `watch` share.
 
-Who asks gathers what is known of a run (`Facts`). Of its folder only what the answer needs is read: thousands of runs
-are looked at in a second.
+The caller collects what is known of a run (`Facts`). Only the needed files of its folder are read, so that thousands of
+runs take a second.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,9 +29,9 @@ DIED = f"{_SILENT} (killed, out of memory, or the machine went down)"
 
 @dataclass(frozen=True)
 class RunState:
-    """`state` is one of schema.STATES; `reason` is more detail: why a run ended, what it waits for, that it starts.
+    """`state` is one of schema.STATES; `reason` says why a run ended, what it waits for, or that it is starting.
 
-    `step` of `t_stop` is how far a run has come that is running, queued or partial, where that is known.
+    `step` of `t_stop` is the progress of a running, queued or partial run, if known.
     """
 
     state: str
@@ -44,7 +44,7 @@ class RunState:
     def note(self) -> str:
         """Step and reason on one line."""
         reached = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
-        reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons say it themselves
+        reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons may include the step
         return "; ".join(part for part in (reached, one_line(reason)) if part)
 
 
@@ -52,7 +52,7 @@ class RunFolder:
     """The contents of a run's folder. Each part is read once, on first use."""
 
     def __init__(self, path: Path, held: bool | None = None) -> None:
-        """`held`: whether its lock is held, where the caller has looked already."""
+        """`held`: whether its lock is held, if the caller has already checked."""
         self.path = path
         if held is not None:
             self.held = held
@@ -80,15 +80,15 @@ class RunFolder:
 
     @cached_property
     def tag(self) -> str:
-        """What attempts from this folder have as TAG_FOLDER."""
+        """The value of TAG_FOLDER for attempts from this folder."""
         return folder_tag(self.path)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run. `listed`: a living launcher has it on its list.
+    """What is known of a run. `listed`: it is on the list of a live launcher.
 
-    `attempts`: all that the store has of it, newest first; None if the store was not asked.
+    `attempts`: all of its attempts in the store, newest first; None if the store was not queried.
     """
 
     run_id: str
@@ -99,10 +99,10 @@ class Facts:
 
 
 def state_of(facts: Facts, ignoring: Collection[str] = ()) -> RunState:
-    """The state of a run; results whose MLflow ids are among `ignoring` count as not there.
+    """The state of a run; results whose MLflow ids are in `ignoring` do not count.
 
-    Where the store was asked it decides whether there is a result: a finished run that was deleted there is trained
-    again. Where it was not, the run's folder decides.
+    If the store was queried, it decides whether there is a result: a finished run that was deleted there is trained
+    again. Otherwise the run's folder decides.
     """
     past = facts.attempts or ()
     results = [one for one in past if one.status == "FINISHED" and one.mlflow_id not in ignoring]
@@ -124,17 +124,17 @@ def state_of(facts: Facts, ignoring: Collection[str] = ()) -> RunState:
 
 
 def folder_decides(facts: Facts, state: RunState) -> bool:
-    """Whether the store cannot know better than the folder by which a run has this state, and need not be asked."""
+    """Whether the folder settles this state, so that the store need not be queried."""
     recorded = facts.folder.status.get("status")
     if state.state in schema.ALIVE or recorded in schema.FINISHED:
         return True
     if recorded == "" and "seconds" not in facts.folder.status:
-        return True  # announced by a launcher that found nothing in the store, and never begun
+        return True  # a launcher found nothing in the store and announced the run, which never began
     return bool(recorded) and not facts.folder.status.get("replaces")
 
 
 def with_slurms_reasons(states: Mapping[str, RunState], slurm: SlurmView) -> dict[str, RunState]:
-    """The states, with Slurm's reason where a run could not say why it ended."""
+    """The states, with Slurm's reason for runs that did not record why they ended."""
     silent = [
         run_id
         for run_id, one in states.items()
@@ -151,10 +151,10 @@ def with_slurms_reasons(states: Mapping[str, RunState], slurm: SlurmView) -> dic
 
 
 def _unfinished(facts: Facts, newest: AttemptRecord | None) -> RunState:
-    """The state of a run whose result the store does not have. `newest`: the last attempt that it has of it."""
+    """The state of a run whose result the store does not have. `newest`: the last attempt that the store has."""
     folder, slurm, version = facts.folder, facts.slurm, newest.code_version if newest else ""
     if facts.attempts is None and folder.status.get("status") in schema.FINISHED:
-        return _last_word(folder) or RunState(schema.MISSING)
+        return _recorded_end(folder) or RunState(schema.MISSING)
     if folder.held or (slurm.is_active(facts.run_id) and not _is_over(folder)):
         return RunState(schema.RUNNING, _activity(facts), version, *_progress(folder, newest, runs=True))
     if (waits := slurm.waiting(facts.run_id)) is not None:
@@ -168,7 +168,7 @@ def _unfinished(facts: Facts, newest: AttemptRecord | None) -> RunState:
 
 
 def _is_over(folder: RunFolder) -> bool:
-    """Whether a run whose job still has nodes has ended: one that was not cancelled may go back into the queue."""
+    """Whether a run whose job still has nodes is over: it was cancelled. Otherwise its job may be requeued."""
     return folder.status.get("status") in (schema.FAILED, schema.PARTIAL) and folder.cancelled
 
 
@@ -176,7 +176,7 @@ def _activity(facts: Facts) -> str:
     """What a live run does besides training."""
     status = facts.folder.status
     if status.get("status") == schema.RUNNING:
-        # What it does in a step changes too fast to be a state; before the first one it may take minutes.
+        # The activity within a step changes too fast to show; before the first step it may take minutes.
         return "" if status.get("first_step") is not None else str(status.get("activity") or "")
     if facts.slurm.is_ending(facts.run_id):
         return "; ".join(filter(None, ["its job is ending", status.get("reason")]))
@@ -186,10 +186,10 @@ def _activity(facts: Facts) -> str:
 def _progress(
     folder: RunFolder, newest: AttemptRecord | None, runs: bool = False
 ) -> tuple[int | None, int | None]:
-    """Step and last step by the run's folder, if it speaks of the newest attempt; else by the store."""
+    """Step and last step from the run's folder if it describes the newest attempt, otherwise from the store."""
     status = folder.status
     step, t_stop = status.get("step"), status.get("t_stop")
-    # One that runs now may be too new for the store.
+    # A running attempt may be too new for the store.
     ours = (
         newest is None
         or status.get("record") == newest.record
@@ -200,10 +200,10 @@ def _progress(
     return (newest.step, newest.t_stop) if newest else (None, None)
 
 
-def _last_word(folder: RunFolder) -> RunState | None:
-    """How the run has ended by its folder; None if that does not say."""
+def _recorded_end(folder: RunFolder) -> RunState | None:
+    """How the run ended, as its folder records it; None if it does not."""
     recorded = folder.status.get("status")
-    if recorded == schema.RUNNING and folder.end is not None:  # killed before its status had it, too
+    if recorded == schema.RUNNING and folder.end is not None:  # killed before it could update its status
         return RunState(folder.end.status, folder.end.reason)
     if recorded in schema.FINISHED | {schema.FAILED, schema.PARTIAL}:
         return RunState(str(recorded), folder.status.get("reason") or "")
@@ -211,8 +211,8 @@ def _last_word(folder: RunFolder) -> RunState | None:
 
 
 def _ended_by_folder(folder: RunFolder) -> RunState:
-    """The state of a run that nobody trains and that waits nowhere; the store was not asked."""
-    if word := _last_word(folder):
+    """The state of a run that is neither trained nor queued, if the store was not queried."""
+    if word := _recorded_end(folder):
         return word
     if folder.status.get("status") == schema.RUNNING:
         return RunState(schema.PARTIAL, f"interrupted: {CANCELLED if folder.cancelled else DIED}")
@@ -220,11 +220,11 @@ def _ended_by_folder(folder: RunFolder) -> RunState:
 
 
 def _ended_by_store(folder: RunFolder, newest: AttemptRecord | None) -> RunState:
-    """The same where the store was asked. What is not uploaded yet of the latest attempt comes from the folder."""
+    """The same if the store was queried. What the latest attempt has not uploaded yet comes from the folder."""
     if newest is None:
         return RunState(schema.MISSING)
     if newest.record and folder.status.get("record") == newest.record:
-        word = _last_word(folder)
+        word = _recorded_end(folder)
         if word and (newest.status == "RUNNING" or word.state in schema.FINISHED):
             return word
     if newest.status == "FAILED":

@@ -1,4 +1,4 @@
-"""The states of some runs by one look at store, locks and queues. Writes nothing, and does not import MLflow."""
+"""The states of some runs from one query of store, locks and queues. Writes nothing and does not import MLflow."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from cppo_lab.runs.queue import queued
 from cppo_lab.store.read_only import open_reader
 from cppo_lab.store.records import AttemptRecord, attempts, attempts_at
 
-FEW = 10  # runs that are asked for one by one; beyond, the whole experiment is read once
+FEW = 10  # up to this number, runs are queried one by one; beyond, the whole experiment is read once
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at some runs: what the store knows of each, newest attempt first, and what lives on this machine."""
+    """A snapshot of some runs: the attempts of each in the store, newest first, and what is alive on this machine."""
 
     runs: Path
     past: Mapping[str, Sequence[AttemptRecord]]
@@ -26,11 +26,11 @@ class Snapshot:
     slurm: SlurmView = field(default_factory=SlurmView)
 
     def states(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
-        """The state of every run; results whose MLflow ids are among `ignoring` count as not there."""
+        """The state of every run; results whose MLflow ids are in `ignoring` do not count."""
         return {run_id: state_of(self._facts(run_id), ignoring) for run_id in self.past}
 
     def explained(self, ignoring: Collection[str] = ()) -> dict[str, RunState]:
-        """The same, with Slurm's reason where a run could not say why it ended: may ask Slurm's accounts."""
+        """The same, with Slurm's reason for runs that did not record why they ended; may query Slurm's accounting."""
         return with_slurms_reasons(self.states(ignoring), self.slurm)
 
     def results(self, run_id: str) -> list[AttemptRecord]:
@@ -44,7 +44,7 @@ class Snapshot:
 
 def look_at(run_ids: Sequence[str], core: str, uri: str, runs: Path) -> Snapshot:
     """What is known of the runs. Writes nothing: a store that does not exist holds no run."""
-    # Locks first: a run that ends between the looks is then seen as running, not as dead.
+    # Locks first: a run that ends between the two queries then counts as running, not as dead.
     held = {run_id: is_held(runs / run_id) for run_id in run_ids}
     waiting, in_slurm = queued(runs), view_or_warn(runs)
     return Snapshot(runs, past_attempts(run_ids, core, uri), held, waiting, in_slurm)

@@ -1,1 +1,1 @@
-"""The state of runs, what they print, and ending them, whoever launched them and with whatever launcher."""
+"""Shows the state and output of runs and cancels them, whoever launched them and with whichever launcher."""

@@ -1,7 +1,7 @@
-"""End runs in order, and take those that wait off their lists. Each can go on with the next launch.
+"""Cancels runs cleanly, whether running or queued. The next launch can resume them.
 
-A run is marked in its folder first: whoever has it on a list then leaves it out, and the run itself records that it was
-cancelled. Then its job goes to `scancel`, or its process gets SIGTERM.
+A run is first marked in its folder: a launcher with the run on its list then skips it, and the run itself records that
+it was cancelled. Then its job is passed to `scancel`, or its process gets SIGTERM.
 """
 
 import os
@@ -22,9 +22,9 @@ from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.batch import in_living_batch
 from cppo_lab.runs.lock import holder, is_held
 
-PATIENCE_SECONDS = 60.0  # for runs to write down how far they came
+PATIENCE_SECONDS = 60.0  # for runs to record their progress
 POLL_SECONDS = 0.2
-WORD = "CANCELLED"  # Slurm's
+WORD = "CANCELLED"  # Slurm's state
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Cancelled:
 
 
 def candidates(found: Sequence[RunStatus], queued_only: bool) -> list[RunStatus]:
-    """The runs that live, or only those of them that have not started."""
+    """The running and queued runs, or only the queued ones."""
     return [one for one in found if one.state in ({schema.QUEUED} if queued_only else schema.ALIVE)]
 
 
 def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[Cancelled]:
-    """Cancel the runs; those that have started meanwhile are spared if `queued_only`. Waits for them to end.
+    """Cancel the runs; with `queued_only`, those that have started meanwhile are left alone. Waits for them to end.
 
     Raises UserError if Slurm's controller does not answer.
     """
@@ -82,10 +82,11 @@ def cancel(runs: Path, chosen: Sequence[RunStatus], queued_only: bool) -> list[C
 def _in_slurm(
     runs: Path, run_ids: Sequence[str], queued_only: bool
 ) -> tuple[Mapping[str, tuple[bool, str, int]], Collection[str]]:
-    """End the jobs of these runs that are this account's.
+    """Cancel the jobs of these runs that belong to this account.
 
-    Of those that had one in the queue: whether it had nodes, its number, and whose it is. And the jobs that other runs
-    share, which go on: they see by the mark in a run's folder that it is to be left out.
+    Returns, for each run with a job in the queue: whether the job had nodes, its id and its owner. Also returns the
+    jobs
+    that other runs share: these continue, and skip runs that are marked as cancelled.
     """
     if not (runs / NAME).is_file():
         return {}, ()
@@ -98,13 +99,13 @@ def _in_slurm(
         shared = {task.job for task in wanted if task.name not in run_ids}
         ending = [job.job for run_id, job in mine.items() if run_id in waiting or not queued_only]
         cancel_jobs([job for job in dict.fromkeys(ending) if job not in shared])
-        # The others are on record as soon as they have left the queue.
+        # The others are recorded when they have left the queue.
         ledger.end([task for task in ledger.open_tasks() if task.name in waiting], WORD)
     return {run_id: (job.state in ACTIVE, job.job, job.owner) for run_id, job in jobs.items()}, shared
 
 
 def _of_another(run_id: str, folder: Path, active: bool, job: str) -> Cancelled:
-    """Slurm lets nobody end another's job. One that waits ends by itself when it starts, since its run is marked."""
+    """Report on a job of another account, which Slurm does not let us end. A pending one ends as soon as it starts."""
     if active:
         run_folder.forget_cancelled(folder)
         return Cancelled(run_id, f"{job} trains it: ask them to cancel it", False)
@@ -112,9 +113,9 @@ def _of_another(run_id: str, folder: Path, active: bool, job: str) -> Cancelled:
 
 
 def _end_process(folder: Path) -> str:
-    """Send SIGTERM to the process that trains a run; why that cannot be done, or nothing.
+    """Send SIGTERM to the process that trains a run; why that cannot be done, or an empty text.
 
-    A batch sees by the mark in the run's folder that it is to end this one.
+    A batch checks the mark in the run's folder, and ends only this run.
     """
     if in_living_batch(folder.parent, folder.name):
         return ""
@@ -129,7 +130,7 @@ def _end_process(folder: Path) -> str:
     except ProcessLookupError:
         return ""
     try:
-        if holder(folder) == where:  # still: the number has not gone to another process meanwhile
+        if holder(folder) == where:  # still the same: the pid has not been reused
             signal.pidfd_send_signal(process, signal.SIGTERM)
     except ProcessLookupError:
         return ""
@@ -141,7 +142,7 @@ def _end_process(folder: Path) -> str:
 
 
 def _wait(runs: Path, running: Sequence[tuple[str, str]]) -> list[Cancelled]:
-    """Wait for runs to let go of their folders."""
+    """Wait until the runs have released the locks of their folders."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     left = dict(running)
     while left and time.monotonic() < deadline:
@@ -149,8 +150,8 @@ def _wait(runs: Path, running: Sequence[tuple[str, str]]) -> list[Cancelled]:
         if left:
             time.sleep(POLL_SECONDS)
     return [
-        Cancelled(run_id, f"told {what} to end; it has not yet", True)
+        Cancelled(run_id, f"asked {what} to end; it has not ended yet", True)
         if run_id in left
-        else Cancelled(run_id, "ended, and can go on with the next launch", True)
+        else Cancelled(run_id, "ended; the next launch resumes it", True)
         for run_id, what in running
     ]

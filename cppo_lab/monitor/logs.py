@@ -1,5 +1,4 @@
-"""What runs have done and printed: a line for each training step, the files where each launcher keeps their output, and
-following both as they grow."""
+"""Shows the training steps and output of runs, from the files where each launcher keeps it, and follows both."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +17,13 @@ from cppo_lab.runs.following import RunRows
 from cppo_lab.sweep.find import LENGTH, require_beginning
 
 POLL_SECONDS = 0.5
-LOOK_SECONDS = 3.0  # between two looks at whether the run still lives
+LOOK_SECONDS = 3.0  # interval of the check whether the run is still alive
 PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
 class LogText:
-    """The output of one attempt: standard output, and standard error where it is apart."""
+    """The output of one attempt: standard output, and standard error if it is separate."""
 
     began: float  # seconds since the epoch
     files: tuple[Path, ...]
@@ -33,7 +32,7 @@ class LogText:
 def run_by_beginning(runs: Path, beginning: str) -> str:
     """The known run whose id has this prefix.
 
-    Raises UserError for what is too short, and if there is none or more than one.
+    Raises UserError for a prefix that is too short or matches no run or several.
     """
     require_beginning(beginning)
     found = [run_id for run_id in known_runs(live_state(runs)) if run_id.startswith(beginning)]
@@ -49,9 +48,9 @@ def run_by_beginning(runs: Path, beginning: str) -> str:
 
 
 def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
-    """The folders of the runs whose ids begin so; of every known run if none is named.
+    """The folders of the runs with these id prefixes; of every known run if there are none.
 
-    Raises UserError for a beginning that names no run, or several.
+    Raises UserError for a prefix that matches no run or several.
     """
     if beginnings:
         return [runs / run_by_beginning(runs, one) for one in beginnings]
@@ -59,9 +58,9 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
 
 
 def attempts(runs: Path, run_id: str) -> list[LogText]:
-    """What each attempt at a run, or the batch that it was part of, has printed, the newest last.
+    """The output of each attempt at a run, or of its batch, the newest last.
 
-    An attempt within the launcher itself prints there.
+    An attempt in the launcher's own process prints there.
     """
     found = []
     folders = [runs / run_id, *batches_of(runs, run_id)]
@@ -81,17 +80,15 @@ def attempts(runs: Path, run_id: str) -> list[LogText]:
 
 
 def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
-    """Print a line for each training step, and the newest attempt's output, or every one's; the traceback where nothing
+    """Print a line for each training step, and the output of the newest attempt, or of all; the traceback if no output
     was printed to a file.
 
-    Raises UserError if there is none of them.
+    Raises UserError if there is none of these.
     """
     training = list(_training_news(RunRows(runs / run_id)))
     files = _files(runs, run_id, every)
     if not files and not training:
-        raise UserError(
-            f"run {run_id}: nothing is written of what it printed, and no training step: it has not started"
-        )
+        raise UserError(f"run {run_id}: it has no output and no training step: it has not started")
     out.writelines(training)
     files = [path for path in files if path.stat().st_size or not training]
     for path in files:
@@ -106,7 +103,7 @@ def show(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
 
 
 def _files(runs: Path, run_id: str, every: bool) -> list[Path]:
-    """The files of the newest attempt's output, or of every one's: those with something in them, if there are any."""
+    """The files with the output of the newest attempt, or of all; only non-empty ones, if there are any."""
     found = attempts(runs, run_id)
     files = [path for one in (found if every else found[-1:]) for path in one.files]
     files = [path for path in files if path.stat().st_size] or files
@@ -124,8 +121,7 @@ def as_values(runs: Path, run_id: str, every: bool) -> dict[str, Any]:
 
 
 def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> None:
-    """Print a line for each training step and the newest attempt's output as they come, and those of attempts that
-    follow, until the run has ended."""
+    """Print training steps and the output of the newest and later attempts as they appear, until the run ends."""
     read: dict[Path, _Place] = {}
     rows = RunRows(runs / run_id)
     looked, lives = time.monotonic(), alive()
@@ -140,7 +136,7 @@ def follow(runs: Path, run_id: str, alive: Callable[[], bool], out: TextIO) -> N
             return
         time.sleep(POLL_SECONDS)
         if time.monotonic() - looked >= LOOK_SECONDS:
-            looked, lives = time.monotonic(), alive()  # what was written before it ended is read once more
+            looked, lives = time.monotonic(), alive()  # read once more what was written just before it ended
 
 
 def _training_news(rows: RunRows) -> Iterator[str]:
@@ -151,7 +147,7 @@ def _training_news(rows: RunRows) -> Iterator[str]:
 
 
 class _Place:
-    """How far a file was read, in bytes, and the line that is being written."""
+    """How far a file was read, in bytes, and the unfinished line."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -159,7 +155,7 @@ class _Place:
 
 
 def _news(newest: Sequence[LogText], read: dict[Path, _Place]) -> Iterator[str]:
-    """What files hold beyond what was read of them; `read` is brought up to date."""
+    """The text that was added to the files since the last call; updates `read`."""
     for one in newest:
         for path in one.files:
             place = read.setdefault(path, _Place())

@@ -1,5 +1,4 @@
-"""Finish what kills have left: runs that nobody trains any more end in the store, in their folders and in the record
-of Slurm jobs."""
+"""Records the end of runs whose process was killed: in the store, in their folders and in the ledger of Slurm jobs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from cppo_lab.store import address
 
 
 def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
-    """Mend what is known of these runs; one line on each thing that was mended.
+    """Repair the records of these runs; returns one line for each repair.
 
     Raises UserError if the store or Slurm's controller does not answer.
     """
@@ -30,15 +29,15 @@ def repair(runs: Path, uri: str, found: Sequence[RunStatus]) -> list[str]:
         there = database is None or database.is_file() or any(unsent(runs / one, uri) for one in run_ids)
         if run_ids and there:
             mended = dict.fromkeys(reconcile.repair(run_ids, core, uri, runs))
-            lines += [f"{run_id}: its record in MLflow is mended" for run_id in mended]
-            states = look_at(run_ids, core, uri, runs).states()  # not in Slurm's words: for the record
+            lines += [f"{run_id}: its record in MLflow is repaired" for run_id in mended]
+            states = look_at(run_ids, core, uri, runs).states()  # recorded, so without Slurm's reasons
             stale = [run_id for run_id in run_ids if _end_folder(runs / run_id, states[run_id])]
-            lines += [f"{run_id}: its folder says now that it is {states[run_id].state}" for run_id in stale]
+            lines += [f"{run_id}: its folder now says that it is {states[run_id].state}" for run_id in stale]
     return lines or ["nothing to repair"]
 
 
 def _slurm(runs: Path) -> list[str]:
-    """Write down which jobs have left the queue, and adopt or cancel those of killed launchers."""
+    """Record which jobs have left the queue, and adopt or cancel those of killed launchers."""
     if not (runs / NAME).is_file():
         return []
     with submitting(runs), Ledger(runs) as ledger:
@@ -49,7 +48,7 @@ def _slurm(runs: Path) -> list[str]:
 
 
 def _end_folder(folder: Path, state: RunState) -> bool:
-    """Let a folder that says a run goes on say how it ended."""
+    """Record the end of a run in a folder that still shows it as running."""
     if read_status(folder).get("status") != schema.RUNNING or state.state not in schema.FINISHED | {
         schema.PARTIAL
     }:

@@ -1,7 +1,7 @@
 """The state of runs: from their folders, locks and lists, the record of Slurm jobs and one look at Slurm's queue.
 
-The tracking store is asked only where a folder cannot say: it has no word of the run, or the run died while it was
-recording its end. Ten thousand runs are then ten thousand small files.
+The tracking store is queried only if a folder does not settle the state: it has no record of the run, or the run died
+while recording its end. So the states of ten thousand runs need ten thousand small files, but no queries.
 """
 
 import os
@@ -34,7 +34,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Label:
-    """What a sweep, or else the run's folder, calls a run."""
+    """The names of a run in its sweep, or otherwise in its folder."""
 
     core: str
     rule: str
@@ -44,7 +44,7 @@ class Label:
 
     @property
     def name(self) -> str:
-        """Its variant in the first of its sweeps; the rule where no sweep is meant."""
+        """Its variant in the first of its sweeps; the rule if it has no sweep."""
         return next(iter(self.variants.values()), self.rule)
 
 
@@ -54,7 +54,7 @@ class RunStatus:
 
     `score` (the last one), `best` and `final_mean` are fractions (runs/scores.py), `eta_seconds` the time to its last
     step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together. `job` is the newest
-    Slurm job, or host:pid of the process that trains. Unknown is None, or empty.
+    Slurm job, or host:pid of the training process. Unknown values are None or empty.
     """
 
     run_id: str
@@ -75,7 +75,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class LiveState:
-    """What there is to see besides the folders: held locks and lists of living launchers, and Slurm."""
+    """The live state besides the folders: held locks, lists of live launchers, and Slurm."""
 
     runs: Path
     waiting: Collection[str]
@@ -83,12 +83,12 @@ class LiveState:
 
 
 def live_state(runs: Path) -> LiveState:
-    """Look around once."""
+    """Query the locks, lists and Slurm once."""
     return LiveState(runs, queued(runs), view(runs))
 
 
 def known_runs(seen: LiveState) -> list[str]:
-    """Every run with a folder, on the list of a living launcher, or in the record of Slurm jobs."""
+    """Every run with a folder, on the list of a live launcher, or in the record of Slurm jobs."""
     folders: set[str] = set()
     if seen.runs.is_dir():
         with os.scandir(seen.runs) as entries:
@@ -99,7 +99,7 @@ def known_runs(seen: LiveState) -> list[str]:
 
 
 def run_statuses(runs: Path, uri: str, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
-    """The state of runs: those that `labels` name, in their order, or every known one, those that live last."""
+    """The state of runs: those that `labels` name, in their order, or every known one, live ones last."""
     seen = live_state(runs)
     run_ids = known_runs(seen) if labels is None else labels
     facts = {
@@ -125,7 +125,7 @@ _ORDER = (
 
 
 def _own_label(folder: RunFolder) -> Label:
-    """By the run's status, or by its configuration where an older version wrote that status."""
+    """The label from the run's status, or from its configuration if an older version wrote the status."""
     status = values = folder.status
     if "rule" not in status:
         config = read_config(folder.path / CONFIG) or {}
@@ -149,7 +149,7 @@ def _status(facts: Facts, label: Label, state: RunState) -> RunStatus:
 
 
 def _numbers(found: RunStatus, status: Mapping[str, Any]) -> RunStatus:
-    """With what the run has written of itself. Older versions wrote less."""
+    """Add the numbers from the run's status. Older versions wrote fewer."""
     seconds, gpus = seconds_trained(status), status.get("gpus")
     return replace(
         found,
@@ -165,7 +165,7 @@ def _numbers(found: RunStatus, status: Mapping[str, Any]) -> RunStatus:
 
 
 def _running(found: RunStatus, status: Mapping[str, Any], folder: Path) -> RunStatus:
-    """With what goes on at this moment."""
+    """Add the live values of a running run."""
     found = replace(found, job=found.job or _place(holder(folder)))
     if status.get("status") != schema.RUNNING:
         return found
@@ -182,7 +182,7 @@ def _running(found: RunStatus, status: Mapping[str, Any], folder: Path) -> RunSt
 
 
 def _eta(found: RunStatus, status: Mapping[str, Any], since: float) -> float | None:
-    """Seconds to the last step, `since` seconds after the folder's last word, at the pace of this attempt."""
+    """Seconds to the last step, `since` seconds after the last status, at the pace of this attempt."""
     first, began, updated = (_number(status.get(key)) for key in ("first_step", "first_time", "updated"))
     if found.step is None or found.t_stop is None or first is None or began is None or updated is None:
         return None
@@ -209,7 +209,7 @@ def _line(text: object) -> str:
 
 
 def _ask_store(unsure: Sequence[Facts], labels: Mapping[str, Label], uri: str) -> dict[str, RunState]:
-    """The states of those runs of which the tracking store knows."""
+    """The states of those runs that the tracking store has."""
     found: dict[str, RunState] = {}
     for core in core_names():
         those = {one.run_id: one for one in unsure if labels[one.run_id].core in (core, "")}

@@ -37,8 +37,8 @@ def only(found: Sequence[RunStatus], states: Collection[str]) -> list[RunStatus]
 
 
 def table(found: Sequence[RunStatus], width: int | None = None, coloured: bool = False) -> str:
-    """Aligned columns. Where lines are longer than `width` (None: no limit), the least needed columns are left out, and
-    reasons cut.
+    """Aligned columns. If lines are longer than `width` (None: no limit), the least important columns are dropped and
+    reasons are cut.
     """
     on_gpus = any(one.gpu_hours is not None for one in found)
     named = any(one.label.variants for one in found)
@@ -93,7 +93,7 @@ def totals(found: Sequence[RunStatus]) -> str:
 
 
 def values(one: RunStatus) -> dict[str, Any]:
-    """One run under the names of COLUMNS."""
+    """The values of one run, by the names of COLUMNS."""
     label = one.label
     named: dict[str, Any] = {
         "variants": dict(label.variants),
@@ -117,7 +117,7 @@ def as_values(found: Sequence[RunStatus], everything: Sequence[RunStatus]) -> di
 
 
 def to_csv(found: Sequence[RunStatus]) -> str:
-    """One line per run under a line of names; `variants` as `sweep=variant`, separated by `;`."""
+    """One line per run below a header; `variants` as `sweep=variant`, separated by `;`."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

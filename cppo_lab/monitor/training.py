@@ -1,10 +1,10 @@
-"""A run's training as lines of text: one for each step, whichever core has trained it."""
+"""A run's training as lines of text, one per step, for every core."""
 
 from cppo_lab.runs.events import StepEvent
 from cppo_lab.runs.following import score_of
 
 _SCORE, _REWARD, _MASKED, _SECONDS = "score", "reward", "masked", "seconds"
-_COLUMNS = {  # metric -> its name here, how it is written, and its unit
+_COLUMNS = {  # metric -> its label here, its format, and its unit
     "train/reward": (_REWARD, "{:6.3f}", ""),
     "rule/masked_fraction": (_MASKED, "{:6.2f}", " %"),
     "perf/step_seconds": (_SECONDS, "{:8.2f}", " s"),
@@ -14,7 +14,8 @@ _COLUMNS = {  # metric -> its name here, how it is written, and its unit
 def training_line(row: StepEvent, t_stop: int | None) -> str:
     """`step   10/50  score  43.2 %  reward  0.412  masked   2.10 %  seconds     1.32 s`.
 
-    `score` is the mean over the benchmarks and is there where the step was validated; what was not logged is left out.
+    `score` is the mean over the benchmarks, present only if the step was validated. Metrics that were not logged are
+    omitted.
     """
     last = "?" if t_stop is None else str(t_stop)
     score = score_of(row)

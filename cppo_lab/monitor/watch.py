@@ -1,4 +1,4 @@
-"""Look at runs again and again until all have ended, and say so to a command."""
+"""Polls runs until all have ended, and then runs a notification command."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 def watch(
     look: Callable[[], list[RunStatus]], every: float, out: TextIO, coloured: bool = False
 ) -> list[RunStatus]:
-    """Show what `look` finds every so many seconds until nothing runs and nothing waits; what it found last.
+    """Show what `look` finds at an interval in seconds until nothing runs or waits; returns what it found last.
 
     On a terminal the table is redrawn; elsewhere each change of a state is one line.
     """
@@ -46,7 +46,7 @@ def watch(
 
 
 def _screen(found: Sequence[RunStatus], size: os.terminal_size, coloured: bool) -> str:
-    """The table from the top of the screen; where it is too long, what matters most."""
+    """The table from the top of the screen; if it is too long, only the most important rows."""
     room = max(size.lines - 4, 1)
     shown = found
     if len(found) > room:
@@ -58,7 +58,7 @@ def _screen(found: Sequence[RunStatus], size: os.terminal_size, coloured: bool) 
 
 
 def _changes(found: Sequence[RunStatus], before: dict[str, str]) -> list[str]:
-    """One line for every run whose state has changed; for the first look one that sums it up."""
+    """One line for every run whose state has changed; the first time a single summary line."""
     if not before:
         return [totals(found)]
     lines = []
@@ -89,9 +89,9 @@ def parse_command(text: str) -> list[str]:
 
 
 def notify(command: Sequence[str], sweep: str, found: Sequence[RunStatus]) -> None:
-    """Run the command once, with how many runs are done (collapsed ones too), failed and left in its environment.
+    """Run the command once; its environment has the numbers of done (also collapsed), failed and remaining runs.
 
-    A command that fails is reported on standard error.
+    A failing command is reported on standard error.
     """
     counts = Counter(one.state for one in found)
     done, failed = sum(counts[state] for state in schema.FINISHED), counts[schema.FAILED]

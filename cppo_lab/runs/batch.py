@@ -1,6 +1,6 @@
-"""Folders of batches: jobs that train several runs. They lie beside the runs' own and hold what the job has printed.
+"""Folders of batches (jobs that train several runs), next to those of the runs. They hold the output of the job.
 
-The lock of a batch's folder is held while its process lives, as a run's is.
+As for a run, the lock of the folder is held while the process of the batch lives.
 """
 
 import secrets
@@ -16,12 +16,12 @@ _LARGEST = 1_000_000  # bytes of a list
 
 
 def new_batch() -> str:
-    """The name of a batch that is to be."""
+    """A name for a new batch."""
     return f"{PREFIX}{secrets.token_hex(8)}"
 
 
 def list_runs(folder: Path, run_ids: Iterable[str]) -> None:
-    """Write down which runs the batch of `folder` is to train."""
+    """Write the list of the runs that the batch of `folder` is to train."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / LIST, "".join(f"{run_id}\n" for run_id in run_ids))
 
@@ -32,7 +32,7 @@ def batches_of(runs: Path, run_id: str) -> list[Path]:
 
 
 def in_living_batch(runs: Path, run_id: str) -> bool:
-    """Whether a living batch trains the run: its process is not that of this run alone."""
+    """Whether a live batch trains the run, so that its process also trains other runs."""
     who = holder(runs / run_id)
     return who is not None and any(holder(folder) == who for folder in batches_of(runs, run_id))
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from cppo_lab import schema
 
-_MOST = 2**63 - 1  # of a whole number: what every store can hold
+_MOST = 2**63 - 1  # the largest integer that every store can hold
 _METRIC = re.compile(r"[A-Za-z0-9_./ :-]{1,250}")
 _DATASET = frozenset(field.name for field in fields(schema.Dataset))
 
@@ -30,7 +30,7 @@ class StepEvent:
 
 @dataclass(frozen=True)
 class Begin:
-    """An attempt begins. `datasets` are the fields of schema.Dataset."""
+    """The start of an attempt. Each of `datasets` has the fields of schema.Dataset."""
 
     record: str
     experiment: str
@@ -43,9 +43,9 @@ class Begin:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file of the run's folder, by its path relative to it; named again when its content has changed.
+    """A file of the run's folder, by its relative path; recorded again whenever its content has changed.
 
-    `text`: what is in it, where a full disk has kept the file from being written; of a file that is no text `base64`.
+    `text` is its content if a full disk kept the file from being written, with `base64` set for binary content.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Artifact:
         """Its content if the line holds it; else None."""
         try:
             return self.text.encode() or b64decode(self.base64, validate=True)
-        except ValueError:  # no line of ours
+        except ValueError:  # not a line of the recorder
             return b""
 
 
@@ -94,7 +94,7 @@ def encoded(line: Line) -> bytes:
     else:
         kind = next(name for name, one in _KINDS.items() if isinstance(line, one))
         values = {"kind": kind, **vars(line)}
-        if not values.get("base64"):  # which lines of earlier versions have not
+        if not values.get("base64"):  # absent in lines of earlier versions
             values.pop("base64", None)
     return json.dumps(values).encode() + b"\n"
 
@@ -131,7 +131,7 @@ def _fits(number: int) -> bool:
 
 
 def _checked(line: Begin | Artifact | Tags | End) -> Line | None:
-    """`line`, if its values are of the types that they are declared to be, and such as a recorder writes."""
+    """`line` if its values have the declared types and are values that a recorder writes; otherwise None."""
     if isinstance(line, End) and line.status not in schema.STATUSES:
         return None
     if isinstance(line, Tags) and not set(line.tags) <= schema.TAGS_OF_CORES:

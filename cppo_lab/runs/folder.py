@@ -19,11 +19,11 @@ from cppo_lab.safe_open import overwrite_file, read_plain, replace_file
 STATUS = "status.json"
 CONFIG = "config.json"  # artifact of every run as well
 TRACEBACK = "traceback.txt"  # of the last attempt that failed; an artifact as well
-LARGEST = 1_000_000  # bytes of any of these files; ours have two thousand
+LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousand
 NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
-# In the folder of all runs: its name, whatever machine looks and wherever it is mounted.
+# In the folder of all runs: an identity that is the same from every machine and mount point.
 IDENTITY = "identity"
-CANCELLED = "cancelled"  # holds when, in seconds since the epoch
+CANCELLED = "cancelled"  # holds the time of cancellation, in seconds since the epoch
 _IDENTITY = re.compile(r"[^\s/\x00-\x1f\x7f\ufffd]{1,300}")
 # The fields of a status; any other field, or a value of another type, was not written by us.
 _WHOLE = frozenset({"seed", "step", "t_stop", "pid", "gpus", "first_step", "best_step"})
@@ -31,7 +31,7 @@ _NUMBERS = frozenset({"score", "best", "final_mean", "started", "updated", "seco
 _TEXTS = frozenset(
     {"status", "reason", "activity", "core", "rule", "model", "variants", "host", "job", "record"}
 )
-_MOST = 1e15  # of a number: beyond any step, and any second
+_MOST = 1e15  # of a number: larger than any step or time
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def _json(path: Path) -> dict[str, Any] | None:
 
 
 def _checked(key: str, value: object) -> object:
-    """A value of a status; None for one that it cannot have."""
+    """A value of a status; None if it is not valid for that field."""
     if isinstance(value, bool):
         return value if key == "replaces" else None
     if isinstance(value, int) and key in _WHOLE | _NUMBERS:
@@ -114,13 +114,13 @@ def parse_variants(text: object) -> dict[str, str]:
 
 
 def seconds_trained(status: Mapping[str, Any]) -> float:
-    """Wall seconds of all attempts at a run together, up to its last status; 0 where that does not say."""
+    """Wall-clock seconds of all attempts at a run together, up to its last status; 0 if the status lacks them."""
     seconds = status.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
 def cancel(folder: Path) -> None:
-    """Mark that the run must not be started, or must be ended by the process that trains it."""
+    """Mark the run as cancelled: it must not be started, or the process that trains it must end it."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / CANCELLED, f"{time.time()}\n")
 
@@ -146,9 +146,9 @@ def folder_tag(folder: Path) -> str:
 
 
 def ensure_folder_tag(folder: Path) -> str:
-    """The same, for a folder that is about to be used: the folder of all runs is given a name if it has none.
+    """The same for a folder that is about to be used: creates the identity of the folder of all runs if it has none.
 
-    Raises UserError if what has that name is damaged.
+    Raises UserError if the identity file is damaged.
     """
     if tag := folder_tag(folder):
         return tag

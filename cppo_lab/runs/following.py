@@ -59,7 +59,7 @@ class RunRows:
     @property
     def pace(self) -> float | None:
         """Wall seconds per step between the first and the last step since `since`, validations included; None before
-        the second one."""
+        the second step."""
         if len(self.times) < 2:
             return None
         (first, began), (last, seen) = self.times

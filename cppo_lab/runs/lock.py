@@ -25,11 +25,11 @@ class AlreadyRunning(RuntimeError):
 def held(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder. The kernel releases it when the process ends, however it ends.
 
-    It says who holds it. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
+    The lock file names the holder. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open_lock(folder / "lock") as lock:
-        for _ in range(LOCK_TRIES):  # counted: a machine that stalls makes none of them
+        for _ in range(LOCK_TRIES):  # a count, not a deadline, so that a stalled machine does not lose tries
             if _locked(lock):
                 break
             time.sleep(LOCK_SECONDS / LOCK_TRIES)
@@ -42,7 +42,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def holder(folder: Path) -> tuple[str, int] | None:
-    """Host and process that train the run of `folder`, if that is known and one does."""
+    """Host and process id of the process that trains the run of `folder`; None if none does or it is unknown."""
     if not is_held(folder):
         return None
     said = (read_plain(folder / "lock", _MOST_LOCK) or b"").decode(errors="replace")

@@ -1,6 +1,6 @@
-"""How much of a run's folder a store has: `shipped.json` next to the spool. It saves work and may be lost.
+"""How much of a run's folder a store has: `shipped.json` next to the spool. It only saves work and may be lost.
 
-Does not import MLflow: ten thousand folders are checked for unsent lines at once.
+Does not import MLflow, since ten thousand folders are checked for unsent lines at once.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ class ShippedRecord:
 
     mlflow_id: str = ""
     pending: list[str] = field(default_factory=list)  # artifacts that it does not have yet
-    ended: bool = False  # so that the history is an artifact to come
-    deleted: bool = False  # by a user, and nothing goes on with it: it is left alone
-    doubtful: bool = False  # a line on file is damaged: the store may have steps that are trained again
+    ended: bool = False  # its end was uploaded; the history is still to be uploaded as an artifact
+    deleted: bool = False  # a user deleted it and nothing continues it: it is left alone
+    doubtful: bool = False  # a line in the file is damaged: the store may have steps that are trained again
 
 
 @dataclass
@@ -59,7 +59,7 @@ def _has_more(path: Path, offset: int) -> bool:
 
 
 def _earlier_key(uri: str) -> str:
-    """The store's name in files of version 0.1.0: a hash of its password too."""
+    """The key of the store in files of version 0.1.0: a hash that includes its password."""
     return hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 

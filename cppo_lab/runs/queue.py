@@ -1,7 +1,7 @@
-"""The jobs that live launchers still have to start: one small file for each, under a lock that dies with its launcher.
+"""The jobs that live launchers still have to start: one small file per launcher, locked until the launcher ends.
 
-A line `+<run id>` puts a run on the list and `-<run id>` takes it off. The file only grows, so that a reader never
-sees half of a change; a line that is still being written does not count.
+A line `+<run id>` adds a run to the list and `-<run id>` removes it. The file only grows, so that a reader never sees
+half of a change; an unfinished line does not count.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ FOLDER = "queues"  # below the folder of all runs
 
 
 class Queue:
-    """The list of this launcher: a context in which `run_ids` show as queued until they are removed.
+    """This launcher's list: a context manager that shows `run_ids` as queued until they are removed.
 
     Files of dead launchers are removed.
     """
@@ -37,7 +37,7 @@ class Queue:
         return self
 
     def ended(self, run_id: str) -> None:
-        """Take a run off the list: it has ended, and its outcome is recorded."""
+        """Remove a run from the list, once it has ended and its outcome is recorded."""
         self._write("-", [run_id])
 
     def __exit__(
@@ -52,7 +52,7 @@ class Queue:
 
 
 def queued(runs: Path) -> frozenset[str]:
-    """The runs that living launchers of this machine have on their lists. Writes nothing."""
+    """The runs on the lists of the live launchers of this machine. Writes nothing."""
     found: set[str] = set()
     for path in (runs / FOLDER).glob("*.list"):
         file = open_plain(path)
@@ -85,14 +85,14 @@ def _own_file(folder: Path) -> tuple[Path, TextIO]:
 
 
 def _remove_if_dead(path: Path) -> None:
-    if not path.is_file():  # nothing that a launcher has made
+    if not path.is_file():  # not created by a launcher
         return
     try:
         with open_lock(path) as file:
             if _lock(file, fcntl.LOCK_EX):
-                file.truncate()  # for a reader who takes our lock for its launcher's
+                file.truncate()  # for a reader that mistakes our lock for the launcher's
                 path.unlink(missing_ok=True)
-    except (FileNotFoundError, PermissionError, UserError):  # gone; another account's own; no file of ours
+    except (FileNotFoundError, PermissionError, UserError):  # gone; another account's; not a launcher's
         pass
 
 

@@ -1,7 +1,7 @@
 """The three scores of a run: `last`, `best` and `final mean`.
 
-A score is the mean of the run's benchmarks at one validation, a fraction. Tables of reports choose by `best`, and show
-`final mean` beside it, which selects no step (cppo_lab/analysis/selection.py, window.py).
+A score is the mean of the run's benchmarks at one validation, a fraction. Report tables select by `best`, and show
+`final mean` beside it, which involves no selection of a step (cppo_lab/analysis/selection.py, window.py).
 """
 
 from collections.abc import Mapping

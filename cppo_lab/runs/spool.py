@@ -1,8 +1,8 @@
 """The local record of a run: append-only lines in the run's folder, one file per attempt.
 
-A file begins with its writer: a `begin` line. The `record` in it is a random name shared by all attempts that continue
-in the same MLflow run, by which that run is found again whatever happened to an answer of the server. Then come one
-line for each training step, the artifacts, and how the attempt ended. `shipping` brings MLflow to the same state.
+A file starts with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
+continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow one line
+per training step, the artifacts, and how the attempt ended. `shipping` brings MLflow to the same state.
 """
 
 import os
@@ -17,12 +17,12 @@ from cppo_lab.safe_open import leads_nowhere, open_plain
 
 FOLDER = "spool"  # in a run's folder
 _SUFFIX = ".jsonl"
-LONGEST = 16 * 2**20  # bytes of a line; a beginning has some ten thousand
+LONGEST = 16 * 2**20  # bytes of a line; a `begin` line has some ten thousand
 
 
 @dataclass
 class Spool:
-    """The file of one attempt. A full disk raises nothing: lines wait in `unwritten` for the next try."""
+    """The file of one attempt. A full disk raises no error: lines stay in `unwritten` until the next write."""
 
     path: Path
     unwritten: list[Line] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Spool:
     _end: int = 0  # where the last whole line ends
 
     def __post_init__(self) -> None:
-        """Raises FileExistsError if there is such a file, OSError if none can be made."""
+        """Create the file. Raises FileExistsError if it exists, OSError if it cannot be created."""
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
 
     def add(self, line: Line) -> None:
@@ -62,12 +62,12 @@ class Spool:
         self._end += done
 
     def sync(self) -> None:
-        """Flush the file to disk, so that a machine that goes down cannot lose it."""
+        """Flush the file to disk, so that a crash of the machine cannot lose it."""
         if self._file >= 0:
             os.fsync(self._file)
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -79,14 +79,14 @@ def new_record() -> str:
 
 
 def open_spool(folder: Path) -> Spool:
-    """A new file after those in the run's folder."""
+    """Create the next file in the run's folder."""
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     taken = [int(path.stem) for path in files(folder)]
     while True:
         number = max(taken, default=0) + 1
         try:
             return Spool(folder / FOLDER / f"{number:04d}{_SUFFIX}")
-        except FileExistsError:  # written by somebody else this moment
+        except FileExistsError:  # another process created it at this moment
             taken.append(number)
 
 
@@ -112,7 +112,7 @@ def _is_ours(name: str) -> bool:
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
     """The whole lines of a file from byte `offset` on, each with the offset after it.
 
-    A line cut off by a kill, or a line of another format, ends it: nothing after it is known to be complete.
+    Reading stops at a line cut off by a kill, or of another format: nothing after it is known to be complete.
     """
     file = open_plain(path)
     if file is None:
@@ -128,13 +128,13 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether part of the file is not a line of ours: the store may still have the overwritten lines."""
+    """Whether part of the file is not a valid line. The store may still have the lines that were damaged."""
     whole = max((end for _, end in read_lines(path)), default=0)
     return path.is_file() and path.stat().st_size > whole
 
 
 def place_in(path: Path, offset: int) -> int:
-    """`offset` if a line of the file begins there, or its end is there; else 0: the stored offset is wrong."""
+    """`offset` if it is the start of a line or the end of the file; otherwise 0, since the stored offset is wrong."""
     file = open_plain(path) if offset > 0 else None
     if file is None:
         return 0
@@ -168,7 +168,7 @@ def newest_record(folder: Path) -> Record | None:
         if isinstance(line, Begin):
             if record is None or record.begin.record != line.record:
                 record = Record(line)
-            else:  # the last attempt's words, the first one's time
+            else:  # the description of the last attempt, the start time of the first
                 tags = {**record.begin.tags, **line.tags}
                 record.begin = replace(line, time_ms=record.begin.time_ms, tags=tags)
             record.end = None

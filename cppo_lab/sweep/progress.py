@@ -19,7 +19,7 @@ from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.following import RunRows, score_of
 from cppo_lab.runs.lock import is_held
 from cppo_lab.runs.scores import score_text
-from cppo_lab.signals import saying_at_interrupt
+from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
 
 LOOK_SECONDS = 0.5  # between polls of the runs
@@ -70,7 +70,7 @@ class Progress:
         thread = threading.Thread(target=self._poll, name="progress", daemon=True)
         thread.start()
         try:
-            with saying_at_interrupt(self._at_interrupt):
+            with announcing_interrupt(self._at_interrupt):
                 yield
         finally:
             self._over.set()

@@ -1,6 +1,6 @@
-"""The texts of a run as a table that MLflow's page shows: the format of its `log_table`, made from the run's files.
+"""The kept responses of a run as a table for MLflow's page, in the format of its `log_table`, from the run's files.
 
-The newest steps come first; texts beyond LARGEST bytes are in the files only.
+The newest steps come first; the table is cut at LARGEST bytes, and the files have the rest.
 """
 
 import contextlib

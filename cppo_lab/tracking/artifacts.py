@@ -1,4 +1,4 @@
-"""The upload of a run's files: those that its record names, and its whole history as one file."""
+"""Uploads a run's files: those that its record names, and its whole history as one file."""
 
 import contextlib
 import tempfile
@@ -21,12 +21,12 @@ class Artifacts:
     client: MlflowClient
     mlflow_id: str
     folder: Path
-    lines: Callable[[], Sequence[Line]]  # of the record; asked for only if needed, since they may be many
+    lines: Callable[[], Sequence[Line]]  # of the record; read only if needed, since there may be many
 
     def upload(self, name: str) -> None:
-        """Upload the newest content of a file: what its last line holds, else what is in the run's folder.
+        """Upload the newest content of a file: from its last line in the record, otherwise from the run's folder.
 
-        One that is gone, or outside the folder, is omitted.
+        A file that is missing or outside the folder is skipped.
         """
         parent = Path(name).parent.as_posix()
         place = None if parent == "." else parent
@@ -36,7 +36,7 @@ class Artifacts:
             self.client.log_artifact(self.mlflow_id, str(path), place)
 
     def missing(self) -> list[str]:
-        """Files of a record that the store lacks although it accepted them: a gateway may have answered for it."""
+        """Files of a record that the store lacks although it accepted them: a gateway may have lost them."""
         named = dict.fromkeys(line.path for line in self.lines() if isinstance(line, Artifact))
         names = [name for name in named if self._own_file(name) is not None or name in self._carried]
         places = {Path(name).parent.as_posix() for name in names}
@@ -48,14 +48,14 @@ class Artifacts:
         return [name for name in names if name not in there]
 
     def upload_history(self) -> None:
-        """All points in one file, which readers take in place of a request for each metric."""
+        """Upload all points in one file, which saves readers a request for each metric."""
         rows = [
             (line.step, line.time_ms, line.metrics) for line in self.lines() if isinstance(line, StepEvent)
         ]
         self._upload_content(history.HISTORY, history.pack(history.from_rows(rows)), None)
 
     def upload_table(self) -> None:
-        """The texts that the run has kept as a table in MLflow's page, if there are any."""
+        """Upload the responses that the run has kept as a table for MLflow's page, if there are any."""
         content = answers_table.table(self.folder)
         if content is not None:
             self._upload_content(answers_table.TABLE, content, None)

@@ -9,5 +9,5 @@ _OTHERS = ("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9
 
 
 def colour(variant: str) -> str:
-    """The paper's colour of a method; any other name has the same one always, by its hash."""
+    """The paper's colour of a method; any other name gets a fixed one from its hash."""
     return METHOD_COLOURS.get(variant) or _OTHERS[zlib.crc32(variant.encode()) % len(_OTHERS)]

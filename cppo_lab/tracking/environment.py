@@ -1,4 +1,4 @@
-"""Where, with what and by which code a run is trained, as tags: single facts by name, never the whole environment."""
+"""Tags on where, with what and by which code a run is trained: selected facts, never the whole environment."""
 
 import contextlib
 import os
@@ -60,7 +60,7 @@ def environment_tags() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """The tags and the installed packages of this process: looked up once for several runs that it trains."""
+    """The tags and installed packages of this process, looked up once for all runs that it trains."""
 
     tags: Mapping[str, str]
     packages: Sequence[str]
@@ -77,7 +77,7 @@ def packages() -> list[str]:
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
         if name:  # a folder that an interrupted installation left has none
-            found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
+            found.setdefault(name, distribution.version)  # the first on the path is imported
     return [f"{name}=={found[name]}" for name in sorted(found, key=str.casefold)]
 
 
@@ -148,7 +148,7 @@ def _cpu() -> str:
 
 
 def _user() -> str:
-    """Who runs this process; by number where a container does not know the name."""
+    """The user of this process; the uid if a container does not know the name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -6,9 +6,9 @@ from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.tracking.markdown import code, table
 
-# MLflow's own: which of its pages an experiment opens on.
+# MLflow's own tag: which of its pages an experiment opens on.
 _KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
-# Whoever edits the description takes this line out, and it is theirs.
+# A user who edits the description removes this line, and the description is no longer overwritten.
 MARK = "*Written by `cppo launch`, and anew when its text changes, unless you take this line out.*"
 
 _COMPARE = """\
@@ -29,7 +29,7 @@ _TAGS = {
     schema.TAG_SEED: "the seed",
     schema.TAG_CORE: "the trainer core",
     schema.TAG_T_STOP: "training steps that were asked for",
-    schema.TAG_STATUS: "how the run stands: " + ", ".join(schema.STATUSES),
+    schema.TAG_STATUS: "the state of the run: " + ", ".join(schema.STATUSES),
     schema.TAG_REASON: "why it failed, collapsed or was interrupted",
     schema.TAG_CODE_VERSION: "the version of the code that trained it",
 }

@@ -1,4 +1,4 @@
-"""The resolved configuration of a run that the tracking store knows."""
+"""The resolved configurations of runs in the tracking store."""
 
 import ast
 import tempfile
@@ -18,7 +18,7 @@ def stored_configs(
 ) -> dict[str, dict[str, Any]]:
     """The configurations of all runs of `core` whose id begins with `beginning` (hexadecimal digits), by id.
 
-    Those that are among `without` are known already. A store that does not exist has none.
+    Runs in `without` are skipped. A store that does not exist has none.
     """
     found: dict[str, dict[str, Any]] = {}
     with open_reader(uri) as reader:
@@ -33,7 +33,7 @@ def stored_configs(
 
 
 def _config(uri: str, run: StoredRun) -> dict[str, Any]:
-    """By the artifact; by the parameters where it cannot be had."""
+    """The configuration from the artifact, or from the parameters if the artifact is not available."""
     if (local := address.artifact_folder(run.artifact_uri)) is not None:
         return read_config(local / CONFIG) or nested(run.params)
     if not run.artifact_uri:
@@ -52,7 +52,7 @@ def _config(uri: str, run: StoredRun) -> dict[str, Any]:
 
 
 def nested(params: Mapping[str, str]) -> dict[str, Any]:
-    """Parameters under dotted keys as they were before they were logged as text."""
+    """Nested, typed values from parameters, which are logged as text under dotted keys."""
     values: dict[str, Any] = {}
     for key, text in params.items():
         section = values

@@ -1,9 +1,9 @@
-"""Markdown as MLflow's page renders it, with other people's words in it."""
+"""Markdown as MLflow's page renders it, with untrusted text in it."""
 
 import re
 from collections.abc import Iterable, Sequence
 
-# As entities: MLflow's converter takes not every backslash, and none of these begins an address or markup any more.
+# Escaped as entities: MLflow's converter does not honour every backslash, and entities start no address or markup.
 _SPECIAL = re.compile(r"[&<>\\`*_\[\]#~|:!@]|(?<=www)\.")
 
 

@@ -1,4 +1,4 @@
-"""The naming of a run: its name, its tags, its configuration as parameters and as YAML."""
+"""How a run appears in MLflow: its name, its tags, and its configuration as parameters and as YAML."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ def variants_in(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def names(spec: RunSpec) -> dict[str, Any]:
-    """What a run is, by its status."""
+    """The fields of a status that identify the run (runs.folder.NAMES)."""
     return {
         "core": spec.core,
         "rule": spec.rule.name,
@@ -67,8 +67,8 @@ def _place(feed: str) -> tuple[int, int, str]:
 def merged(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     """The `new` tags of a resumed run, merged with its `old` ones.
 
-    Lists grow, each entry once: where the run has been (schema.LISTED) and what it feeds. Once dirty is dirty. Any
-    other tag is replaced.
+    List-valued tags (schema.LISTED, and the figures that the run feeds) are united. A run that was ever trained by
+    uncommitted code stays marked as dirty. Any other tag is replaced.
     """
     tags = dict(new)
     for key in schema.LISTED & new.keys():

@@ -1,4 +1,4 @@
-"""The machine's NVIDIA GPUs through NVML, where package nvidia-ml-py and a driver are; nothing here fails without."""
+"""The machine's NVIDIA GPUs through NVML (package nvidia-ml-py and a driver); nothing here fails without them."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ class Inventory:
 
     names: tuple[str, ...] = ()
     driver: str = ""
-    cuda: str = ""  # the newest that the driver knows
+    cuda: str = ""  # the newest version that the driver supports
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def nvml() -> Iterator[Any]:
 
 
 def inventory(driver: Path = DRIVER) -> Inventory:
-    """What the machine has: by NVML, else by the files of the kernel's module in `driver`."""
+    """The machine's GPUs, from NVML, or otherwise from the files of the kernel module in `driver`."""
     with nvml() as library:
         if library is not None:
             with contextlib.suppress(library.NVMLError):
@@ -77,7 +77,7 @@ def _by_kernel(driver: Path) -> Inventory:
 def visible(count: int, uuids: list[str], chosen: str | None) -> list[int]:
     """Which of `count` devices the value of CUDA_VISIBLE_DEVICES leaves; all of them for None.
 
-    As CUDA reads it: what follows an entry that is no device is left out.
+    As CUDA reads it: entries after an invalid one are ignored.
     """
     if chosen is None:
         return list(range(count))
@@ -107,7 +107,7 @@ class Devices:
             self._handles = {i: handles[i] for i in chosen}
 
     def read(self) -> dict[str, float]:
-        """Load of each device now, under MLflow's names; without what a device does not tell, or is no longer there."""
+        """Load of each device now, under MLflow's names; omitting values that a device does not report."""
         values: dict[str, float] = {}
         for i, handle in self._handles.items():
             with contextlib.suppress(self._library.NVMLError):

@@ -1,4 +1,4 @@
-"""The output of the attempts at a run, bounded and without passwords, stored with the run."""
+"""The output of the attempts at a run, truncated and with secrets masked, for storing with the run."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cppo_lab.redaction import redacted
 
-ATTEMPTS = "attempts"  # in a run's folder: where launchers on this machine let their jobs print
+ATTEMPTS = "attempts"  # in a run's folder: the output files of jobs of launchers on this machine
 ARTIFACTS = "output"  # where it goes among a run's artifacts
 MOST_BYTES = 1_000_000
 _SPACE = re.compile(rb"\s")
@@ -27,8 +27,7 @@ class Printed(NamedTuple):
 def own_output() -> list[Printed]:
     """The regular files behind this process's standard output and standard error, as they are now.
 
-    None for a terminal, a pipe, or a file that has been removed. Slurm's files are found by it, whatever they are
-    called.
+    Terminals, pipes and removed files are left out. This finds Slurm's output files, whatever their names are.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
@@ -46,10 +45,10 @@ def own_output() -> list[Printed]:
 def captured_output(
     folder: Path, also: Iterable[Printed] = (), most_bytes: int = MOST_BYTES
 ) -> list[tuple[str, bytes]]:
-    """What was printed, as (path of the artifact, content): at most about `most_bytes` in all.
+    """The output as (path of the artifact, content): about `most_bytes` in all at most.
 
     The files of launchers in the run's `folder`, oldest first, then those of `also` (`own_output` of each attempt)
-    that are not among them. Of what is too long head and tail stay, with a line on what is left out.
+    that are not among them. Long output is cut to its head and tail, with a line on how much was omitted.
     """
     spans = _spans(folder, also)
     shares = _shares([end - start for _, start, end in spans], most_bytes)
@@ -64,7 +63,7 @@ def captured_output(
 
 
 def _spans(folder: Path, also: Iterable[Printed]) -> list[tuple[Path, int, int]]:
-    """Files with something in them, each once, and from where to where they are of this run."""
+    """Non-empty files, each once, with the first and last byte offset of this run's output."""
     own = [
         Printed(str(path), 0) for kind in ("out", "err") for path in (folder / ATTEMPTS).glob(f"*_log.{kind}")
     ]
@@ -81,7 +80,7 @@ def _spans(folder: Path, also: Iterable[Printed]) -> list[tuple[Path, int, int]]
 
 
 def _shares(sizes: Sequence[int], most: int) -> list[int]:
-    """How many bytes of each there is room for: short ones stay whole, long ones share what is left."""
+    """The number of bytes to keep of each: short ones stay whole, long ones share the rest."""
     shares, room = [0] * len(sizes), most
     by_size = sorted(range(len(sizes)), key=lambda i: sizes[i])
     for left, i in zip(range(len(sizes), 0, -1), by_size, strict=True):
@@ -99,7 +98,7 @@ def _content(path: Path, start: int, end: int, most: int) -> bytes:
         head = file.read(most // 2)
         file.seek(end - most // 2)
         tail = file.read(most // 2)
-    # Cut where there is space: what is masked has none, and half of it would not be known for what it is.
+    # Cut at white space: secrets contain none, and half a secret would not be recognised and masked.
     head = head[: max(head.rfind(space) for space in b" \n\r\t") + 1]
     space = _SPACE.search(tail)
     tail = tail[space.end() :] if space else b""

@@ -1,4 +1,4 @@
-"""MLflow's own server for a store, as a child of this process, to view the runs."""
+"""Runs MLflow's own server for a store as a child process, to view the runs."""
 
 import contextlib
 import errno
@@ -20,10 +20,10 @@ from cppo_lab.installed import install_extra
 from cppo_lab.redaction import redacted
 
 LOOPBACK = "127.0.0.1"
-PORTS = range(5000, 5100)  # that are tried in turn
-START_SECONDS = 180.0  # a laptop takes five; a node whose file system is busy, a minute
+PORTS = range(5000, 5100)  # tried in turn
+START_SECONDS = 180.0  # a laptop takes 5 s, a node with a busy file system a minute
 END_SECONDS = 10.0
-# Neither the workers for language-model jobs (seven processes) nor reports on its use.
+# Switch off the workers for language-model jobs (seven processes) and usage reports.
 _SETTINGS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 def free_port(host: str, wanted: int | None) -> int:
     """`wanted`, or the first free one of PORTS.
 
-    Raises UserError if it is taken, or the host is not one of this machine.
+    Raises UserError if it is taken, or if the host is not an address of this machine.
     """
     if wanted is not None and not 1 <= wanted <= 65_535:
         raise UserError(f"--port {wanted}: must be in [1, 65535]: leave it out, or choose another")
@@ -84,9 +84,9 @@ def _is_free(host: str, port: int) -> bool:
 def serving(
     uri: str, host: str, port: int, meanwhile: Callable[[], None] | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """The server over the store at `uri`, answering; it and all its workers are ended on the way out.
+    """Run the server for the store at `uri` until it answers; end it and its workers after the block.
 
-    `meanwhile` is called while it starts. Raises UserError if it does not come up.
+    `meanwhile` is called while it starts. Raises UserError if it does not start.
     """
     command = [
         sys.executable,
@@ -100,10 +100,10 @@ def serving(
         "--workers",
         "1",
     ]
-    # The store by the environment: a password has no business in the list of processes.
+    # Pass the store by the environment, since the process list would show a password.
     environment = {**_SETTINGS, **os.environ, "MLFLOW_BACKEND_STORE_URI": uri}
     with tempfile.TemporaryFile() as log:
-        # A session of its own: Ctrl-C reaches only this process, which then ends the whole group.
+        # A new session, so that Ctrl-C reaches only this process, which then ends the whole group.
         server = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -113,7 +113,7 @@ def serving(
             if not _answers(server, f"{address(host, port)}/health"):
                 log.seek(0)
                 last = log.read().decode(errors="replace").strip().splitlines()[-1:]
-                said = redacted(" ".join(last)) or "no word from it"
+                said = redacted(" ".join(last)) or "it printed nothing"
                 raise UserError(f"mlflow server did not start: {said}")
             yield server
         finally:
@@ -128,7 +128,7 @@ def _in_address(host: str) -> str:
 
 
 def address(host: str, port: int) -> str:
-    """Where the page is."""
+    """The address of the page."""
     return f"http://{_in_address(host)}:{port}"
 
 
@@ -154,7 +154,7 @@ def _end(server: "subprocess.Popen[bytes]") -> None:
 
 
 def _group_lives(server: "subprocess.Popen[bytes]") -> bool:
-    server.poll()  # a child that has ended and was not asked after still counts
+    server.poll()  # reap the child: a zombie still belongs to the group
     try:
         os.killpg(server.pid, 0)
     except ProcessLookupError:

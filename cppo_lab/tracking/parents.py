@@ -1,6 +1,6 @@
-"""One MLflow run for each sweep of an experiment, above the sweep's training runs: it holds the description.
+"""The parent of a sweep's training runs in MLflow: one run per sweep and experiment, which holds the description.
 
-It has no `cppo.run_id`, so that nothing that reads training runs takes it for one, and has ended from the start.
+It has no `cppo.run_id`, so that readers of training runs skip it, and its status is finished from the start.
 """
 
 import math
@@ -21,16 +21,16 @@ from cppo_lab.store.listing import experiment_runs
 from cppo_lab.tracking.markdown import escaped
 from cppo_lab.tracking.sweep_note import NotedRun, SweepText, sweep_note, verdict_of
 
-VARIANT_MEAN = "variant_mean"  # metrics of a parent; no training run has them
+VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")
 _LONGEST_PART = 100  # characters
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
 
 
 def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str) -> str:
-    """The MLflow id of a sweep's parent, made if it is not there.
+    """The MLflow id of a sweep's parent, created if it does not exist.
 
-    Launchers that do so at the same time come to the same one: the oldest stays, and takes the others' runs.
+    Launchers that create it at the same time agree on one: the oldest stays and takes over the others' runs.
     """
     with exclusive(uri):
         return _ensure_parent(client, experiment_id, sweep)
@@ -56,7 +56,7 @@ def _ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
 
 
 def _parents(client: MlflowClient, experiment_id: str, sweep: str) -> list[Run]:
-    """All parents of a sweep that there are, the oldest first."""
+    """All existing parents of a sweep, the oldest first."""
     condition = f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'"
     found = client.search_runs([experiment_id], condition)
     return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
@@ -86,8 +86,8 @@ def update_parent(
     """Write the description of a sweep's parent from the runs of the store and from those that are `planned`, and log
     the means of its variants.
 
-    The state of a planned run is the planner's word; other runs of the sweep, of earlier launches, are as the store
-    has them. The verdict stays.
+    The states of planned runs come from the planner, those of other runs of the sweep, from earlier launches, from the
+    store. The verdict stays.
     """
     run = client.get_run(parent)
     experiment = client.get_experiment(run.info.experiment_id)
@@ -114,14 +114,14 @@ def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
 
 
 def _as_name(text: str) -> str:
-    """As a part of a metric's name: MLflow takes few signs, and no part that a path would lose."""
+    """The text as a part of a metric's name: MLflow allows few characters, and no empty or dotted path parts."""
     return _NOT_IN_NAMES.sub("_", text)[:_LONGEST_PART].strip(". ") or "_"
 
 
 def noted_runs(
     client: MlflowClient, experiment: str, sweep: str, planned: Sequence[NotedRun] = ()
 ) -> list[NotedRun]:
-    """The runs of a sweep: first the planned ones in their order, then what else the store has of it."""
+    """The runs of a sweep: first the planned ones in order, then all others in the store."""
     tag = schema.sweep_tag(sweep)
     stored: dict[str, NotedRun] = {}
     for run in experiment_runs(client, experiment, tag):
@@ -159,7 +159,7 @@ def _is_mean(metric: str) -> bool:
 
 
 def log_report(client: MlflowClient, parent: str, files: Iterable[Path]) -> None:
-    """Keep the pages and figures of a report with the parent, as artifacts `report/<file name>`."""
+    """Store the pages and figures of a report with the parent, as artifacts `report/<file name>`."""
     for path in files:
         client.log_artifact(parent, str(path), REPORT)
 

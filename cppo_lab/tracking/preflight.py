@@ -17,7 +17,7 @@ FOLDER, FILE = "preflight", "measured.json"
 
 
 def kind_of(spec: RunSpec) -> dict[str, str]:
-    """The parameters, as they are logged, in which runs agree that take the same time and memory on one layout."""
+    """The logged parameters that determine a run's time and memory on a layout; equal for runs of the same kind."""
     return flatten(
         {
             "model": spec.model.model_dump(mode="json"),
@@ -28,7 +28,7 @@ def kind_of(spec: RunSpec) -> dict[str, str]:
 
 
 def folder_of(spec: RunSpec, layout: LayoutSpec, runs: Path) -> Path:
-    """Where the preflight of this kind of run is."""
+    """The folder of the preflight of this kind of run."""
     kind = kind_of(spec) | {"data": spec.data.name, "layout": layout_tag(layout)}
     name = digest(json.dumps(kind, sort_keys=True))
     return runs / FOLDER / f"{spec.model.name}-{layout.name}-{name}"
@@ -42,7 +42,7 @@ class Step:
     seconds: float
     rollout: float
     update: float
-    weights: float  # sending them to the rollout engine
+    weights: float  # the transfer to the rollout engine
     other: float  # grading, advantages, waiting; of the first step after a start also warm-up
     sampled_per_second: float = 0.0
     trained_per_second: float = 0.0
@@ -70,7 +70,7 @@ class PreflightResult:
     error: str = ""  # the error, and the part in which it occurred
 
     def write(self, folder: Path) -> None:
-        """Keep it."""
+        """Write the result to `folder`."""
         replace_file(folder / FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The write side of tracking as a training process sees it: what a run records goes to files of its folder.
+"""Records a training run in files of its folder.
 
 Nothing here waits for, or knows of, the tracking store: `shipper` uploads the files.
 """
@@ -44,9 +44,9 @@ ACTIVITY_SECONDS = 0.5  # the same for the counter of one activity
 class Recorder:
     """One attempt at one run. Create it, `begin`, `log` every step, then `finish`, `fail` or `interrupt`.
 
-    If `continues`, it goes on in the record, and so in the MLflow run, of the last attempt from this folder, unless
-    there is none or it finished. `gpus` is how many it takes on all its machines, `datasets` what it reads, `yaml` its
-    resolved configuration for people, `environment` that of this process, if the caller has it already.
+    With `continues`, it continues the record, and so the MLflow run, of the last attempt from this folder, unless there
+    is none or it has finished. `gpus` is the number on all machines together, `datasets` the data that it reads, `yaml`
+    the resolved configuration for human readers, `environment` that of this process, if the caller already has it.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Recorder:
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
-        self._first: tuple[int, float] | None = None  # step that this attempt logged first, and when
+        self._first: tuple[int, float] | None = None  # the first step of this attempt, and its time
         ensure_folder_tag(folder)
         self._tags, self._packages = {**environment.tags, **tags}, environment.packages
         self._printed = own_output()
-        self._waiting: dict[str, bytes] = {}  # files that a full disk did not take, by name
-        self._ended = False  # nothing that happens after the end is recorded can change it
+        self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name
+        self._ended = False  # once the end is recorded, nothing can change it
         past = newest_record(folder) if continues else None
         going_on = past is not None and (past.end is None or past.end.status not in schema.FINISHED)
         self._steps = set(past.rows) if past and going_on else set()
@@ -91,17 +91,17 @@ class Recorder:
         self._status(schema.RUNNING, max(self._steps, default=0))
 
     def begin(self, step: int | None) -> None:
-        """Training resumes after `step`; None: it starts. An earlier attempt's record is then unchanged."""
+        """Training resumes after `step`; None: it starts from scratch. The record of an earlier attempt is kept."""
         if step is not None or not self._steps:
             return
-        reason = "training began anew: there was no checkpoint to continue from"
+        reason = "training restarted from scratch: there was no checkpoint to resume from"
         self.spool.add(End(self.record, schema.PARTIAL, self.step, _now(), reason))
         self.spool.close()
         self._steps, self._scores = set(), {}
         self._start(new_record())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record `metrics` of training step `step`. A step that an earlier attempt has recorded stays as it is.
+        """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
 
         Raises ValueError for a metric name that the schema does not have.
         """
@@ -123,7 +123,7 @@ class Recorder:
             self._show_running(step)
 
     def doing(self, activity: str, done: int | None = None, of: int | None = None) -> None:
-        """Show what the run does besides its recorded steps: `warm start`, 400 of 1000. Nothing is recorded of it."""
+        """Show the run's current activity, such as `warm start` 400 of 1000, in its status. It is not recorded."""
         same = self._activity.startswith(activity)
         if same and time.monotonic() - self._told_at < ACTIVITY_SECONDS and done != of:
             return
@@ -142,7 +142,7 @@ class Recorder:
         self.spool.add(Tags({name: value}))
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep `values` as the JSON file `name` (a relative path) of the run; a later one of the name replaces it."""
+        """Keep `values` as the JSON file `name` (a relative path) of the run, replacing one of the same name."""
         text = json.dumps(values)
         try:
             self._keep(name, text)
@@ -150,15 +150,15 @@ class Recorder:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             print(f"{self.folder / name} could not be written: {error}", file=sys.stderr, flush=True)
-            with contextlib.suppress(OSError):  # what was begun of it
+            with contextlib.suppress(OSError):  # remove the partial file
                 (self.folder / name).unlink()
-            self.spool.add(Artifact(name, text))  # it waits with the metrics
+            self.spool.add(Artifact(name, text))  # held in memory with the metrics
 
     def file(self, name: str, content: bytes) -> bool:
-        """Keep `content` as the file `name` (a relative path) of the run; a later one of the name replaces it.
+        """Keep `content` as the file `name` (a relative path) of the run; a later one of the same name replaces it.
 
-        What a full disk does not take waits in memory, and is tried again with the next file and at the end; what it
-        does not take then waits with the metrics. Returns whether nothing waits.
+        Content that a full disk cannot take is held in memory and written again with the next file and at the end; if
+        that fails too, it is held with the metrics. Returns whether everything is on disk.
         """
         waited = bool(self._waiting)
         self._waiting[name] = content
@@ -182,21 +182,21 @@ class Recorder:
         self.spool.add(Artifact(name))
 
     def finish(self, outcome: schema.Outcome) -> None:
-        """Training ended with `outcome`: at its last step, or in a collapse."""
+        """Record that training ended with `outcome`: at its last step, or by a collapse."""
         self._end(outcome.status, outcome.step, outcome.reason)
 
     @property
     def step(self) -> int | None:
-        """The last step that is recorded; None if there is none."""
+        """The last recorded step; None if there is none."""
         return max(self._steps, default=None)
 
     def interrupt(self, cause: str) -> None:
-        """The run was ended from outside, by `cause`: the next attempt continues it."""
+        """Record that the run was interrupted by `cause`; the next attempt resumes it."""
         reached = "before its first step" if self.step is None else f"at step {self.step}"
         self._end(schema.PARTIAL, self.step, f"interrupted: {cause} {reached}")
 
     def fail(self, reason: str, traceback: str) -> None:
-        """The run failed with an error; `reason` is one line, `traceback` becomes an artifact."""
+        """Record that the run failed; `reason` is one line, `traceback` becomes an artifact."""
         if self._ended:
             return
         with contextlib.suppress(OSError):
@@ -207,7 +207,7 @@ class Recorder:
         if self._ended:
             return
         self._write_waiting(quiet=False)
-        # A run that is not finished is continued from the older files, and makes what waits again.
+        # An unfinished run resumes from the older files and produces the held files again.
         finished = status in schema.FINISHED
         if finished:
             for name, content in self._waiting.items():
@@ -215,12 +215,12 @@ class Recorder:
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record, status, step, _now(), reason))
         self._ended = True
-        # An end that no disk took is none if this process is killed before the store has it: the run is continued too.
+        # An end that is on no disk is lost if this process is killed before its upload; then the run is resumed, too.
         if finished and not self.spool.unwritten:
             for name in self._waiting:
-                with contextlib.suppress(OSError):  # an older one of the name
+                with contextlib.suppress(OSError):  # remove an older one of that name
                     (self.folder / name).unlink(missing_ok=True)
-        # What broke the run (a full disk) may break these too, and must not hide the reason.
+        # The cause of the failure (such as a full disk) may break these too, and must not hide the reason.
         with contextlib.suppress(OSError):
             self.spool.sync()
         with contextlib.suppress(OSError):
@@ -230,7 +230,7 @@ class Recorder:
     def _status(self, status: str, step: int | None, reason: str = "") -> None:
         """The status that launchers and `cppo status` show, written atomically: a reader never sees half of it.
 
-        `seconds` are those of all attempts, `started` and `first_step` speak of this one.
+        `seconds` counts all attempts, `started` and `first_step` refer to this one.
         """
         now = time.time()
         first_step, first_time = self._first or (None, None)
@@ -270,7 +270,7 @@ def begin_line(
     record: str,
     datasets: Sequence[schema.Dataset] = (),
 ) -> Begin:
-    """The first line of an attempt's spool; `tags` go beside those that follow from the configuration."""
+    """The first line of an attempt's spool; `tags` are added to those that follow from the configuration."""
     return Begin(
         record=record,
         experiment=schema.experiment_name(spec.core),
@@ -285,14 +285,14 @@ def begin_line(
 def close_dead(folder: Path, status: str, reason: str, time_ms: int | None = None) -> bool:
     """End the record of an attempt that died without recording its end; False if there is none to end.
 
-    An end that is there already is added to. `time_ms`: when it ended, if that is known.
+    If the record has an end already, another one is appended. `time_ms`: when the attempt ended, if known.
     The caller holds the lock of the folder.
     """
     record = newest_record(folder)
     if record is None or (record.end is not None and record.end.status in schema.FINISHED):
         return False
     spool = open_spool(folder)
-    spool.add(record.begin)  # so that what was printed belongs to it
+    spool.add(record.begin)  # so that the output belongs to that record
     _keep_output(folder, spool, ())
     spool.add(End(record.begin.record, status, max(record.rows, default=None), time_ms or _now(), reason))
     spool.sync()

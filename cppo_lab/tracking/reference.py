@@ -1,4 +1,4 @@
-"""The paper's own curves (`reference_curves.py`) as MLflow runs, so that one report code serves the paper and our own
+"""The paper's own curves (`reference_curves.py`) as MLflow runs, so that one report serves the paper and our own
 sweeps: each becomes a run of the experiment `paper`.
 """
 
@@ -47,7 +47,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     ):  # all pages first: deleting would shift the later ones
         run_id = found.data.tags.get(schema.TAG_RUN_ID, "")
         if not run_id.startswith("paper-"):
-            continue  # not ours to judge
+            continue  # not written by this import
         if found.info.status == RunStatus.to_string(RunStatus.FINISHED):
             present.add(run_id)
         else:

@@ -132,7 +132,7 @@ def reference_runs() -> list[ReferenceRun]:
 def _score(text: str) -> float:
     """A finite number. Raises ValueError for anything else."""
     if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is no score")
+        raise ValueError(f"{text} is not a score")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The paper's runs under one parent for each sweep, as our own have them: both look alike in MLflow's page."""
+"""The paper's runs under one parent for each sweep, as our own runs are, so that both look alike in MLflow's page."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ from cppo_lab.tracking.views import save_views
 
 
 def nest_reference(uri: str, texts: Mapping[str, SweepText]) -> None:
-    """Give the sweeps of the experiment `paper` their parents, descriptions and views. Again, it changes nothing.
+    """Give the sweeps of the experiment `paper` their parents, descriptions and views. Idempotent.
 
-    `texts` are what sweeps say of themselves, by name; one that is not among them goes by its name. A run of several
-    sweeps belongs to the main grid first.
+    `texts` are the descriptions of sweeps, by name; a sweep without one is shown by its name. A run of several sweeps
+    is put under the main grid first.
     """
     client = open_client(uri)
     name = schema.experiment_name(schema.PAPER)

@@ -25,7 +25,7 @@ class Registration:
 
 
 def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, str]) -> None:
-    """Register the JSON text and digest of hypotheses with the sweep's run, unless that is done."""
+    """Register the JSON text and digest of hypotheses with the sweep's run, unless they are registered already."""
     text, digest = statement
     with exclusive(uri):
         known = parse_registrations(client.get_run(parent).data.tags.get(schema.TAG_HYPOTHESES, ""))

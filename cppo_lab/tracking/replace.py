@@ -1,8 +1,8 @@
-"""Training a finished run again: its result stays until the new one is there.
+"""Retraining a finished run: its old result stays until the new one is complete.
 
-The new attempt's MLflow run names the results that it is to replace (TAG_REPLACES) from its first moment. They are
-deleted, as MLflow deletes, only once it has finished; then the tag becomes TAG_REPLACED. A kill between any two of
-these leaves a result that counts: readers take the newest finished run, so the old one before the end, the new after.
+From its start, the new attempt's MLflow run names the results that it is to replace (TAG_REPLACES). They are deleted
+(as MLflow deletes, so they can be restored) only when it has finished; then the tag becomes TAG_REPLACED. A kill at any
+point leaves exactly one valid result, since readers take the newest finished run: the old one until the new one ends.
 """
 
 import re
@@ -17,13 +17,13 @@ from cppo_lab import schema
 from cppo_lab.store.client import STORE_FAULTS, fault_line
 
 ASIDE = "replaced"  # in a run's folder: the files of results that were replaced, by their MLflow ids
-_STAYS = {ASIDE, "attempts"}  # the latter: the launcher's own record, which it is writing
+_STAYS = {ASIDE, "attempts"}  # `attempts` has the launcher's output, which is being written
 
 
 def set_aside(folder: Path, mlflow_id: str) -> None:
     """Move an earlier result's files in the run's folder aside, so that none of them is resumed from.
 
-    Called again after a kill at any moment, it moves the rest. The caller holds the lock of the folder.
+    If a kill interrupts it, calling it again moves the rest. The caller holds the lock of the folder.
     """
     target = folder / ASIDE / re.sub(r"[^0-9A-Za-z-]", "_", mlflow_id)
     for path in sorted(folder.iterdir()):
@@ -32,7 +32,7 @@ def set_aside(folder: Path, mlflow_id: str) -> None:
         target.mkdir(parents=True, exist_ok=True)
         if not (target / path.name).exists():
             path.rename(target / path.name)
-        elif path.is_dir():  # begun since by an attempt that was killed before it was on record
+        elif path.is_dir():  # created by an attempt that was killed before it was recorded
             shutil.rmtree(path)
         else:
             path.unlink()
@@ -41,7 +41,7 @@ def set_aside(folder: Path, mlflow_id: str) -> None:
 def retire(client: MlflowClient, mlflow_id: str) -> None:
     """Delete the results that the run `mlflow_id` names, if it has finished. `mlflow runs restore` brings them back.
 
-    A store that does not answer is named; the next launch tries again.
+    If the store does not answer, a message is printed and the next launch tries again.
     """
     try:
         successor = client.get_run(mlflow_id)

@@ -1,4 +1,4 @@
-"""A report's page, figures and verdicts, kept with the parent of its sweep: they show in MLflow's page."""
+"""Stores a report's page, figures and verdicts with the parent of its sweep, where MLflow's page shows them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ class ReportLog:
 
 
 def keep_report(uri: str, experiment: str, log: ReportLog, again: bool = False) -> int:
-    """Keeps the report with the sweep's parent, and returns how many files had to be uploaded.
+    """Stores the report with the sweep's parent, and returns how many files had to be uploaded.
 
-    A file that is there as it is now is not uploaded, except `again`. Raises UserError if the store fails.
+    Unchanged files are not uploaded, except with `again`. Raises UserError if the store fails.
     """
     try:
         return _keep(open_client(uri), uri, experiment, log, again)
@@ -84,8 +84,8 @@ def _note(client: MlflowClient, experiment: str, number: str, parent: str, log: 
 
 
 def verdict_markdown(log: ReportLog, shown: str) -> str:
-    """The claims, as many as there is room for, and the figure."""
-    lines = [f"Of the report ({escaped(log.origin)}); its page and figures are among the artifacts."]
+    """The claims, as many as fit, and the figure."""
+    lines = [f"From the report ({escaped(log.origin)}); its page and figures are among the artifacts."]
     left = MOST_VERDICT - len(lines[0]) - len(shown)
     for count, (outcome, claim, reason) in enumerate(log.verdicts):
         line = f"- **{escaped(outcome)}**: {escaped(claim)}. {escaped(reason)}"

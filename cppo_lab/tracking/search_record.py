@@ -1,6 +1,6 @@
-"""A search in MLflow: one run for the study, one below it for each trial; training runs keep their own.
+"""A search in MLflow: one run for the study, with a child run for each trial. Training runs are separate.
 
-Runs of a search have no `cppo.run_id`: nothing that reads training runs takes them for one.
+Runs of a search have no `cppo.run_id`, so that readers of training runs skip them.
 """
 
 import sys
@@ -34,13 +34,13 @@ class Point(NamedTuple):
 
 
 def score_metric(spec: RunSpec) -> str:
-    """The metric that a search goes by."""
+    """The metric that a search optimises."""
     return schema.validation_metric(schema.MEAN, spec.validation.samples)
 
 
 def recorded_curve(client: MlflowClient, mlflow_id: str, metric: str) -> list[Point]:
     """The validations of a run in the store, by step."""
-    found = client.get_metric_history(mlflow_id, metric)  # ordered by time: the last one of a step counts
+    found = client.get_metric_history(mlflow_id, metric)  # ordered by time: the last value of a step counts
     latest = {point.step: Point(point.step, point.value, point.timestamp) for point in found}
     return [latest[step] for step in sorted(latest)]
 
@@ -56,13 +56,13 @@ def live_curve(folder: Path, metric: str) -> list[Point]:
 
 
 def finished_id(client: MlflowClient, spec: RunSpec) -> str | None:
-    """The MLflow run that finished a training run; None if it is not done."""
+    """The MLflow id of the finished attempt at a training run; None if there is none."""
     past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
     return next((one.mlflow_id for one in past if one.status == "FINISHED"), None)
 
 
 def missing_tags(client: MlflowClient, spec: RunSpec, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Those of the `wanted` tags that the newest attempt at a run does not have: what another gave it stays."""
+    """The `wanted` tags that the newest attempt at a run lacks; tags that it has keep their values."""
     past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
     has = client.get_run(past[0].mlflow_id).data.tags if past else {}
     return {key: value for key, value in wanted.items() if key not in has}
@@ -77,7 +77,7 @@ def tag_finished(client: MlflowClient, mlflow_id: str, wanted: Mapping[str, str]
 
 
 def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
-    """Say on the newest attempt at a run why it was ended."""
+    """Record on the newest attempt at a run why it was ended."""
     past = attempts_at(ClientReader(client), schema.experiment_name(spec.core), spec.run_id)
     if past and past[0].status != "FINISHED":
         client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
@@ -95,7 +95,7 @@ def _existing(client: MlflowClient, mlflow_id: str | None) -> Run | None:
 
 
 def open_search(client: MlflowClient, experiment: str, study: str, note: str, known: str | None) -> str:
-    """The MLflow run of a study, made if it is not there. `known` is the id that the study remembers."""
+    """The id of the MLflow run of a study, created if it does not exist. `known`: the id that the study has stored."""
     if _existing(client, known) is not None:
         assert known is not None
         return known
@@ -130,7 +130,7 @@ class TrialRecord:
     ) -> "TrialRecord":
         """Begin the record of trial `number`, or continue in the run `known`. `search`: its study and MLflow run."""
         study, parent = search
-        if known is None:  # its worker may have been killed before it noted the id
+        if known is None:  # its worker may have been killed before it stored the id
             asked = f"tags.`{schema.TAG_PARENT}` = '{parent}' and tags.`{schema.TAG_TRIAL}` = '{number}'"
             known = next((run.info.run_id for run in client.search_runs([experiment], asked)), None)
         if _existing(client, known) is not None:
@@ -154,7 +154,7 @@ class TrialRecord:
         self.client.set_tag(self.mlflow_id, schema.TAG_TRIAL_RUNS, ",".join(run_ids))
 
     def scores(self, points: Iterable[Point]) -> None:
-        """Points of the running mean. A store that does not answer costs some points of the chart only."""
+        """Log points of the running mean. If the store does not answer, the chart only lacks some points."""
         metrics = [Metric("search/score", one.score, one.time_ms, one.step) for one in points]
         try:
             self.client.log_batch(self.mlflow_id, metrics=metrics)
@@ -166,7 +166,7 @@ class TrialRecord:
             )
 
     def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
-        """The trial ended with `status`, and with the `values` of its objectives if it is complete."""
+        """Record that the trial ended with `status`, and with the `values` of its objectives if it is complete."""
         for objective, value in values.items():
             self.client.log_metric(self.mlflow_id, schema.search_metric(objective), value)
         if reason:
@@ -175,7 +175,7 @@ class TrialRecord:
         self.client.set_terminated(self.mlflow_id, "FAILED" if status == schema.FAILED else "FINISHED")
 
     def pause(self) -> None:
-        """The worker is going; another may take the trial up again."""
+        """Mark the trial as paused, since its worker is ending; another worker may resume it."""
         try:
             self.client.set_terminated(self.mlflow_id, "KILLED")
         except _STORE_FAULTS as error:

@@ -1,8 +1,8 @@
 """Uploading in a process separate from the trainer.
 
-MLflow spends processor time on each point, most of all on a SQLite file, and a thread that spends it in the training
-process holds Python's interpreter meanwhile: training that computes in small operations all but stops. Whatever
-happens to this process costs nothing: what it has not sent is sent by the next attempt at it, here or there.
+MLflow needs CPU time for each point, most of all with a SQLite file. A thread of the training process would hold
+Python's interpreter lock meanwhile, and training with many small operations would almost stop. This process can be
+killed at any time: what it has not sent is sent by the next upload, from whichever process.
 """
 
 import json
@@ -17,7 +17,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.store.client import STORE_FAULTS, fault_line, open_client
 from cppo_lab.tracking.shipping import ship
 
-PARENT_SECONDS = 5.0  # how often it looks whether the training process still lives
+PARENT_SECONDS = 5.0  # interval of the check whether the training process is alive
 NICENESS = 5  # training comes first
 _COMMAND = [sys.executable, "-c", "from cppo_lab.tracking.ship_process import main; main()"]
 
@@ -29,15 +29,15 @@ class ShipProcess:
     """
 
     def __init__(self, folder: Path, uri: str) -> None:
-        # A session of its own: a Ctrl-C is for the training process, which ends this one.
+        # A new session, since Ctrl-C is for the training process, which then ends this one.
         self._process = subprocess.Popen(
             _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-        # Not by the command line, which all users of the machine may read: the URI may hold a password.
+        # Not on the command line, which all users of the machine can read: the URI may hold a password.
         self._first = json.dumps({"folder": str(folder), "uri": uri}) + "\n"
 
     def ship(self) -> str:
-        """Ship once; what the store's fault is, empty if there is none.
+        """Ship once; returns the store's fault, empty if there is none.
 
         Raises BrokenPipeError if the process is gone.
         """
@@ -51,28 +51,28 @@ class ShipProcess:
         return str(json.loads(answer))
 
     def kill(self) -> None:
-        """End it, whatever it does: its work is done again."""
+        """Kill the process; its unfinished work is repeated later."""
         self._process.kill()
 
     def close(self) -> None:
-        """Free what it held. Nobody may be in `ship` any more."""
+        """Release its resources. No thread may still be in `ship`."""
         self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             try:
                 pipe.close()
-            except BrokenPipeError:  # a word that it never read
+            except BrokenPipeError:  # a request that it never read
                 continue
 
 
 def main() -> None:
     """Ship once for each line of standard input; ends with the training process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # Slurm's are for all processes of a job
+        signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
     os.nice(NICENESS)
     answers = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keep output of libraries out of the answers
     parent, client, task = os.getppid(), None, json.loads(_first_line())
     if not task:
         return
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _first_line() -> bytes:
-    """Read byte by byte: what follows is waited for on the descriptor itself."""
+    """Read byte by byte, without buffering, since `select` waits for the next line on the descriptor."""
     text = b""
     while not text.endswith(b"\n") and (byte := os.read(0, 1)):
         text += byte

@@ -1,7 +1,7 @@
-"""Uploading a run while it trains: a thread that no step ever waits for.
+"""Uploads a run while it trains, in a thread that no training step ever waits for.
 
-It leaves the work to a process of its own once a run has proved to be a long one (`ship_process`). The last words are
-sent from here: then nobody trains any more.
+For longer runs the thread delegates the work to a separate process (`ship_process`). The final upload is made in this
+process, when training is over.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from cppo_lab.tracking.shipping import ship
 
 EVERY_SECONDS = 2.0
 ASIDE_AFTER_SECONDS = 30.0  # of training: a shorter run would be over before the process has imported MLflow
-LONGEST_PAUSE_SECONDS = 60.0  # between two tries of a store that does not answer
-# How long the end of a run waits for its points to arrive: they are safe on file, and `cppo sync` sends them.
+LONGEST_PAUSE_SECONDS = 60.0  # between two tries while a store does not answer
+# How long the end of a run waits for the final upload. Afterwards the points are in files, and `cppo sync` sends them.
 PATIENCE_SECONDS = 60.0
-HURRY_SECONDS = 8.0  # of a run that is being ended: Slurm kills 30 s after its SIGTERM
+HURRY_SECONDS = 8.0  # the same for a run that is being ended: Slurm kills 30 s after its SIGTERM
 LOOK_SECONDS = 0.5
 _FAULTS = (*STORE_FAULTS, UserError)
 
@@ -40,16 +40,16 @@ class Shipper:
     """Ships `folder` to the store at `uri` every EVERY_SECONDS from `start` until it is closed."""
 
     def __init__(self, folder: Path, uri: str, recorder: Recorder | None = None) -> None:
-        """What `recorder` could not write is sent at the end."""
+        """Lines that `recorder` could not write to disk are sent at the end."""
         self.folder, self.uri, self._recorder = folder, uri, recorder
         self._patience = PATIENCE_SECONDS
         self._client: MlflowClient | None = None
         self._started = time.monotonic()
         self._process: ShipProcess | None = None
-        self._alone = False  # there can be no such process
+        self._alone = False  # the separate process has failed, or cannot be started
         self._stop = threading.Event()
         self._away_since: float | None = None
-        self._sent = False  # all that there is, after the end
+        self._sent = False  # whether the final upload is complete
         self._thread = threading.Thread(target=self._work, name="shipper", daemon=True)
 
     def __enter__(self) -> "Shipper":
@@ -63,12 +63,12 @@ class Shipper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Upload the rest. If the store still does not answer, say so; nothing is lost."""
+        """Upload the rest. If the store still does not answer, print a message; nothing is lost."""
         self._stop.set()
         began = time.monotonic()
         while self._thread.is_alive() and time.monotonic() - began < self._patience:
             if self._process is not None:
-                self._process.kill()  # it may hang with its store; what is left is sent from here
+                self._process.kill()  # it may hang with its store; the rest is sent from this process
             self._thread.join(LOOK_SECONDS)
         if not self._sent:
             print(_not_taken(self.folder, self._recorder), file=sys.stderr, flush=True)
@@ -86,7 +86,7 @@ class Shipper:
 
     @staticmethod
     def _longer(pause: float) -> float:
-        """Twice as long, by chance a little less: a hundred runs must not come back to a server at one moment."""
+        """Exponential back-off with jitter, so that a hundred runs do not return to a server at the same moment."""
         return min(LONGEST_PAUSE_SECONDS, 2 * pause) * random.uniform(0.8, 1.0)
 
     def _try(self, last: bool = False) -> bool:
@@ -118,7 +118,7 @@ class Shipper:
         return ""
 
     def _there(self) -> str:
-        """The same in the other process. Raises BrokenPipeError if it is gone, and then does without."""
+        """The same in the separate process. Raises BrokenPipeError if it is gone; it is then not used again."""
         assert self._process is not None
         try:
             return self._process.ship()
@@ -127,7 +127,7 @@ class Shipper:
             raise
 
     def _aside(self) -> bool:
-        """Whether there is a process to ship from, by now."""
+        """Whether to ship from the separate process; starts it when the run is long enough."""
         if self._process is None and time.monotonic() - self._started >= ASIDE_AFTER_SECONDS:
             try:
                 self._process = ShipProcess(self.folder, self.uri)
@@ -136,20 +136,20 @@ class Shipper:
         return self._process is not None and not self._alone
 
 
-class LastWords:
-    """Sends runs that have ended, one after the other, from this process."""
+class FinalUploads:
+    """Uploads runs that have ended, one after the other, from this process."""
 
     def __init__(self, uri: str) -> None:
         self._uri, self._patience, self._hurried = uri, PATIENCE_SECONDS, False
 
     def hurry_up(self) -> None:
-        """The process is being ended."""
+        """The process is ending: stop waiting for the store."""
         self._patience, self._hurried = HURRY_SECONDS, True
 
     def send(self, recorders: Sequence[Recorder]) -> None:
-        """Send the runs of `recorders`. What the store does not take in time is safe on file, and is said."""
+        """Upload the runs of `recorders`. Prints a message for runs that the store does not accept in time."""
         began, client, left, said = time.monotonic(), None, list(recorders), False
-        refused = 0  # tries since one was taken
+        refused = 0  # failed tries since the last success
         while left:
             late = time.monotonic() - began >= self._patience
             if late and (self._hurried or refused >= len(left)):
@@ -163,7 +163,7 @@ class LastWords:
                 if not said:
                     print(f"tracking store does not answer: {fault_line(error)}", file=sys.stderr, flush=True)
                 said, refused = True, refused + 1
-                left.append(recorder)  # one that the store refuses does not hold up the others
+                left.append(recorder)  # a run that the store refuses does not block the others
                 time.sleep(LOOK_SECONDS)
         for recorder in left:
             print(_not_taken(recorder.folder, recorder), file=sys.stderr, flush=True)
@@ -178,7 +178,7 @@ def _not_taken(folder: Path, recorder: Recorder | None) -> str:
 
 
 def record_unstarted(spec: RunSpec, tags: Mapping[str, str], folder: Path, uri: str, reason: str) -> None:
-    """Record a failure of a run that could not write what its record begins with."""
+    """Record the failure of a run that could not write the beginning of its record."""
     reason = redacted(reason)
     with contextlib.suppress(*_FAULTS):
         client = open_client(uri)

@@ -1,9 +1,9 @@
-"""Uploading a run's spool to MLflow: the only way by which data of a training run get into MLflow.
+"""Uploads a run's spool to MLflow. All data of training runs get into MLflow this way.
 
-Whatever is killed, restarted or done twice, the outcome is the same: the MLflow run of a record is found by its
-token before it is created; points carry the times at which they were measured, so that MLflow takes one that is sent
-again for the same point. Files come behind a run's end, since they may have a store of their own, and then its tag
-TAG_FILES. `shipped` remembers how far a store has got.
+Uploads are idempotent, whatever is killed, restarted or repeated: before the MLflow run of a record is created, it is
+looked up by its token; points carry the times at which they were measured, so that MLflow recognises one that is sent
+twice. Files are uploaded after a run's end, since they may be in a separate store, followed by the tag TAG_FILES.
+`shipped.json` records how much of the spool a store has.
 """
 
 import contextlib
@@ -29,35 +29,36 @@ from cppo_lab.tracking.datasets import log_datasets
 from cppo_lab.tracking.naming import merged
 from cppo_lab.tracking.replace import retire
 
-BATCH = 1000  # MLflow's limit of metrics per request
-PARAMS, TAGS = 100, 100  # and of these
-# What MLflow answers about a run that is deleted.
+BATCH = 1000  # MLflow's limit on metrics per request
+PARAMS, TAGS = 100, 100  # and on these
+# MLflow's error codes for a deleted run.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
 _MLFLOW_STATUS = {schema.FAILED: "FAILED", schema.PARTIAL: "KILLED"}  # all others: FINISHED
 
 
 def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:
-    """Upload the lines of the run in `folder` that the store at `uri` lacks; the number of points sent.
+    """Upload the lines of the run in `folder` that the store at `uri` lacks; returns the number of points sent.
 
-    `unwritten` are lines that a full disk keeps from the spool. Several processes may ship one folder: one does at a
-    time. Raises what MLflow raises if the store does not answer or refuses.
+    `unwritten` are lines that a full disk kept out of the spool. Several processes may ship the same folder; a lock
+    lets one at a time do so. Raises what MLflow raises if the store does not answer or refuses.
     """
     if not files(folder) and not unwritten:
         return 0
     with _only_one(folder):
-        shipment = _Shipment(folder, uri, client, _lasting(unwritten))
+        shipment = _Shipment(folder, uri, client, _safe_to_send(unwritten))
         try:
             return shipment.send()
         except MlflowException as error:
             if error.error_code not in _REFUSALS or not shipment.forget_deleted():
                 raise
-        return _Shipment(folder, uri, client, _lasting(unwritten)).send()
+        return _Shipment(folder, uri, client, _safe_to_send(unwritten)).send()
 
 
-def _lasting(unwritten: Sequence[Line]) -> Sequence[Line]:
-    """Those of the lines that the store may have though no file has them.
+def _safe_to_send(unwritten: Sequence[Line]) -> Sequence[Line]:
+    """The lines that may be uploaded although no file has them.
 
-    Whoever goes on with the run trains such steps again, and would record them a second time.
+    A resumed run trains steps that are in no file again, and would record them twice. So steps are sent only if the run
+    has finished.
     """
     last = unwritten[-1] if unwritten else None
     if isinstance(last, End) and last.status in schema.FINISHED:
@@ -71,10 +72,10 @@ class _Shipment:
     def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
         self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
         self.state = load_shipped(folder, uri)
-        self.token = ""  # of the record whose lines are read at the moment
+        self.token = ""  # of the record whose lines are being read
         self.points: list[Metric] = []
         self.sent = 0
-        self.times: dict[str, dict[int, int]] = {}  # that the store has, by metric and step: see _is_told
+        self.times: dict[str, dict[int, int]] = {}  # in the store, by metric and step: see _is_in_store
 
     @property
     def record(self) -> ShippedRecord:
@@ -84,11 +85,11 @@ class _Shipment:
         for path in files(self.folder):
             self._send_file(path)
         if self.unwritten and (newest := newest_record(self.folder)) is not None:
-            self.token = newest.begin.record  # all that is on file may have been sent before
+            self.token = newest.begin.record  # needed if the files had nothing to send
         for line in self.unwritten:
             self._take(line)
         self._flush()
-        # Last, since they may fail where points get through: files can have a store of their own.
+        # Last, since files can be in a separate store and may fail where points succeed.
         for token, record in self.state.records.items():
             self._artifacts(token, record)
         return self.sent
@@ -96,7 +97,7 @@ class _Shipment:
     def forget_deleted(self) -> bool:
         """Whether a user has deleted the MLflow run of the record that was being sent.
 
-        The newest record has continued since and is uploaded again as a whole; any other stays as it is.
+        If it is the newest record, training continues and everything is uploaded again; any other record stays deleted.
         """
         if not self.token or self._active(self.record.mlflow_id) is not None:
             return False
@@ -122,7 +123,7 @@ class _Shipment:
             raise
         return run if run.info.lifecycle_stage == "active" else None
 
-    def _goes_on(self, token: str) -> bool:
+    def _is_unfinished(self, token: str) -> bool:
         newest = newest_record(self.folder)
         if newest is None or newest.begin.record != token:
             return False
@@ -133,7 +134,7 @@ class _Shipment:
         if not path.is_file() or path.stat().st_size == offset:
             return
         offset = place_in(path, offset)
-        # A machine that goes down must not lose what the store has: the step would get a second, later point.
+        # Sync first: if the machine crashed and lost an uploaded step, the step would get a second, later point.
         with path.open("rb") as file:
             safe = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
@@ -159,9 +160,9 @@ class _Shipment:
             if not self.record.deleted:
                 self._begin(line)
         elif self.record.deleted or not self.record.mlflow_id:
-            return  # nothing of ours begins without its beginning
+            return  # lines of ours follow a `begin` line
         elif isinstance(line, StepEvent):
-            if self.record.doubtful and self._is_told(line):
+            if self.record.doubtful and self._is_in_store(line):
                 return
             self.points += [
                 Metric(name, value, line.time_ms, line.step) for name, value in line.metrics.items()
@@ -177,10 +178,10 @@ class _Shipment:
             self._flush()
             self._end(line)
 
-    def _is_told(self, line: StepEvent) -> bool:
-        """Whether the store has the step already, by a line that is damaged since.
+    def _is_in_store(self, line: StepEvent) -> bool:
+        """Whether the store already has the step, from a line that was damaged after its upload.
 
-        The run could not see that the step was recorded, and has trained it again; the first record of a step is kept.
+        The run could not see that the step was recorded and trained it again; the first record of a step is kept.
         """
         name = next((name for name in line.metrics if not name.startswith("system/")), "")
         if name and name not in self.times:
@@ -210,10 +211,10 @@ class _Shipment:
         self._remove_others(run)
         tags = {**merged(run.data.tags, line.tags), schema.TAG_STATUS: schema.RUNNING}
         if run.info.status == "FINISHED":
-            del tags[schema.TAG_STATUS]  # nobody continues it, and only the store may have its end
+            del tags[schema.TAG_STATUS]  # it is not resumed, and only the store may have its end
             if (
                 schema.TAG_REPLACED in run.data.tags
-            ):  # what a user has brought back since is not replaced again
+            ):  # a result that a user has restored is not replaced again
                 tags.pop(schema.TAG_REPLACES, None)
         else:
             self.client.update_run(mlflow_id, status="RUNNING")
@@ -231,7 +232,7 @@ class _Shipment:
             self.client.log_batch(self.record.mlflow_id, tags=entities[start : start + TAGS])
 
     def _find(self, line: Begin) -> bool:
-        """Whether the store has the record, of an earlier try whose answer, or our memory of it, was lost."""
+        """Whether the store has the record from an earlier try whose response, or our record of it, was lost."""
         experiment = self.client.get_experiment_by_name(line.experiment)
         if experiment is None:
             return False
@@ -239,11 +240,11 @@ class _Shipment:
         active = [run for run in found if run.info.lifecycle_stage == "active"]
         if active:
             self.record.mlflow_id = active[0].info.run_id
-        self.record.deleted = bool(found) and not active and not self._goes_on(line.record)
+        self.record.deleted = bool(found) and not active and not self._is_unfinished(line.record)
         return bool(active) or self.record.deleted
 
     def _of_record(self, experiment_id: str) -> list[Run]:
-        """The MLflow runs of the record whose lines are read: more than one if a request was sent again."""
+        """The MLflow runs of the record whose lines are being read: several if a request was sent twice."""
         return list(
             self.client.search_runs(
                 [experiment_id],
@@ -256,9 +257,9 @@ class _Shipment:
     def _remove_others(self, ours: Run) -> None:
         """Delete runs of the record beside `ours`.
 
-        A request whose answer is lost is sent again, by MLflow's client too; a server that hung may carry it out late.
+        A request whose response is lost is retried, also by MLflow's client; a server that hung may still carry it out.
         """
-        if address.sqlite_file(self.uri) is not None:  # nothing is sent again there
+        if address.sqlite_file(self.uri) is not None:  # a SQLite file has no retries
             return
         for run in self._of_record(ours.info.experiment_id):
             if run.info.run_id != ours.info.run_id and run.info.lifecycle_stage == "active":
@@ -275,7 +276,7 @@ class _Shipment:
         run = self.client.get_run(self.record.mlflow_id)
         self._remove_others(run)
         if run.info.status == "FINISHED" and line.status not in schema.FINISHED:
-            return  # the end of an earlier attempt, sent again
+            return  # the end of an earlier attempt, sent twice
         tags = {schema.TAG_STATUS: line.status}
         if line.reason:
             tags[schema.TAG_REASON] = line.reason[:500]
@@ -284,8 +285,8 @@ class _Shipment:
         self._tags(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
-        # An end that is sent again adds nothing: the history that the store has may hold steps that a full disk kept
-        # from the files here.
+        # Do not upload the history again when an end is sent twice: the store's copy may hold steps that a full disk
+        # kept out of the files here.
         self.record.ended = run.data.tags.get(schema.TAG_FILES) != "complete"
         if status == "FINISHED" and schema.TAG_REPLACES in run.data.tags:
             retire(self.client, self.record.mlflow_id)
@@ -301,7 +302,7 @@ class _Shipment:
         lines = cache(partial(self._lines, token))
         store = Artifacts(self.client, record.mlflow_id, self.folder, lines)
         if run and run.info.status == "FINISHED" and run.data.tags.get(schema.TAG_FILES) == "complete":
-            # Sent again, since a full disk did not keep how far the store had got: it may also have kept older files.
+            # Sent twice, since a full disk lost the progress of the upload; the files here may be older, too.
             missing = store.missing()
             record.pending = [name for name in record.pending if name in missing]
         while record.pending:
@@ -312,13 +313,13 @@ class _Shipment:
                 store.upload(name)
             store.upload_history()
             store.upload_table()
-            # Readers that go by what a run's tags say see by it that its files have come.
+            # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = False
         save_shipped(self.folder, self.uri, self.state)
 
     def _lines(self, token: str) -> list[Line]:
-        """All lines of a record, those that no file has among them."""
+        """All lines of a record, including those that are in no file."""
         lines = [line for path in files(self.folder) if _owner(path) == token for line, _ in read_lines(path)]
         return [*lines, *self.unwritten] if token == self.token else lines
 
@@ -330,9 +331,9 @@ def _owner(path: Path) -> str:
 
 
 def _plain(record: str) -> str:
-    """A record's name as a filter may contain it."""
+    """A record's name, checked to be safe in a filter."""
     if not record.isalnum():
-        raise MlflowException(f"a spool names the record {record!r}, which no program of ours has written")
+        raise MlflowException(f"a spool names the record {record!r}, which this program did not write")
     return record
 
 
@@ -340,7 +341,7 @@ def _plain(record: str) -> str:
 def _only_one(folder: Path) -> Iterator[None]:
     try:
         file = open_lock(folder / FOLDER / "shipping.lock")
-    except OSError:  # a disk that takes no file at all: better sent twice than not
+    except OSError:  # a full disk: better to send twice than not at all
         yield
         return
     with file:

@@ -1,4 +1,4 @@
-"""How long the training steps of past runs took, by the tracking store."""
+"""Step times of past runs, from the tracking store."""
 
 import itertools
 from collections.abc import Mapping
@@ -7,17 +7,15 @@ from cppo_lab import schema
 from cppo_lab.store.reader import Reader, StoredRun
 
 METRIC = "perf/step_seconds"
-RECENT = (
-    200  # runs of a model that are looked at, the newest: a plan must not read through a store of thousands
-)
-FEWEST_STEPS = 3  # of a run that counts: the first steps of a run also load and compile
+RECENT = 200  # only the newest runs of a model are read, since a plan must not read a store of thousands
+FEWEST_STEPS = 3  # minimum for a run to count, since the first steps also load and compile
 
 
 class StepTimes:
     """Step times of the past runs that `reader` finds; without a reader there are none."""
 
     def __init__(self, reader: Reader | None, most: int) -> None:
-        """At most `most` runs of each kind are asked for their steps."""
+        """At most `most` runs of each kind are queried for their steps."""
         self._reader, self._most = reader, most
         self._recent: dict[tuple[str, str], list[StoredRun]] = {}
 

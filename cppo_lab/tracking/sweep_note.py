@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.tracking.markdown import code, escaped, link, table
 
-MOST = 8000  # characters that MLflow keeps of a run's tag
+MOST = 8000  # MLflow's limit on the characters of a run's tag
 _VERDICT = "\n### Verdict\n"  # the last section of a note; what follows it stays when the note is rewritten
-MOST_VERDICT = 1900  # characters that are kept free for it
+MOST_VERDICT = 1900  # characters reserved for it
 _MOST_WORDS = 300  # of title and question
 _MOST_SEEDS = 10  # columns
 _MOST_LISTED = 12  # models, seeds or numbers of steps
@@ -61,7 +61,7 @@ def sweep_note(sweep: SweepText, runs: Sequence[NotedRun], experiment: str, verd
 
 
 def _fitting(head: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> str:
-    """A table of as many of the rows as take `room` characters, and how many are left out."""
+    """A table of as many rows as fit into `room` characters, and the number of omitted rows."""
     left, count = room - len(table(head, [])) - 60, 0
     for row in rows:
         left -= sum(len(cell) + 9 for cell in row)
@@ -107,7 +107,7 @@ def _listed(values: Iterable[str]) -> str:
 
 
 def _variants(runs: Sequence[NotedRun]) -> list[tuple[str, ...]]:
-    """Each variant with its rule and with what it has otherwise than the others."""
+    """Each variant with its rule and the settings that differ between variants."""
     first = {run.variant: run for run in reversed(runs)}
     differing = _differing(list(first.values()))
     rows: list[tuple[str, ...]] = []
@@ -120,9 +120,9 @@ def _variants(runs: Sequence[NotedRun]) -> list[tuple[str, ...]]:
 
 
 def _differing(runs: Sequence[NotedRun]) -> list[str]:
-    """The keys in which runs of different variants differ. A key that a run lacks has a value of its own.
+    """The keys in which runs of different variants differ. A missing key counts as a different value.
 
-    Only runs of one model are compared: what a model brings along is no choice of the sweep.
+    Only runs of the same model are compared, since settings that come with a model are not a choice of the sweep.
     """
     same = [run for run in runs if run.model == runs[0].model and run.params]
     keys = dict.fromkeys(key for run in same for key in run.params)

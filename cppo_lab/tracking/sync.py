@@ -24,7 +24,7 @@ def send(
     """Upload the unsent metrics in the folders of runs; a run that is training may be among them.
 
     `report` is called after each run with how many of how many are done. Raises UserError if the store is offline, or,
-    once all others are sent, for runs that it does not take.
+    once all others are sent, for runs that it refuses.
     """
     waiting = [folder for folder in folders if unsent(folder, uri)]
     if not waiting:
@@ -39,7 +39,7 @@ def send(
             )
             client = open_client(
                 uri
-            )  # raises if the store does not answer: the runs after this one need not try
+            )  # raises if the store does not answer: then the remaining runs would fail too
         report(number, len(waiting))
     if faults:
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""

@@ -1,6 +1,6 @@
-"""How busy machine, process and GPUs are while a run trains, under the names of MLflow's own sampler.
+"""The load of machine, process and GPUs while a run trains, under the names of MLflow's own sampler.
 
-Of a run on several machines, this is the first one.
+For a run on several machines, only the first one is sampled.
 """
 
 import contextlib
@@ -18,16 +18,15 @@ import psutil
 from cppo_lab.tracking.nvidia import Devices, nvml
 
 PREFIX = "system/"
-RENEW_SECONDS = 60.0  # between two looks for descendants, which read the whole table of processes
-_PEAKS = re.compile(
-    r"(process|gpu_\d+)_memory(?:_usage)?_megabytes"
-)  # too much of it ends a run: its highest, too
+RENEW_SECONDS = 60.0  # interval of the search for descendants, which reads the whole process table
+# Metrics that also get a peak, since running out of memory ends a run.
+_PEAKS = re.compile(r"(process|gpu_\d+)_memory(?:_usage)?_megabytes")
 
 
 class SystemSampler:
-    """Takes a sample every `every` seconds in a thread of its own, from `start` to `stop`.
+    """Takes a sample every `every` seconds in a separate thread, from `start` to `stop`.
 
-    `folder` is the run's: the disk that it is on is looked at. `drain` gives the means since the last time.
+    `folder` is the run's; the disk that holds it is sampled. `drain` returns the means since the last call.
     """
 
     def __init__(self, folder: Path, every: float = 5.0) -> None:
@@ -39,13 +38,13 @@ class SystemSampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
-        """Begin to sample."""
+        """Start sampling."""
         self._thread = threading.Thread(target=self._run, name="system-sampler", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """No more samples; what was sampled can still be drained."""
+        """Stop sampling; the samples so far can still be drained."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(self._every)
@@ -59,7 +58,7 @@ class SystemSampler:
         self.stop()
 
     def drain(self) -> dict[str, float]:
-        """Metrics of schema.py: means over the samples since the last call, and peaks; empty if there was none."""
+        """Metrics of schema.py: means over the samples since the last call, and peaks; empty if there were none."""
         with self._lock:
             values = {name: total / self._counts[name] for name, total in self._sums.items()} | self._peaks
             self._sums.clear()
@@ -71,7 +70,7 @@ class SystemSampler:
         with nvml() as library:
             reading = Reading(self._folder, library)
             while not self._ended.wait(self._every):
-                with contextlib.suppress(OSError, psutil.Error):  # a sample less
+                with contextlib.suppress(OSError, psutil.Error):  # skip this sample
                     self._add(reading.sample())
 
     def _add(self, sample: Mapping[str, float]) -> None:
@@ -115,7 +114,7 @@ class Reading:
         return values | self._processes() | self._devices.read()
 
     def _processes(self) -> dict[str, float]:
-        """Of this process and its descendants, which verl's workers are."""
+        """The load of this process and its descendants, which include verl's workers."""
         if time.monotonic() - self._renewed >= RENEW_SECONDS:
             self._renewed = time.monotonic()
             with contextlib.suppress(psutil.Error):

@@ -30,10 +30,10 @@ OVERVIEW = "cppo-runs"  # the key of the view of all training runs
 _SWEEP = "cppo-sweep-"  # + sweep name
 _MEANS = "-means"  # behind the key of a sweep's view: its runs grouped by variant
 _MOST_BYTES = 5000  # of an experiment's tag, in every MLflow from 3.1 on
-_NEWEST = 500  # runs by which the views go
+_NEWEST = 500  # the views are built from these runs
 _BENCHMARKS = 6  # charts of single benchmarks
 _RUN_COLUMNS = (schema.TAG_STATUS, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_SEED, schema.TAG_STEP)
-# Sections and their charts, in the order of the page; the validation's come before them.
+# Sections and their charts, in the order of the page, after the validation charts.
 _SECTIONS = {
     "Reward": ("train/reward", "train/reward_smoothed"),
     "Response length": ("train/response_length",),
@@ -44,7 +44,7 @@ _SECTIONS = {
 
 
 def page(experiment: Experiment, key: str = OVERVIEW) -> str:
-    """The address of an experiment's runs behind that of the server: in the saved view `key` if it has that one."""
+    """The path of an experiment's runs on the server, in the saved view `key` if there is one."""
     # MLflow 3 opens on its pages for language-model traces unless a tag says that these are training runs.
     query = {"workflowType": "machine_learning"}
     if TAG_PREFIX + key in experiment.tags:
@@ -63,7 +63,7 @@ def where_to_look(uri: str, experiment: str) -> str:
 
 
 def comparison(experiments: Sequence[Experiment]) -> str:
-    """The address behind that of the server of several experiments' runs in the same charts."""
+    """The path on the server that shows the runs of several experiments in the same charts."""
     ids = json.dumps([experiment.experiment_id for experiment in experiments])
     query = {
         "experiments": ids,
@@ -133,7 +133,7 @@ def _validation_metrics(runs: Iterable[Run]) -> list[str]:
 
 
 def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, Any]:
-    """What the page is to show: filter, columns, sections and charts."""
+    """The state of the page: filter, columns, sections and charts."""
     condition = f"tags.`{schema.TAG_RUN_ID if sweep is None else schema.sweep_tag(sweep)}` LIKE '%'"
     means = [name for name in validation if f"/{schema.MEAN}/" in name]
     single = [name for name in validation if name not in means]
@@ -192,9 +192,9 @@ def _line_chart(uuid: str, section: str, metric: str) -> dict[str, Any]:
 
 
 def _envelope(name: str, state: dict[str, Any]) -> str:
-    """A view as the experiment's tag has it.
+    """A view as the value of the experiment's tag.
 
-    Raises ValueError if it is longer than MLflow takes.
+    Raises ValueError if it is longer than MLflow accepts.
     """
     now = int(time.time() * 1000)
     packed = zlib.compress(json.dumps(state).encode(), 9)
@@ -206,7 +206,7 @@ def _envelope(name: str, state: dict[str, Any]) -> str:
 
 
 def _saved_state(value: str) -> dict[str, Any] | None:
-    """The state in a view's tag; None if there is none that can be read, and a new one is due."""
+    """The state in a view's tag; None if it cannot be read and must be rewritten."""
     try:
         text = json.loads(value)["state"].removeprefix("deflate;")
         state: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))

@@ -29,7 +29,7 @@ class Events:
         self.storm: NemesisRun | None = None
 
     def say(self, kind: str, text: str) -> None:
-        """An event of this kind; empty for those that are no faults."""
+        """Print an event; `kind` is that of the fault, or empty."""
         seconds = int(time.monotonic() - self._began)
         share = "" if self.storm is None else f"{100 * self.storm.progress:3.0f} %"
         with self._lock:
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
         study = Study(options.runs or default.runs, default.steps)
         faults = draw(options.seed, SHORT if options.short else LONG)
         require()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs here is ended in order
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts everything down cleanly
         with exclusive():
             return _run(study, faults, options)
     except DevError as error:
@@ -87,7 +87,7 @@ def _run(study: Study, faults: tuple[Fault, ...], options: argparse.Namespace) -
             feasible = [fault for fault in faults if fault.kind != "disk" or not place.no_disk]
             if place.no_disk:
                 events.say(
-                    "", f"the folder of runs is no disk of its own, and is not filled: {place.no_disk}"
+                    "", f"the folder of runs is not on a separate disk, and is not filled: {place.no_disk}"
                 )
             storm = events.storm = NemesisRun(study, place, feasible, events.say, options.minutes * 60)
             storm.run()

@@ -12,18 +12,18 @@ from dev.chaos.study import SWEEP, Study, call, command, environment
 from dev.errors import DevError
 from dev.servers.mlflow_server import MlflowServer
 
-SECONDS = 1800.0  # that training, or a report, may take
+SECONDS = 1800.0  # time limit of training, or of a report
 
 
 class ControlRun:
-    """The calm study, trained while the other one is disturbed. A context: it begins on entry."""
+    """The calm study, trained while the other one is disturbed. A context manager: it starts on entry."""
 
     def __init__(self, study: Study, folder: Path) -> None:
         self._study, self._folder, self._log = study, folder, folder / "commands.log"
 
     def __enter__(self) -> "ControlRun":
         self._folder.mkdir(parents=True)
-        # A server here too: a report links to the pages of one.
+        # A server is needed here too, since reports link to its pages.
         self._server = MlflowServer(self._folder, f"sqlite:///{self._folder}/mlflow.db").start()
         with self._log.open("wb") as output:
             self._training = subprocess.Popen(
@@ -44,7 +44,7 @@ class ControlRun:
         self._server.stop()
 
     def result(self) -> tuple[Store, dict[str, bytes]]:
-        """Waits for its end; its records in the store, and the files of its report.
+        """Waits for its end; returns its records in the store and the files of its report.
 
         Raises DevError if it does not end, or if `cppo report` fails.
         """
@@ -62,7 +62,7 @@ class ControlRun:
 def read_study(study: Study, folder: Path, uri: str, log: Path) -> tuple[Store, dict[str, bytes]]:
     """The records of a study in a store, and the files of its report, which is built in `folder`.
 
-    Raises DevError if `cppo report` does not make it.
+    Raises DevError if `cppo report` fails.
     """
     stored = read_store(uri)
     if status := call(["report", *study.words], folder, environment(uri, folder / "cache"), log, SECONDS):

@@ -1,7 +1,7 @@
-"""What starts Python in the jobs of a chaos run: `eager.py -u -m submitit.core._submit FOLDER`.
+"""The command that starts Python in the jobs of a chaos run: `job_entry.py -u -m submitit.core._submit FOLDER`.
 
-A process that sends a run's points exists only once the run has trained for half a minute, and the runs here are over
-by then: half of them get it at once. Nothing else of them differs from runs that people launch.
+The upload process of a run normally starts after half a minute of training, when the runs here are already over. So
+half of them start it at once. Otherwise they equal runs that users launch.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """Run the module that the words behind `-m` name."""
+    """Run the module named after `-m`."""
     from cppo_lab.tracking import shipper
 
     if int(os.environ.get("SLURM_ARRAY_TASK_ID", "0")) % 2 == 0:
@@ -21,5 +21,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # this folder, whose modules are not to be taken for others of their names
+    sys.path.pop(0)  # this folder, whose modules must not shadow others
     main()

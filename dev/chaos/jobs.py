@@ -1,4 +1,4 @@
-"""The processes that train now, and those that upload for them."""
+"""The processes that are training, and those that upload for them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,11 @@ _TRAINER, _SHIPPER = "submitit.core._submit", "cppo_lab.tracking.ship_process"
 
 @dataclass(frozen=True)
 class Training:
-    """A run that a living process trains, as a job `job` on a `node` of Slurm's."""
+    """A run that a live process trains, as Slurm job `job` on `node`."""
 
     run_id: str
     process: Process
-    step: int  # how many steps it has on file, less one
+    step: int  # the number of recorded steps, minus one
     job: str
     node: str
 
@@ -25,7 +25,7 @@ class Training:
 
 
 def trainings(runs: Path) -> list[Training]:
-    """The runs that are being trained and have a step on file, by their ids."""
+    """The runs that are being trained and have recorded a step, ordered by id."""
     found = []
     for folder in sorted(runs.iterdir()):
         held = holder(folder) if (folder / "lock").is_file() else None

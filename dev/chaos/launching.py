@@ -15,12 +15,12 @@ from dev.chaos.schedule import Fault
 from dev.chaos.study import command
 from dev.slurm.accounts import Account
 
-LEFT_TO_SLURM = b"Slurm has them"  # `cppo launch` says so
-LONGEST = 8.0  # seconds of a launcher's life after which it is killed, at most
+LEFT_TO_SLURM = b"Slurm has them"  # printed by `cppo launch`
+LONGEST = 8.0  # maximum seconds after which a launcher is killed
 
 
 class Launcher:
-    """A `cppo launch` or `cppo retry` in the background. `fault`: of which it dies, if it does not end before."""
+    """A `cppo launch` or `cppo retry` in the background. `fault`: kills it, unless it ends before."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Launcher:
         tries: int,
         account: Account | None = None,
     ) -> None:
-        """`tries` launchers have ended before it came to the fault. Without an `account` it is this user's."""
+        """`tries`: launchers that ended before the fault could hit them. Without an `account`, it runs as this user."""
         self.words, self.fault, self._runs = words, fault, folder / "runs"
         self._after = 1.0 + (fault.chance * 2 % 1) * (LONGEST - 1.0) / (1 + tries) if fault else 0.0
-        # The first one submits for sure. Later tries have nothing to submit, perhaps.
+        # The first one certainly submits; later ones may have nothing to submit.
         self._submitting = fault is not None and not tries and (not fault.at or fault.chance < 0.5)
         self._before = begun(self._runs)
         self._started = time.monotonic()
@@ -55,13 +55,13 @@ class Launcher:
         return self._process.poll()
 
     def found_nothing_to_do(self) -> bool:
-        """Whether it has ended well and left nothing to Slurm: then all is done."""
+        """Whether it succeeded and left nothing to Slurm, so that everything is done."""
         with self._log.open("rb") as file:
             file.seek(self._begin)
             return self.ended() == 0 and LEFT_TO_SLURM not in file.read()
 
     def strike(self) -> str:
-        """Kill it if its moment has come, with what it has started or without; at which moment that was."""
+        """Kill it if its time has come, with or without its children; returns a description of the moment."""
         if self.fault is None or self.ended() is not None:
             return ""
         age = time.monotonic() - self._started
@@ -87,7 +87,7 @@ class Launcher:
 
 
 def begun(runs: Path) -> frozenset[str]:
-    """The submissions that have been begun and whose answer is not on record."""
+    """The submissions that have begun and whose job id is not recorded yet."""
     try:
         with contextlib.closing(
             sqlite3.connect(f"file:{runs / NAME}?mode=ro", uri=True, timeout=0.0)

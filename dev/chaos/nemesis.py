@@ -1,6 +1,6 @@
-"""How each kind of fault is caused, and how it is undone.
+"""Causes each kind of fault, and undoes it.
 
-A strike says what it hit; nothing if there is nobody to be hit at the moment, and then nothing was done.
+Each strike returns a description of its target, or an empty text if there is no target at the moment.
 """
 
 import os
@@ -21,7 +21,7 @@ from dev.chaos.testbed import Testbed
 from dev.errors import DevError
 
 T = TypeVar("T")
-COMING_UP_SECONDS = 600.0  # that something may take to come back, while what it depends on is away
+COMING_UP_SECONDS = 600.0  # that a part may take to come back while its dependencies are down
 
 
 class Strikes:
@@ -51,13 +51,13 @@ class Strikes:
         return "" if fault.kind in self.away else self._by_kind[fault.kind](fault)
 
     def check(self) -> None:
-        """Raises what went wrong when something was to come back."""
+        """Raises the error of a part that failed to come back."""
         for done in [future for future in self._coming if future.done()]:
             self._coming.remove(done)
             done.result()
 
     def close(self) -> None:
-        """What is away stays away."""
+        """Stop bringing parts back."""
         self._over.set()
         self._pool.shutdown()
 
@@ -136,7 +136,7 @@ class Strikes:
         return "no byte is left"
 
     def _store(self, fault: Fault) -> str:
-        """In a folder beside: the study's own store is made before anything strikes."""
+        """In a separate folder, since the study's own store is created before the first fault."""
         folder = Path(tempfile.mkdtemp(prefix="store-", dir=self.place.folder))
         env = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
         with (folder / "log").open("wb") as log:
@@ -177,7 +177,7 @@ class Strikes:
         self.place.cluster.start_controller()
 
     def _again(self, bring: Callable[[], object]) -> None:
-        """Tries until it works: what it depends on may be away itself."""
+        """Tries until it works, since its dependencies may be down."""
         deadline = time.monotonic() + COMING_UP_SECONDS
         while True:
             try:

@@ -16,14 +16,14 @@ from dev.chaos.testbed import Testbed
 from dev.errors import DevError
 
 POLL_SECONDS = 0.1
-LAUNCHER_SECONDS = 0.01  # and while a launcher is to be hit in the middle of something
-LOOK_SECONDS = 0.5  # between two looks at what is on file
-QUEUE_SECONDS = 2.0  # and at Slurm's queue
-REFUSALS = 10  # launches in a row, while nothing is away: there is no use in more
-IDLE_LAUNCHES = 40  # in a row after which no more steps are on file than before them
-CALM_LAUNCHES = 8  # that may be needed once nothing strikes any more
+LAUNCHER_SECONDS = 0.01  # polling interval while a launcher is to be killed in the middle of an action
+LOOK_SECONDS = 0.5  # polling interval of the files
+QUEUE_SECONDS = 2.0  # polling interval of Slurm's queue
+REFUSALS = 10  # give up after this many refused launches in a row while nothing is down
+IDLE_LAUNCHES = 40  # give up after this many launches in a row without progress
+CALM_LAUNCHES = 8  # maximum number of launches after the last fault
 COMMAND_SECONDS = 1800.0
-REFUSED = (Exit.USAGE, Exit.STORE_AWAY, Exit.PACKAGE)  # a launch that has done nothing
+REFUSED = (Exit.USAGE, Exit.STORE_AWAY, Exit.PACKAGE)  # exit codes of a launch that has done nothing
 JOB_ENTRY = Path(job_entry.__file__).relative_to(ROOT)
 BY_ANOTHER = frozenset({"account", "shell"})  # faults that are launches
 # Each is an option of its command, which hides jobs or changes what is printed.
@@ -36,7 +36,7 @@ MISLEADING = {
 class NemesisRun:
     """A study that is launched on a cluster, disturbed as scheduled, and launched again until it is done.
 
-    `injected` counts the faults that had a victim; `waiting` are those that have none yet.
+    `injected` counts the faults that hit a target; `waiting` are those that have not found one yet.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class NemesisRun:
         """It is given up after so many seconds."""
         self.study, self.place, self.waiting, self._say = study, place, faults, say
         self.injected: Counter[str] = Counter()
-        self.progress = 0.0  # the share of all steps that is on file
+        self.progress = 0.0  # the share of all steps that is recorded in files
         self.launches = 0
-        self._over = False  # a launch has found nothing left to do
+        self._over = False  # a launch has found nothing to do
         self._log = place.folder / "commands.log"
         self._env = environment(place.server.uri, place.folder / "cache") | {
             "PATH": place.cluster.env()["PATH"],
@@ -63,23 +63,23 @@ class NemesisRun:
         self._strikes = Strikes(place, say)
         self._tries: Counter[Fault] = Counter()
         self._launcher: Launcher | None = None
-        self._failed = False  # the last launch has left something undone
+        self._failed = False  # the last launch failed
         self._refused = 0  # launches in a row
-        self._idle, self._reached = 0, 0.0  # launches in a row after which progress is still what it was
+        self._idle, self._reached = 0, 0.0  # launches in a row without progress, and the progress before them
         self._looked, self._asked = 0.0, 0.0
         self._seconds, self._deadline = seconds, time.monotonic() + seconds
 
     def run(self) -> None:
-        """Do it all.
+        """Run the whole study.
 
-        Raises DevError if the study is not done in time or after CALM_LAUNCHES, if launches are refused, or if
-        something does not come back.
+        Raises DevError if it is not done in time or after CALM_LAUNCHES, if launches are refused, or if a part of the
+        testbed does not recover.
         """
         try:
             self._launch("launch")
             while not self._over:
                 self._poll()
-            self._strike()  # what needs no run to be hit
+            self._strike()  # faults that do not need a running run
             while self._launcher is not None or self._strikes.away:
                 self._poll()
             self._settle()
@@ -103,7 +103,7 @@ class NemesisRun:
         if self._launcher is None and time.monotonic() - self._asked >= QUEUE_SECONDS:
             self._asked = time.monotonic()
             if not self._over and not self._busy():
-                # What has failed is tried again, as `cppo launch` says.
+                # Failed runs are retried, as `cppo launch` advises.
                 self._launch("retry" if self._failed else "launch")
 
     def _require_time(self) -> None:
@@ -124,7 +124,7 @@ class NemesisRun:
         self._say(fault.kind, hit)
 
     def _launch(self, name: str) -> Launcher:
-        """`cppo launch` or `retry`. The next launch is somebody else's, or for a launcher's fault, if that is due."""
+        """Start `cppo launch` or `retry`, as another user or with a launcher fault if one is due."""
         others = [one for one in self.waiting if one.kind in BY_ANOTHER and one.at <= self.progress]
         if others and name == "launch" and self.launches:
             return self._launch_as(others[0])
@@ -155,7 +155,7 @@ class NemesisRun:
         return self._launcher
 
     def _words(self, name: str) -> list[str]:
-        # Whoever launches, jobs find a Python that their user can start.
+        # Jobs need a Python that their user can start, whoever launches.
         colleague = self.place.colleague
         python = shlex.join([str(colleague.python), str(colleague.code / JOB_ENTRY)])
         slurm = ["launcher=slurm", "launcher.grace_seconds=30", f"launcher.python={python}"]
@@ -181,11 +181,11 @@ class NemesisRun:
                 )
             self._launcher, self._failed = None, status != 0 and going.words[0] == "launch"
             if going.words[0] == "launch" and going.found_nothing_to_do():
-                # What a full disk kept from the files of a run is in the store alone.
+                # What a full disk kept out of a run's files is only in the store.
                 self._over, self.progress = True, 1.0
 
     def _busy(self) -> bool:
-        """Whether anything is in Slurm's queue, or nobody can say."""
+        """Whether anything is in Slurm's queue, or the queue cannot be queried."""
         if "slurmctld" in self._strikes.away:
             return True
         asked = self.place.cluster.run("squeue", "-h", "-r", "-o", "%i")
@@ -194,7 +194,7 @@ class NemesisRun:
     # -- afterwards
 
     def _settle(self) -> None:
-        """Nothing strikes any more: do what the commands say until nothing is left."""
+        """After the last fault, launch, retry and sync until nothing is left to do."""
         self._say("", "nothing is left to train, and all is back")
         for _ in range(CALM_LAUNCHES):
             self._wait(lambda: not self._busy())

@@ -1,8 +1,8 @@
-"""Two reports byte by byte.
+"""Compares two reports byte by byte.
 
-Nothing is left out. What a store names by chance is given one name on both sides first: MLflow's random id of each
-run, and the address of the server. `report.json` has fingerprints of the files that have these: they become those
-of the files with the names put in.
+Nothing is excluded. Random names are first replaced by the same names on both sides: MLflow's id of each run, and the
+address of the server. `report.json` has fingerprints of the files that contain them; these are recomputed after the
+replacement.
 """
 
 import json
@@ -19,7 +19,7 @@ WITH_NAMES = frozenset({".html", ".csv"})
 def read_report(folder: Path, ids: Mapping[str, str], address: str) -> dict[str, bytes]:
     """The files of a report by name; `ids`: MLflow's id -> the run's.
 
-    The marker, by which `cppo report` knows its folder, is no part of the report.
+    The marker file, by which `cppo report` recognises its folder, is not part of the report.
     """
     files = {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != MARKER}
     named = {
@@ -40,7 +40,7 @@ def _named(data: bytes, ids: Mapping[str, str], address: str) -> bytes:
 
 
 def differences(calm: Mapping[str, bytes], disturbed: Mapping[str, bytes]) -> list[str]:
-    """The files that are not the same, in words."""
+    """A description of each file that differs."""
     found = [f"the report lacks {name}" for name in sorted(calm.keys() - disturbed.keys())]
     found += [f"the report has {name} besides" for name in sorted(disturbed.keys() - calm.keys())]
     for name in sorted(calm.keys() & disturbed.keys()):

@@ -23,8 +23,8 @@ SAME_FILES = ("config.json", "diagnostics/")  # artifacts whose bytes have to be
 
 @dataclass(frozen=True)
 class Recorded:
-    """A finished run: its points as the store has them, how often each, and as its history's file has them; and its
-    artifacts, each with a fingerprint where its bytes are to be the same in all stores."""
+    """A finished run: counts of its points in the store and in its history, and its artifacts, with fingerprints of
+    those whose bytes must be the same in all stores."""
 
     mlflow_id: str
     points: Counter[Point]
@@ -34,7 +34,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Store:
-    """The finished runs by their ids, as often as there are; and how many MLflow runs have which status."""
+    """The finished runs by run id (a list each, to find duplicates), and the number of MLflow runs with each status."""
 
     runs: Mapping[str, list[Recorded]]
     statuses: Mapping[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ def read_store(uri: str) -> Store:
     for run in newest_runs(client, schema.experiment_name("mini")):
         run_id = run.data.tags.get(schema.TAG_RUN_ID)
         if run_id is None:
-            continue  # the sweep's own
+            continue  # the sweep's parent run
         statuses[run.info.status] += 1
         if run.info.status == "FINISHED":
             runs.setdefault(run_id, []).append(_recorded(client, run))
@@ -96,8 +96,8 @@ def _of_file(data: bytes) -> Counter[Point]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`points` of the calm study were looked for, `lost` were not found just once with their value; `faults` says in
-    words all that differs."""
+    """`points`: the number of points of the calm study; `lost` of them were not found exactly once, with equal value.
+    `faults` describes all differences."""
 
     points: int
     lost: int
@@ -105,7 +105,7 @@ class Comparison:
 
 
 def compare(calm: Store, disturbed: Store) -> Comparison:
-    """The disturbed study against the calm one."""
+    """Compare the disturbed study with the calm one."""
     faults = [
         f"{count} MLflow runs are {status} still"
         for status, count in disturbed.statuses.items()
@@ -126,7 +126,7 @@ def compare(calm: Store, disturbed: Store) -> Comparison:
         faults += _named(run_id, f"in {history.HISTORY}", *_differ(expected.points, found[0].in_file))
         for name, digest in expected.artifacts.items():
             if name.startswith(f"{ARTIFACTS}/"):
-                continue  # what was printed: an inline launch prints its progress, jobs of Slurm print elsewhere
+                continue  # output differs: an inline launch prints its progress, Slurm jobs print to other files
             if name not in found[0].artifacts:
                 faults.append(f"run {run_id} lacks the artifact {name}")
             elif found[0].artifacts[name] != digest:
@@ -138,7 +138,7 @@ def compare(calm: Store, disturbed: Store) -> Comparison:
 
 
 def _differ(expected: Counter[Point], found: Counter[Point]) -> tuple[list[Point], list[Point]]:
-    """The points that are not there just once, and those that should not be there."""
+    """The points that do not appear exactly once, and those that should not appear."""
     missing = [point for point in expected if found[point] != 1]
     return missing, [point for point in found if point not in expected]
 

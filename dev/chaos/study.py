@@ -1,4 +1,4 @@
-"""The sweep that is trained twice, in miniature: a few hundred steps of every rule that the paper's Figure 6 has."""
+"""The sweep that is trained twice, in miniature: a few hundred steps of every rule in the paper's Figure 6."""
 
 import os
 import re
@@ -51,7 +51,7 @@ class Study:
         return [SWEEP, *SMALL, f"training.t_stop={self.steps}", f"seed={seeds}"]
 
     def progress(self, runs: Path) -> float:
-        """The share of all steps that is on file below the folder of runs; step 0 is one of them."""
+        """The share of all steps, including step 0, that is recorded below the folder of runs."""
         done = sum(steps_on_file(folder) for folder in runs.iterdir()) if runs.is_dir() else 0
         return done / (self.runs * (self.steps + 1))
 
@@ -70,7 +70,7 @@ def command(*words: str) -> list[str]:
 
 
 def environment(store: str, cache: Path) -> dict[str, str]:
-    """The environment of `cppo` for one of the two studies: with a cache of its own, so that neither draws on the
+    """The environment of `cppo` for one of the two studies: with a separate cache, so that neither uses the
     other's."""
     known = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MLFLOW_"))}
     return {
@@ -86,7 +86,7 @@ def environment(store: str, cache: Path) -> dict[str, str]:
 def call(words: list[str], folder: Path, env: Mapping[str, str], log: Path, seconds: float) -> int:
     """Runs `cppo` with these words in a folder and returns its exit status; what it prints is added to `log`.
 
-    Raises DevError if it takes longer than so many seconds.
+    Raises DevError if it takes longer than `seconds`.
     """
     with log.open("ab") as output:
         output.write(f"$ cppo {' '.join(words)}\n".encode())
@@ -102,11 +102,11 @@ def call(words: list[str], folder: Path, env: Mapping[str, str], log: Path, seco
 
 
 def left_behind(runs: Path) -> list[str]:
-    """What runs whose files say that they are done should not have left there, in words."""
+    """A description of each leftover file of runs that are done."""
     found = []
     for path in sorted([*runs.glob("*/checkpoint*"), *runs.glob("*/*.partial")]):
         record = newest_record(path.parent)
-        # Of a run whose end a full disk kept from its files the store alone knows: its checkpoint stays.
+        # If a full disk kept a run's end out of its files, only the store knows it, and the checkpoint stays.
         if record is not None and record.end is not None and record.end.status in schema.FINISHED:
             found.append(f"{path.relative_to(runs)} is left")
     return found

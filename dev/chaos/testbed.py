@@ -20,15 +20,15 @@ from dev.slurm.cluster import default_folder as slurm_folder
 from dev.slurm.settings import Settings
 
 NAME = "chaos"
-# One job at a time on each node; a node that dies is missed soon.
+# One job at a time on each node; a dead node is noticed soon.
 CLUSTER = Settings(nodes=3, cpus=1, gpus=0, accounting=False, extra={"SlurmdTimeout": "10"})
 DISK = 96 * 2**20  # bytes of the disk that the runs are on
 BLOCK = 2**20
-NEEDS_DISK = "CPPO_REQUIRE_SMALL_DISK"  # set where it is an error that a container may not mount
+NEEDS_DISK = "CPPO_REQUIRE_SMALL_DISK"  # if set, being unable to mount the disk is an error
 
 
 def require() -> None:
-    """Raises DevError, before anything is begun, for what this machine lacks."""
+    """Raises DevError, before anything is started, for what this machine lacks."""
     if os.getuid() != 0:
         raise DevError("the cluster needs root: use sudo or a container")
     for what, absent in (("slurm", starting.missing(accounting=False)), ("servers", postgres.missing())):
@@ -38,7 +38,7 @@ def require() -> None:
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """Lets one chaos run at a time have the cluster and the servers of its name.
+    """Lets one chaos run at a time use the cluster and servers.
 
     Raises DevError if there is another one.
     """
@@ -46,7 +46,7 @@ def exclusive() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DevError("another chaos run is going on on this machine: wait for its end") from None
+            raise DevError("another chaos run is in progress on this machine: wait for its end") from None
         yield
 
 
@@ -57,7 +57,7 @@ class Disk:
         self.folder, self._ballast = folder, folder / "ballast"
 
     def mount(self) -> str:
-        """Makes the folder a disk; why it cannot be one here, empty if it is."""
+        """Mounts a disk at the folder; returns why that is impossible here, or an empty text."""
         self.folder.mkdir(parents=True)
         options = f"size={DISK},mode=2775,gid={self.folder.stat().st_gid}"
         done = subprocess.run(
@@ -67,13 +67,13 @@ class Disk:
         return done.stderr.strip() if done.returncode else ""
 
     def unmount(self, kept: Path) -> None:
-        """It goes; what is on it is copied to another folder."""
+        """Copies its content to another folder and unmounts it."""
         self.empty()
         shutil.copytree(self.folder, kept)
         subprocess.run(["umount", "--lazy", os.fspath(self.folder)], check=True)
 
     def fill(self) -> None:
-        """Takes all that is left."""
+        """Fills all free space."""
         with self._ballast.open("wb", buffering=0) as file:
             for size in (BLOCK, 4096, 1):
                 try:
@@ -83,16 +83,16 @@ class Disk:
                     continue
 
     def empty(self) -> None:
-        """Gives it back."""
+        """Frees the space that `fill` took."""
         self._ballast.unlink(missing_ok=True)
 
 
 class Testbed:
-    """All that the disturbed study depends on. A context: it is started on entry, and gone afterwards.
+    """Everything that the disturbed study depends on. A context manager: started on entry, removed on exit.
 
-    Its folder belongs to the group of two users, of whom the first, `colleague`, launches too; root is the other one.
+    Its folder belongs to a group shared with a second user, `colleague`, who launches too; the main user is root.
     Afterwards the folder has the runs in `runs-kept` and the cluster's logs in `slurm-log`. `no_disk`: why the folder
-    of runs is no disk of its own; empty if it is.
+    of runs is not on a separate disk; empty if it is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +115,7 @@ class Testbed:
                 undo.callback(self._unmount)
             elif os.environ.get(NEEDS_DISK, "") not in ("", "0", "false"):
                 raise DevError(f"{NEEDS_DISK} is set, but no disk can be made: {self.no_disk}")
-            self.postgres.remove()  # of one that was killed
+            self.postgres.remove()  # left by a killed chaos run
             undo.callback(self.postgres.remove)
             self.postgres.start(durable=False)
             self.server = MlflowServer(self.folder, absolute_uri(self.postgres.make_database("mlflow")))

@@ -30,10 +30,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("install", help="apt-get what is needed")
     commands.add_parser("start", help="start, and print the URL; nothing to do if it runs")
-    commands.add_parser("stop", help="end it in order; what it holds stays")
-    commands.add_parser("kill", help="end it as a crash would; what it holds stays")
+    commands.add_parser("stop", help="shut it down cleanly; its data stays")
+    commands.add_parser("kill", help="end it as a crash would; its data stays")
     commands.add_parser("status", help="whether it runs, and its URL")
-    commands.add_parser("remove", help="end it and remove what it holds")
+    commands.add_parser("remove", help="stop it and remove its data")
     return parser
 
 

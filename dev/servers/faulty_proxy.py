@@ -1,4 +1,4 @@
-"""A proxy on loopback that hands requests to a server, and answers them as a server in trouble would."""
+"""A proxy on loopback that forwards requests to a server, and can simulate a faulty server."""
 
 import http.client
 import threading
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "te", "upgrade"})
-UPSTREAM_SECONDS = 600.0  # that the server may take
+UPSTREAM_SECONDS = 600.0  # timeout of the server
 PAGE = b"<html><body>Not the server that you are looking for</body></html>"  # as gateways answer
 
 
@@ -16,9 +16,9 @@ PAGE = b"<html><body>Not the server that you are looking for</body></html>"  # a
 class Fault:
     """What happens to a request.
 
-    `hold`: it waits until the fault is taken away. Then it is answered with `status`, or, if that is 0, the server is
-    asked; `cut`: the server does the work, but its answer is lost, because the connection breaks. `path` is in the
-    paths of those that it happens to (empty: all), `times` how often it happens (None: until the fault is taken away).
+    `hold`: it waits until the fault is removed. Then it is answered with `status` or, if that is 0, forwarded to the
+    server. `cut`: the server handles the request, but the connection breaks and the response is lost. The fault applies
+    to requests whose path contains `path` (empty: all), `times` times (None: until it is removed).
     """
 
     status: int = 0
@@ -48,13 +48,13 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def answer(self, fault: Fault | None) -> None:
-        """From now on the `fault` happens; None: all is well."""
+        """Apply `fault` from now on; None: forward everything."""
         with self._lock:
             self._taken_away.set()
             self._fault, self._taken_away = fault, threading.Event()
 
     def happening(self, path: str) -> Fault | None:
-        """What happens to a request for `path`, which is counted. Returns when it may be answered."""
+        """The fault for a request for `path`, which is counted. Returns when the request may be answered."""
         with self._lock:
             self.requests[path.partition("?")[0]] += 1
             fault, taken_away = self._fault, self._taken_away
@@ -84,7 +84,7 @@ class _Server(ThreadingHTTPServer):
     proxy: FaultyProxy
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes in the middle of an answer is nothing to report."""
+        """Ignore clients that disconnect during a response."""
 
 
 class _Handler(BaseHTTPRequestHandler):

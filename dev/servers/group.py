@@ -1,4 +1,4 @@
-"""A program that ends when this process ends, with all its children, in its own process group."""
+"""A program in its own process group, which ends with all its children when this process ends."""
 
 import contextlib
 import os
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from dev.errors import DevError
 
-# The guard ends the group when its pipe from us is closed, which the kernel does however we end.
+# The guard ends the group when its pipe from this process closes, which the kernel does however this process ends.
 GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
 PORTS = range(32_000, 32_768)
-PATIENCE = 10.0  # seconds that SIGTERM is given
+PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
 
 
 class Group:
-    """A running program and what it has started."""
+    """A running program and its children."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], folder: Path) -> None:
-        """Starts it in `folder`; what it prints is added to `log`."""
+        """Starts it in `folder`; its output is appended to `log`."""
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", GUARD, "sh", *command],
@@ -42,7 +42,7 @@ class Group:
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """It goes on."""
+        """Resumes all its processes."""
         self._send(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -53,7 +53,7 @@ class Group:
         self._process.stdin.close()
 
     def stop(self) -> None:
-        """Ends it in order, if it will."""
+        """Ends it by SIGTERM, or by SIGKILL if it does not end in time."""
         self._send(signal.SIGCONT)
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -69,11 +69,11 @@ _reserved: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody else is given while this process lives.
+    """A TCP port of the loopback interface that is reserved while this process lives.
 
-    A server that is restarted wants it back: it is none that systems, Ray or our Slurm hand out. It stays bound here,
-    without anybody who listens: servers set SO_REUSEADDR, with which they may bind it as well, while a search for a
-    free port, here or in another process, does without and passes it by.
+    A restarted server needs the same port, so it is outside the ranges that the system, Ray and our Slurm assign. It
+    stays bound here without listening. Servers can bind it too, since they set SO_REUSEADDR; a search for a free port,
+    in any process, does not set it and skips the port.
     """
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         found = socket.socket()

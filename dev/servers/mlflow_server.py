@@ -1,4 +1,4 @@
-"""A real `mlflow server`, started as its command line does it, that can be killed, brought back and paused."""
+"""A real `mlflow server`, started like its command line does, that can be killed, restarted and paused."""
 
 import os
 import sys
@@ -10,9 +10,9 @@ from pathlib import Path
 from dev.errors import DevError
 from dev.servers.group import Group, free_port
 
-READY_SECONDS = 600.0  # on a machine that is busy with other things
+READY_SECONDS = 600.0  # on a busy machine
 QUIET = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # workers for evaluations, which nobody asks for
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # no workers for evaluations
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
 }
@@ -44,7 +44,7 @@ class MlflowServer:
             "--artifacts-destination",
             str(self.folder / "artifacts"),
         ]
-        # By the environment: a command line, which may hold a password here, is everybody's to read.
+        # Pass the URI by the environment, since everybody can read a password on a command line.
         env = {**os.environ, **QUIET, "MLFLOW_BACKEND_STORE_URI": self._store}
         env.pop("MLFLOW_TRACKING_URI", None)
         self._group = Group(command, self.log, env, self.folder)
@@ -57,7 +57,7 @@ class MlflowServer:
         return self
 
     def answers(self, seconds: float = 2.0) -> bool:
-        """Whether it answers within so many seconds."""
+        """Whether it answers within `seconds`."""
         return answers(self.uri, seconds)
 
     @property
@@ -72,11 +72,11 @@ class MlflowServer:
         return self._group
 
     def pause(self) -> None:
-        """It takes connections (the kernel does) and answers nobody."""
+        """Pause it: the kernel still accepts connections, but nothing answers."""
         self.group.pause()
 
     def resume(self) -> None:
-        """It goes on where it was."""
+        """Resume it where it was."""
         self.group.resume()
 
     def kill(self) -> None:
@@ -84,7 +84,7 @@ class MlflowServer:
         self.group.kill()
 
     def stop(self) -> None:
-        """Ends it in order."""
+        """Shuts it down cleanly."""
         if self._group is not None:
             self._group.stop()
 

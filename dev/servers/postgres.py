@@ -22,8 +22,8 @@ from dev.slurm.daemons import everything
 
 USER = "cppo"
 PROGRAMS = ("initdb", "pg_ctl", "psql", "postgres")
-SECONDS = 600  # that starting and stopping may take on a busy machine
-DEBIAN = Path("/usr/lib/postgresql")  # where Debian and Ubuntu put the server, a folder for each version
+SECONDS = 600  # timeout of starting and stopping on a busy machine
+DEBIAN = Path("/usr/lib/postgresql")  # where Debian and Ubuntu install the server, one folder per version
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 port = {port}
@@ -47,7 +47,7 @@ def install() -> bool:
     absent = missing()
     if not absent:
         return False
-    # Without Debian's own cluster, which its package would make.
+    # Keep Debian's package from creating its own cluster.
     folder = Path("/etc/postgresql-common")
     if os.getuid() == 0 and not folder.exists():
         folder.mkdir()
@@ -65,9 +65,9 @@ def default_folder(name: str) -> Path:
 
 @contextmanager
 def own_folder(kind: str) -> Iterator[Path]:
-    """A new folder for a cluster of this process. It is held by a lock, which the kernel drops however we end.
+    """A new, locked folder for a cluster of this process; the kernel releases the lock however the process ends.
 
-    Clusters of its `kind` that nobody holds are removed first: their processes have been killed.
+    Unlocked clusters of its `kind` are removed first, since their owners have been killed.
     """
     parent = default_folder("")
     parent.mkdir(mode=0o755, exist_ok=True)
@@ -80,7 +80,7 @@ def own_folder(kind: str) -> Iterator[Path]:
             Postgres(left.with_suffix("")).remove()
             left.unlink(missing_ok=True)
     folder = parent / f"{kind}-{secrets.token_hex(8)}"
-    # Made under another name, and locked before it has its own: nobody finds it without a holder.
+    # Created and locked under another name, then renamed, so that it is never seen unlocked.
     path = parent / f"{secrets.token_hex(8)}.new"
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,15 +92,15 @@ def own_folder(kind: str) -> Iterator[Path]:
 
 
 class Postgres:
-    """The cluster in `folder`. PostgreSQL refuses root, so that root's clusters belong to a user without rights."""
+    """The cluster in `folder`. PostgreSQL refuses to run as root, so root's clusters belong to an unprivileged user."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, folder / "data"
 
     def start(self, durable: bool = True) -> bool:
-        """Makes it if it is not there, and starts it. Returns whether there was anything to do.
+        """Starts it, and creates it first if necessary. Returns whether there was anything to do.
 
-        Without `durable` it does not wait for the disk: what it holds survives its crash, but not the machine's.
+        Without `durable` it does not wait for the disk: its data survives its own crash, but not the machine's.
 
         Raises:
             DevError: It can't be started here, or does not come up.
@@ -137,7 +137,7 @@ class Postgres:
         return not self._run("pg_ctl", "status", f"--pgdata={self.data}").returncode
 
     def stop(self) -> bool:
-        """Ends it in order. Returns whether there was anything to do."""
+        """Shuts it down cleanly. Returns whether there was anything to do."""
         return self._end("fast")
 
     def kill(self) -> bool:
@@ -153,7 +153,7 @@ class Postgres:
         if not self.running():
             return False
         first = int((self.data / "postmaster.pid").read_text().split()[0])
-        os.kill(first, signal.SIGSTOP)  # else it might start one more meanwhile
+        os.kill(first, signal.SIGSTOP)  # otherwise it might start another one meanwhile
         family = [one for one in everything() if first in (one.pid, one.parent)]
         os.kill(first, signal.SIGKILL)
         deadline = time.monotonic() + SECONDS
@@ -162,7 +162,7 @@ class Postgres:
             if time.monotonic() > deadline:
                 raise DevError(f"processes {left} of PostgreSQL in {self.folder} do not end")
             time.sleep(0.05)
-        # pg_ctl takes a number for a server while whoever has to wait for the dead process has not done so.
+        # pg_ctl takes a pid for a running server until the dead process has been reaped.
         (self.data / "postmaster.pid").unlink()
         return True
 
@@ -175,13 +175,13 @@ class Postgres:
         return True
 
     def remove(self) -> None:
-        """Ends it and removes all that it holds."""
+        """Stops it and removes its data."""
         self._end("immediate")
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def password(self) -> str:
-        """Of the one user."""
+        """The password of the only user."""
         return (self.folder / "password").read_text(encoding="ascii")
 
     @property
@@ -195,12 +195,12 @@ class Postgres:
         return f"postgresql://{USER}:{quote(self.password)}@127.0.0.1:{self.port}/{database}"
 
     def make_database(self, name: str, like: str = "template1") -> str:
-        """A new database, a copy of another one; its URL."""
+        """Create a database as a copy of another one; returns its URL."""
         self.sql(f'CREATE DATABASE "{name}" TEMPLATE "{like}"')
         return self.url(name)
 
     def sql(self, text: str, database: str = "postgres") -> str:
-        """What SQL says.
+        """The output of an SQL command.
 
         Raises:
             DevError: The server refuses it.
@@ -222,7 +222,7 @@ class Postgres:
         found = shutil.which(program, path=_path())
         if found is None:
             raise DevError(f"not installed: {program}: run `python3 -m dev.servers install`")
-        # A file takes the output: a pipe would stay open as long as the server that pg_ctl leaves behind.
+        # Output goes to a file, since a pipe would stay open as long as the server that pg_ctl starts.
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
             done = subprocess.run(
                 [found, *arguments],
@@ -242,7 +242,7 @@ class Postgres:
 
 
 def _marks() -> dict[str, str]:
-    """The project's own variables: whoever started a server finds it again by them."""
+    """The project's own variables, by which the tests that started a server find it again."""
     return {name: value for name, value in os.environ.items() if name.startswith("CPPO_")}
 
 
@@ -253,7 +253,7 @@ def _path() -> str:
 
 
 def _owner() -> str | None:
-    """The user whom a cluster of root's belongs to; None for everybody else's."""
+    """The user who owns clusters started by root; None if this process is not root."""
     if os.getuid() != 0:
         return None
     users = {user.pw_name for user in pwd.getpwall()}

@@ -1,4 +1,4 @@
-"""Two people of one group, as real users of this machine, and a folder that they share. It takes root."""
+"""Two real users of this machine in one group, and a folder that they share. Needs root."""
 
 import contextlib
 import os
@@ -19,14 +19,14 @@ from dev.slurm.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
 CODE = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "tests", "dev")
-PATIENCE_SECONDS = 60.0  # for another program that changes the same files
+PATIENCE_SECONDS = 60.0  # wait for another program that changes the same files
 
 
 @dataclass(frozen=True)
 class Account:
     """A user with a home and a private group, who is in the group `shared` too.
 
-    `python`, the project's `code` and the installed `packages` are where they can read them.
+    `python`, the project's `code` and the installed `packages` are in places that they can read.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Account:
 
     @property
     def number(self) -> int:
-        """The user's number."""
+        """The user's uid."""
         return pwd.getpwnam(self.name).pw_uid
 
     def environment(self) -> dict[str, str]:
@@ -52,7 +52,7 @@ class Account:
         }
 
     def identity(self) -> dict[str, Any]:
-        """The arguments of `subprocess.Popen` that make a process theirs, with a umask of 022."""
+        """The arguments of `subprocess.Popen` that start a process as this user, with a umask of 022."""
         group = pwd.getpwnam(self.name).pw_gid
         return {"user": self.name, "group": group, "extra_groups": [self.shared], "umask": 0o022}
 
@@ -64,7 +64,7 @@ def two_accounts() -> Iterator[tuple[Account, Account, Path]]:
     names, shared = (f"ada{mark}", f"bob{mark}"), f"lab{mark}"
     base = Path(
         tempfile.mkdtemp(prefix="cppo-accounts-", dir="/tmp")
-    )  # pytest's folders are its user's alone
+    )  # pytest's folders are private to its user
     base.chmod(0o755)
     try:
         _administer("groupadd", shared)
@@ -86,7 +86,7 @@ def two_accounts() -> Iterator[tuple[Account, Account, Path]]:
 
 
 def _administer(*command: str) -> None:
-    """One of the commands that change /etc/passwd, of which one at a time does."""
+    """Run a command that changes /etc/passwd, one at a time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -98,9 +98,9 @@ def _administer(*command: str) -> None:
 
 
 def _places(base: Path) -> tuple[Path, Path, Path]:
-    """This Python, the project's code and the installed packages, where any user can read them.
+    """Paths of this Python, the project's code and the installed packages that any user can read.
 
-    What lies below a folder that is its owner's alone (root's home) gets a second name, by hard links.
+    Files below a private folder (root's home) get a second path, by hard links.
     """
     prefix, packages, code = Path(sys.base_prefix), Path(sysconfig.get_path("purelib")), ROOT
     if not _is_open(prefix):
@@ -116,7 +116,7 @@ def _places(base: Path) -> tuple[Path, Path, Path]:
 
 
 def _linked(source: Path, target: Path) -> Path:
-    """A tree's second name; a copy where the file system has no links."""
+    """A second path of a tree by hard links; a copy if the file system has none."""
     command = ["cp", "--archive", str(source), str(target)]
     if subprocess.run([*command, "--link"], check=False, capture_output=True).returncode:
         shutil.rmtree(target, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A development cluster in its folder: ask it, disturb it, stop it. `starting` starts it."""
+"""A development cluster in its folder: query, disturb and stop it. `starting` starts it."""
 
 import contextlib
 import fcntl
@@ -20,10 +20,10 @@ from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-# s that a daemon has to come up, to answer, or to end by itself. It bounds what a fault costs; on a machine that is
-# not at fault, however busy, nothing takes as long.
+# Seconds for a daemon to start, to answer, or to end. Only a failure should ever take that long, however busy the
+# machine is.
 PATIENCE = 600.0
-# States of nodes that take jobs, or have as many as they can.
+# States of nodes that accept jobs, or are full.
 READY = ("idle", "mixed", "allocated")
 
 
@@ -33,9 +33,9 @@ def default_folder(name: str) -> Path:
 
 
 class Cluster:
-    """The development cluster in one folder. What there is to know is there and in /proc, so any process can drive it.
+    """The development cluster in one folder. Its state is in that folder and in /proc, so any process can control it.
 
-    Whatever fails raises `ClusterError`.
+    All failures raise `ClusterError`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,12 +43,12 @@ class Cluster:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf: what SLURM_CONF has to name."""
+        """The path of slurm.conf, for SLURM_CONF."""
         return self.folder / "slurm.conf"
 
     @property
     def log(self) -> Path:
-        """The folder of the daemons' logs; it stays when the cluster has stopped, until the next start."""
+        """The folder of the daemons' logs; kept after a stop until the next start."""
         return self.folder / "log"
 
     def settings(self) -> Settings:
@@ -79,7 +79,7 @@ class Cluster:
     # -- commands
 
     def inside(self, command: Sequence[str]) -> list[str]:
-        """`command` as it has to be run to reach the cluster, which may have a network of its own."""
+        """`command` wrapped to run in the cluster's network, which may be a private one."""
         if not self.settings().private_network:
             return list(command)
         holder = daemons.of_cluster(self.folder).get("munged")
@@ -94,7 +94,7 @@ class Cluster:
         return {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
 
     def run(self, *command: str, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-        """Runs a command against this cluster, waits for it at most so long, and returns what it did."""
+        """Runs a command against this cluster, for at most `seconds`, and returns its result."""
         try:
             return subprocess.run(
                 self.inside(command),
@@ -117,15 +117,15 @@ class Cluster:
         return done.stdout
 
     def problem(self, *command: str) -> str:
-        """Empty if a command succeeds, else the last line of what it complained about."""
+        """The last line of a command's error output; empty if it succeeds."""
         done = self.run(*command)
         lines = (done.stderr or done.stdout or f"status {done.returncode}").strip().splitlines()
         return lines[-1] if done.returncode else ""
 
     def wait(self, what: str, problem: Callable[[], str]) -> None:
-        """Waits until `problem()` is empty, and looks often at first.
+        """Polls `problem()` until it returns an empty text, more often at first.
 
-        What it raises is a reason to wait as well: a daemon is not known by its environment at the moment of its exec.
+        An exception also means to wait: a daemon cannot be found by its environment at the moment of its exec.
         """
         began = time.monotonic()
         while reason := _complaint(problem):
@@ -164,7 +164,7 @@ class Cluster:
         self.wait("slurmctld", lambda: self.problem("scontrol", "show", "config"))
 
     def end(self, *names: str, patience: float = PATIENCE) -> None:
-        """Ends daemons (or `jobs-<node>`) by name or pattern; those that don't run are passed over."""
+        """Ends daemons (or `jobs-<node>`) by name or pattern; those that do not run are skipped."""
 
         def find() -> list[daemons.Process]:
             found = daemons.of_cluster(self.folder).items()
@@ -178,12 +178,12 @@ class Cluster:
         daemons.end(find, patience)
 
     def end_jobs(self) -> None:
-        """Cancels all jobs and waits until they are gone. Those that ignore SIGTERM do not get KillWait to do so."""
+        """Cancels all jobs and waits until they are gone. Those that ignore SIGTERM are killed without KillWait."""
 
         def left() -> str:
             for name, group in daemons.of_cluster(self.folder).items():
                 for process in group:
-                    # Not Slurm's own: it reports to the controller that the job has ended.
+                    # Spare Slurm's step daemon, which reports the end of the job to the controller.
                     if name.startswith("jobs-") and process.command() not in ("", "slurmstepd"):
                         process.send(signal.SIGKILL)
             return self.call("squeue", "--noheader", "--all")
@@ -193,7 +193,7 @@ class Cluster:
             self.wait("an empty queue", left)
 
     def restart_controller(self) -> None:
-        """Stops slurmctld and starts it again. Jobs go on meanwhile, and it takes them up from its state folder."""
+        """Stops slurmctld and starts it again. Jobs continue meanwhile, and it recovers them from its state folder."""
         self.end("slurmctld")
         self.start_controller()
 
@@ -212,14 +212,14 @@ class Cluster:
             self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=failed on purpose")
 
     def resume_node(self, node: str) -> None:
-        """Restarts a failed node and waits until it accepts jobs. One that is only drained is taken back too."""
+        """Restarts a failed node and waits until it accepts jobs. A drained node is resumed."""
         self._check_node(node)
         if f"slurmd-{node}" in self.running():
             self.run("scontrol", "update", f"NodeName={node}", "State=RESUME")
         else:
             began = datetime.now().replace(microsecond=0).isoformat()
             self.start_node(node)
-            # Until it has registered, slurmctld may still take the dead one for alive.
+            # Until it has registered, slurmctld may believe that the old slurmd is still alive.
             self.wait(node, lambda: "" if self._started(node) >= began else "it has not registered")
         self.wait_for_nodes([node])
 

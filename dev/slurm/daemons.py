@@ -1,7 +1,7 @@
-"""Processes that outlive the command that started them: how they are started, found again and ended.
+"""Starts, finds and ends processes that outlive the command that started them.
 
-Nothing is remembered in files: each daemon carries the cluster and its own name in its environment, which /proc shows.
-So there is nothing that goes stale when a machine is rebooted, a number used again or a folder removed.
+No state is kept in files: each daemon has the cluster and its own name in its environment, which /proc shows. So
+nothing can become stale when a machine is rebooted, a pid reused or a folder removed.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ SESSION = "CPPO_TEST_SESSION"  # of the tests that started it, which end what ca
 
 @dataclass(frozen=True)
 class Process:
-    """A process that can't be mistaken for a later one with the same number.
+    """A process, identified by pid and start time, so that it is not mistaken for a later one with the same pid.
 
-    `started` is its start, in clock ticks since boot; `parent` the process that it belonged to when it was found.
+    `started` is its start, in clock ticks since boot; `parent` the pid of its parent when it was found.
     """
 
     pid: int
@@ -31,7 +31,7 @@ class Process:
     parent: int
 
     def alive(self) -> bool:
-        """Whether it still runs. One that has ended and that nobody waits for (a zombie) does not."""
+        """Whether it still runs. A zombie does not count."""
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
         now = look_up(self.pid)
@@ -71,7 +71,7 @@ class Process:
 
 
 def look_up(pid: int) -> Process | None:
-    """The running process of this number (proc(5), /proc/pid/stat)."""
+    """The running process with this pid (proc(5), /proc/pid/stat)."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -81,7 +81,7 @@ def look_up(pid: int) -> Process | None:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Starts a daemon in a session of its own. The command must stay in the foreground; its output goes to `log`."""
+    """Starts a daemon in a new session. The command must stay in the foreground; its output goes to `log`."""
     program = shutil.which(command[0], path=env["PATH"])
     if program is None:
         raise FileNotFoundError(command[0])
@@ -102,8 +102,8 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
 def end(find: Callable[[], Iterable[Process]], patience: float) -> None:
     """Ends the processes that `find` sees: SIGTERM, and SIGKILL for those that are left after `patience` seconds.
 
-    With a patience of 0 all end as one, as at a power cut: none of them sees another one die, and says so to anybody.
-    `find` is asked more than once, because any of them may be starting another one.
+    With a patience of 0 all end at the same time, as in a power cut, so that none can react to the death of another.
+    `find` is called repeatedly, since any of them may be starting another one.
     """
     told: list[Process] = []
     deadline = time.monotonic() + patience
@@ -114,7 +114,7 @@ def end(find: Callable[[], Iterable[Process]], patience: float) -> None:
             for process in told:
                 process.send(signal.SIGTERM)
         time.sleep(0.05)
-    # What is stopped starts nothing more: once a look finds nobody new, these are all.
+    # Stopped processes start no others: when a search finds no new ones, these are all.
     stopped: list[Process] = []
     while new := [one for one in (*told, *find()) if one not in stopped and one.alive()]:
         for process in new:
@@ -122,7 +122,7 @@ def end(find: Callable[[], Iterable[Process]], patience: float) -> None:
         stopped += new
     for process in stopped:
         process.send(signal.SIGKILL)
-    deadline = time.monotonic() + 60  # of the kernel: a process may sit in a write to a busy disk
+    deadline = time.monotonic() + 60  # the kernel may need time: a process may be in a write to a busy disk
     while any(process.alive() for process in stopped) and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -137,8 +137,8 @@ def of_cluster(folder: Path) -> dict[str, list[Process]]:
     """The processes of the cluster in `folder`, by the daemon's name; those of jobs as `jobs-` and the node's name.
 
     Slurm's step daemons overwrite their environment, but keep the log of their node's slurmd open; until they have
-    opened it, they have slurmd's environment. What they start is known by descent or, if it has left its family, by
-    the environment that Slurm gave it. This process and its ancestors are left out.
+    opened it, they have slurmd's environment. Their children are found by descent or, if they have been reparented,
+    by the environment that Slurm set. This process and its ancestors are left out.
     """
     processes = {process.pid: process for process in everything()}
     names = {pid: name for pid, process in processes.items() if (name := _name(process, folder))}
@@ -161,7 +161,7 @@ def _line(pid: int, processes: Mapping[int, Process]) -> list[int]:
 
 
 def _name(process: Process, folder: Path) -> str | None:
-    """Which daemon or which node's job a process is, by itself alone."""
+    """The daemon, or the node's job, that a process is, from the process itself."""
     steps = process.command() == "slurmstepd"
     if steps:
         logs = [path for path in process.open_files() if path.parent == folder / "log"]

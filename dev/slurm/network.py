@@ -1,4 +1,4 @@
-"""Where the cluster's daemons may listen: on loopback, in the machine's network or in a network of their own."""
+"""The addresses of the cluster's daemons: on loopback, in the machine's network or in a private one."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ def name_and_address(private: bool) -> tuple[str, str]:
     Slurm's daemons listen at the address of the host's name, whatever slurm.conf says.
 
     Raises:
-        ClusterError: The name has another address: then they could be reached from outside.
+        ClusterError: The name has another address, at which they could be reached from outside.
     """
     if private:
         return "localhost", "127.0.0.1"
@@ -51,8 +51,8 @@ def name_and_address(private: bool) -> tuple[str, str]:
 def reserved_ports(address: str, count: int, folder: Path) -> Iterator[int]:
     """The first of `count` ports in a row that are free at `address`. Each folder starts looking somewhere else.
 
-    Until the end of the context nobody else who looks for ports here is given one of them, but Slurm's daemons may
-    listen there: they allow their addresses to be used twice (SO_REUSEADDR).
+    Until the end of the context no other caller gets one of them, but Slurm's daemons can listen there, since they set
+    SO_REUSEADDR.
     """
     first = FIRST_PORT + zlib.crc32(os.fsencode(folder)) % 10_000
     while first + count < LAST_PORT:
@@ -73,5 +73,5 @@ def _reserve(holder: socket.socket, address: str, port: int) -> bool:
         holder.bind((address, port))
     except OSError:
         return False
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on: the daemon may share it
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on the daemon may bind it, too
     return True

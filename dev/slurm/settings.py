@@ -1,17 +1,17 @@
-"""What a development cluster looks like: its size, its partitions, and the files that Slurm's daemons read."""
+"""The settings of a development cluster: its size, its partitions, and the files that Slurm's daemons read."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Slurm's own names for what tests want to see soon. The values of a production cluster are minutes.
+# Slurm parameters that tests need to be short. On a production cluster they are minutes.
 TIMERS = {
     "KillWait": "15",  # s from SIGTERM to SIGKILL, at a cancellation and at the time limit
-    "SlurmdTimeout": "30",  # s until a node that does not answer is down and its jobs are requeued
+    "SlurmdTimeout": "30",  # s until an unresponsive node is down and its jobs are requeued
     "SlurmctldTimeout": "30",
     "MinJobAge": "300",  # s that squeue remembers a job that has ended
     "InactiveLimit": "0",
 }
-# Partition -> what distinguishes it. A job in `high` pushes out jobs of the two low ones.
+# Partition -> its parameters. Jobs in `high` preempt those in the two low partitions.
 PARTITIONS = {
     "debug": "Default=YES PriorityTier=1 PreemptMode=OFF",
     "high": "PriorityTier=10 PreemptMode=OFF",
@@ -24,9 +24,9 @@ PARTITIONS = {
 class Settings:
     """A cluster's size and kind.
 
-    `extra` replaces or adds lines of slurm.conf, by Slurm's own names. `memory` is in MB per node; it is what Slurm
-    believes, and may exceed what the machine has, as may CPUs. `grace` is the seconds that a job in `low_grace` has
-    between Slurm's warning and the end of its machine.
+    `extra` replaces or adds lines of slurm.conf, by Slurm's own names. `memory` is in MB per node, as configured in
+    Slurm; it may exceed the machine's memory, as may CPUs. `grace` is the number of seconds between Slurm's warning and
+    the preemption of a job in `low_grace`.
     """
 
     nodes: int = 4
@@ -54,7 +54,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cluster lives: its state folder, its host's name and loopback address, and its first TCP port."""
+    """The location of a cluster: its state folder, host name and loopback address, and first TCP port."""
 
     folder: Path
     host: str
@@ -64,7 +64,7 @@ class Place:
 
     @property
     def conf(self) -> Path:
-        """slurm.conf: what SLURM_CONF has to name."""
+        """The path of slurm.conf, for SLURM_CONF."""
         return self.folder / "slurm.conf"
 
     @property
@@ -79,7 +79,7 @@ class Place:
 
 
 def files(settings: Settings, place: Place) -> dict[str, str]:
-    """What goes into the state folder: name of the file -> text."""
+    """The files of the state folder: name -> text."""
     texts = {
         "slurm.conf": slurm_conf(settings, place),
         "gres.conf": gres_conf(settings, place),
@@ -122,7 +122,7 @@ def slurm_conf(settings: Settings, place: Place) -> str:
         "SchedulerParameters": "sched_min_interval=100000,bf_interval=5,batch_sched_delay=0,sched_interval=5",
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
-        # A job that asked for a signal before its end gets it as a warning, where its partition grants a grace time.
+        # If its partition has a grace time, a preempted job gets its requested signal as a warning.
         "SlurmctldParameters": "preempt_send_user_signal",
         "GresTypes": "gpu",
         "MaxArraySize": "10001",
@@ -163,7 +163,7 @@ def _accounting(settings: Settings, place: Place) -> dict[str, str]:
 
 
 def slurmdbd_conf(place: Place) -> str:
-    """The text of slurmdbd.conf. MariaDB knows root by the socket, so there is no password."""
+    """The text of slurmdbd.conf. MariaDB authenticates root by the socket, without a password."""
     values = {
         "AuthType": "auth/munge",
         "AuthInfo": f"socket={place.munge_socket}",

@@ -1,4 +1,4 @@
-"""How a development cluster starts: files first, then munged, the accounting, slurmctld, and a slurmd for each node."""
+"""Starts a development cluster: writes its files, then starts munged, accounting, slurmctld and a slurmd per node."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ def missing(accounting: bool = True, private_network: bool = False) -> list[str]
 def start(cluster: Cluster, settings: Settings) -> bool:
     """Starts a cluster without jobs and waits until all its nodes are idle. Returns whether there was anything to do.
 
-    What an earlier one has left in the folder, killed or not, is ended and removed first.
+    Processes and files of an earlier cluster in the folder are ended and removed first.
 
     Raises:
         ClusterError: It can't be started here, one of another kind runs, or a daemon does not come up.
@@ -72,7 +72,8 @@ def _start(cluster: Cluster, settings: Settings) -> None:
             host=host,
             address=address,
             port=port,
-            # A new cluster's jobs are not to be taken for an earlier one's, so their numbers go up with the time.
+            # Job ids start at a number that grows with time, so that jobs are not mistaken for those of an earlier
+            # cluster.
             first_job=int(time.time()) // 10 % 50_000_000 + 1,
         )
         _write(cluster.folder, settings, place)
@@ -121,7 +122,7 @@ def _start_munge(cluster: Cluster, settings: Settings) -> None:
         "seed-file": folder / "seed",
     }
     command = ["munged", "--foreground", *(f"--{option}={path}" for option, path in options.items())]
-    # munged comes first and leaves last, so a private network lives as long as it does.
+    # munged starts first and ends last, so that a private network lives as long as it does.
     cluster.spawn("munged", network.create_private(command) if settings.private_network else command)
     cluster.wait("munged", lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
 
@@ -130,14 +131,14 @@ def _start_accounting(cluster: Cluster, place: Place) -> None:
     folder, socket = cluster.folder / "db", place.database_socket
     shutil.chown(folder, "mysql")
     common = ["--no-defaults", "--user=mysql", f"--datadir={folder}/data", "--innodb-log-file-size=8M"]
-    # MariaDB knows root by the socket, so there is no password.
+    # MariaDB authenticates root by the socket, without a password.
     cluster.call("mariadb-install-db", *common, "--auth-root-authentication-method=socket", "--skip-test-db",
                  "--auth-root-socket-user=root")  # fmt: skip
     cluster.spawn("mariadbd", ["mariadbd", *common, "--skip-networking", f"--socket={socket}",
                                f"--pid-file={folder}/pid", "--innodb-buffer-pool-size=64M",
                                "--innodb-lock-wait-timeout=900"])  # fmt: skip
     cluster.wait("mariadbd", lambda: "" if socket.exists() else "no socket")
-    # `localhost` means the socket to MariaDB's library, and this variable which one.
+    # For `localhost` MariaDB's library uses the socket that this variable names.
     cluster.spawn("slurmdbd", cluster.inside(["slurmdbd", "-D"]), MYSQL_UNIX_PORT=str(socket))
     cluster.wait("slurmdbd", lambda: cluster.problem("sacctmgr", "-n", "list", "cluster"))
     cluster.call("sacctmgr", "-i", "add", "cluster", "cppo")

@@ -188,7 +188,7 @@ def test_runs_together_have_the_numbers_that_they_have_alone(
 
 
 def test_runs_of_two_kinds_are_not_trained_together() -> None:
-    with pytest.raises(ValueError, match="differ in nothing but the seed"):
+    with pytest.raises(ValueError, match="must differ only in the seed"):
         train_together([exact_run(), exact_run(rule=DPPO)])
 
 

@@ -134,7 +134,7 @@ def test_an_audit_that_skips_is_no_success(packages: list[object], status: int, 
         json.dumps({"dependencies": packages, "fixes": []}), "No known vulnerabilities"
     )
     assert (found, lines[-1][: len(last)]) == (status, last)
-    assert ("b 2: CVE-1, mended in 2.1" in lines) == (FLAWED in packages)
+    assert ("b 2: CVE-1, fixed in 2.1" in lines) == (FLAWED in packages)
 
 
 @pytest.mark.parametrize(("output", "errors"), [("", "Traceback\nConnectionError: no route"), ("[]", "")])

@@ -49,7 +49,7 @@ RUNS = [
         {"runs/slurm.db": "junk" * 100},
     ),
     Case(
-        ["logs", ID], f"run {ID}: nothing is written of what it printed", make=_folders(f"runs/{ID}/attempts")
+        ["logs", ID], f"run {ID}: it has no output and no training step", make=_folders(f"runs/{ID}/attempts")
     ),
     Case(
         ["logs", ID, "-f", "--all"],

@@ -48,8 +48,8 @@ CASES = [
     _case(
         "validation_curves.csv", _first_value(b"abc"), "ValueError: could not convert string to float: 'abc'"
     ),
-    _case("validation_curves.csv", _first_value(b"nan"), "ValueError: nan is no score"),
-    _case("validation_curves.csv", _first_value(b"1e400"), "ValueError: 1e400 is no score"),
+    _case("validation_curves.csv", _first_value(b"nan"), "ValueError: nan is not a score"),
+    _case("validation_curves.csv", _first_value(b"1e400"), "ValueError: 1e400 is not a score"),
     _case("validation_curves.csv", _first_value(b""), "ValueError: could not convert string to float: ''"),
     _case("validation_curves.csv", lambda data: b"", "IndexError: "),
     _case("training_diagnostics.csv.gz", lambda data: data[: len(data) // 2], "EOFError: "),
@@ -60,7 +60,7 @@ CASES = [
         _packed(lambda data: data.replace(b"reward", b"gain", 1)),
         "KeyError: 'gain'",
     ),
-    _case("warmup_diagnostics.csv", _first_value(b"-inf"), "ValueError: -inf is no score"),
+    _case("warmup_diagnostics.csv", _first_value(b"-inf"), "ValueError: -inf is not a score"),
     _case("ablation_curves.csv", lambda data: data.replace(b"variant", b"name", 1), "KeyError: 'variant'"),
     _case(
         "ablation_curves.csv",

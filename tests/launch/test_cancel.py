@@ -42,7 +42,7 @@ def test_a_queued_run_is_not_started_and_a_running_one_ends_in_order(
     assert "will not be started\n1 of 2 runs cancelled" in capsys.readouterr().out
     assert sorted(state for state, _ in states(capsys, *TWO).values()) == ["missing", "running"]
     assert main(["cancel", "--run", running[:6]]) == 0
-    assert "ended, and can go on with the next launch" in capsys.readouterr().out
+    assert "ended; the next launch resumes it" in capsys.readouterr().out
     output, _ = launcher.communicate()
     assert launcher.returncode == 1, output
     assert "cancelled  [2/2]" in output

@@ -121,7 +121,7 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
     old = client.get_run(old_id)
     assert old.info.status == "KILLED"
     assert old.data.tags[schema.TAG_STATUS] == schema.PARTIAL
-    assert "there was no checkpoint to continue from" in old.data.tags[schema.TAG_REASON]
+    assert "there was no checkpoint to resume from" in old.data.tags[schema.TAG_REASON]
     assert [point.step for point in client.get_metric_history(old_id, REWARD)] == [
         0,
         1,
@@ -337,7 +337,7 @@ def test_a_record_with_a_strange_name_is_refused(folder: Path, tiny_spec: RunSpe
     recorder = Recorder(tiny_spec, {}, folder)
     path = recorder.spool.path
     path.write_text(path.read_text().replace(recorder.record, "x' OR 'a' = 'a"))
-    with pytest.raises(UserError, match="which no program of ours has written"):
+    with pytest.raises(UserError, match="which this program did not write"):
         send([folder], tracking_uri())
 
 

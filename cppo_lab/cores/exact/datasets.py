@@ -1,4 +1,4 @@
-"""The process as datasets: the starts that a run draws, and those of each benchmark."""
+"""The exact core's datasets: the starts that a run draws, and those of each benchmark."""
 
 import json
 

@@ -1,6 +1,6 @@
 """One run: its parameters, its optimiser, its random streams, and its updates on a rollout batch.
 
-Sampling and exact evaluation are left to the trainer, which does both for many runs together.
+The trainer does sampling and exact evaluation, for many runs together.
 """
 
 from collections import deque
@@ -75,7 +75,7 @@ class Learner:
 
     @torch.no_grad()
     def log_rollout_policy(self) -> Tensor:
-        """log mu [K, S, V] of the rollout batch that begins: stale, rounded and disturbed as the config says."""
+        """log mu [K, S, V] of the next rollout batch: stale, rounded and disturbed as the config says."""
         spec = self.spec
         self.past.append(self.parameters.detach().clone())
         parameters = self.past[0]
@@ -191,7 +191,7 @@ class Learner:
         return norm
 
     def state(self) -> dict[str, Any]:
-        """All that decides the further numbers of this run."""
+        """The state that determines the rest of this run."""
         return {
             "parameters": self.parameters.detach(),
             "optimizer": self.optimizer.state_dict(),
@@ -201,7 +201,7 @@ class Learner:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, which has this learner's form."""
+        """Continue from `state`, which has the structure of this learner's state."""
         with torch.no_grad():
             self.parameters.copy_(state["parameters"])
         self.optimizer.load_state_dict(state["optimizer"])

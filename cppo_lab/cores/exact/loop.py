@@ -1,4 +1,4 @@
-"""Runs of the exact core: one alone, or several that differ in nothing but the seed."""
+"""Runs of the exact core: one alone, or several that differ only in the seed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,8 @@ from cppo_lab.schema import Outcome
 from cppo_lab.signals import Interrupted, find_interruption
 from cppo_lab.spec import ExactRun
 
-CHECKPOINT_SECONDS = (
-    10.0  # of training together: a run's share of it is less than writing the file at each validation
-)
+# Of joint training. Writing a checkpoint at each validation would take longer than a run's share of training.
+CHECKPOINT_SECONDS = 10.0
 
 
 def train(spec: ExactRun, sink: MetricSink, resources: Resources) -> Outcome:
@@ -33,7 +32,7 @@ def train(spec: ExactRun, sink: MetricSink, resources: Resources) -> Outcome:
 
 @dataclass
 class _Member:
-    """A run among others: its place in the order in which they were given."""
+    """One of the runs, with its index in the given order."""
 
     place: int
     trainer: ExactTrainer
@@ -41,10 +40,10 @@ class _Member:
 
 
 def train_together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
-    """Train runs that differ in nothing but the seed, each with its numbers alone, see `cores.base.Together`.
+    """Train runs that differ only in the seed, each with the same numbers as alone, see `cores.base.Together`.
 
-    Runs that continue from checkpoints of different steps wait for the one that is furthest behind.
-    Raises ValueError for runs that differ in more.
+    Runs that resume from checkpoints of different steps wait for the one that is furthest behind.
+    Raises ValueError for runs that differ otherwise.
     """
     require_alike([one.spec for one in runs])
     torch.set_num_threads(max(one.resources.threads for one in runs))
@@ -61,22 +60,22 @@ def train_together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
 
 
 class _Going:
-    """The runs that have not ended. What one of them raises ends that one alone."""
+    """The runs that have not ended. An exception of one of them ends only that run."""
 
     def __init__(self, ended: Ended) -> None:
         self.members: list[_Member] = []
         self._ended = ended
 
     def attempt(self, place: int, action: Callable[[], None]) -> bool:
-        """Do something for the run at `place`; False if that ended it by an error, or because it was cancelled."""
+        """Call `action` for the run at `place`; False if it ended by an error or was cancelled."""
         try:
             action()
         except Interrupted as error:
-            if error.number is not None:  # a signal is for all of them
+            if error.number is not None:  # a signal ends all of them
                 raise
             self._end(place, error)
-        except Exception as error:  # noqa: BLE001 - the others go on; who called records it
-            if (asked := find_interruption(error)) is not None:  # `torch.save` was cut off by a signal
+        except Exception as error:  # noqa: BLE001 - the others continue; the caller records it
+            if (asked := find_interruption(error)) is not None:  # a signal interrupted `torch.save`
                 raise asked from None
             self._end(place, error)
         else:
@@ -84,7 +83,7 @@ class _Going:
         return False
 
     def of(self, member: _Member, action: Callable[[], None]) -> None:
-        """The same for a run that has begun, and its end where it is over."""
+        """The same for a run that has begun; ends it if it is over."""
         if self.attempt(member.place, action) and member.course.over:
             self.attempt(member.place, lambda: self._end(member.place, member.course.end()))
 

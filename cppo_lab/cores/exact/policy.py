@@ -1,4 +1,4 @@
-"""The policy: four tables of logits that share what they learn, and where training starts.
+"""The policy, a sum of four tables of logits that are shared between states, and its initial parameters.
 
     logits(k, (m, v, e))[y] = pair[v, y] + mode[m, v, y] + slips[e, y] + stretch[k, y]
 
@@ -20,7 +20,7 @@ FREEDOM = 3  # degrees of freedom of the Student-t noise: heavy tails, and still
 
 @dataclass(frozen=True)
 class PolicyTables:
-    """How a flat vector of parameters is cut into the four tables."""
+    """How a flat vector of parameters is split into the four tables."""
 
     process: Process
 
@@ -48,7 +48,7 @@ class PolicyTables:
 
 
 def starting_parameters(process: Process, model: TableModel, generator: torch.Generator) -> Tensor:
-    """[P] of the start that `model` describes, but for the normal noise that `generator` adds to every parameter.
+    """[P] the initial parameters that `model` describes, plus normal noise from `generator`.
 
     In each mode every position makes a slip with the probability that gives the mode's slips per response; right
     tokens are equally likely, and so are wrong ones. Inside the fork's window the branch token has the probability
@@ -69,7 +69,7 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
     if width:
         hazard = 1 - (1 - model.fork) ** (1 / width)
         within = torch.from_numpy(process.stretch[process.forks]).unique()
-        # The tokens before differ a little in their normalisers: the hazard is exact for their mean.
+        # The normalisers of previous tokens differ a little: the hazard is exact for their mean.
         scale = mode[0, 0, :, 0].logsumexp(1).mean()
         stretch[within, 0, 0, 0, BRANCH] = scale + math.log(hazard / (1 - hazard))
     noise = torch.randn(tables.size, generator=generator, dtype=torch.float64)

@@ -1,14 +1,14 @@
-"""The process: its states, its transitions, sampling from it, and its expectations by dynamic programming.
+"""The Markov process: states, transitions, sampling, and expectations by dynamic programming.
 
 A state is (mode, previous token, slips so far). Ordinary symbols are odd or even; symbol 0, the branch token, is even.
 In the first mode the right token has another parity than the one before it, in the second mode the same. Inside the
 fork's eighth of the response the branch token is right and changes the mode; elsewhere it is a slip. A response is
 rewarded with 1 if it makes at most `allowed_slips` slips, else with 0.
 
-A policy depends on the position through K stretches of equal length, so it is a table [K, S, V]. Leading R: runs that
-are sampled or evaluated together; none of them sees another, and each gets the numbers that it would get alone.
-Shapes: T = positions, S = states, V = symbols. float64, NumPy: a step of the recursion is a few short operations,
-which cost less there than in torch.
+A policy depends on the position through K stretches of equal length, so it is a table [K, S, V]. A leading R
+counts runs that are sampled or evaluated together; they are independent, and each gets the same numbers as alone.
+Shapes: T = positions, S = states, V = symbols. float64 in NumPy: a step of the recursion is a few short
+operations, which are faster there than in torch.
 """
 
 import math
@@ -38,7 +38,7 @@ class Process:
 
     @property
     def slip_levels(self) -> int:
-        """0..allowed_slips, and one more for all that is too many."""
+        """The number of slip levels: 0..allowed_slips, and one more for too many."""
         return self.allowed_slips + 2
 
     @property
@@ -67,7 +67,7 @@ class Process:
         return np.arange(1, self.vocabulary) * self.slip_levels
 
     def right(self, forks: bool) -> NDArray[np.bool_]:
-        """[2, V, V] whether a token (last) is right in a mode behind a token; `forks`: inside the fork's window."""
+        """[2, V, V] whether a token (last) is right in a mode after a token; `forks`: inside the fork's window."""
         parity = np.arange(self.vocabulary) % 2
         same = parity[:, None] == parity[None, :]
         right = np.stack([~same, same])
@@ -76,7 +76,7 @@ class Process:
 
     @cached_property
     def successors(self) -> tuple[Indices, Indices]:
-        """[S * V] the state behind each (state, token): outside the fork's window, and inside it."""
+        """[S * V] the state after each (state, token): outside the fork's window, and inside it."""
         outside, inside = (self._successors(forks) for forks in (False, True))
         return outside, inside
 
@@ -133,7 +133,7 @@ def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) ->
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """A rollout policy mu and a policy pi, exactly. Expectations are over responses of mu from a uniform start.
+    """Exact comparison of a rollout policy mu with a policy pi; expectations over responses of mu from a uniform start.
 
         J(pi) - J(mu) = L' - Delta,   L' = E_mu[R sum_t (rho_t - 1)] = sum_t E_mu[sum_a (pi - mu)(a) Q_mu(s_t, a)]
         Delta = sum_t E_mu[sum_a (pi - mu)(a) (Q_mu - Q_pi)(s_t, a)]

@@ -1,7 +1,7 @@
-"""Training with the truth known: every step says what the surrogate promised and what the update brought.
+"""Training with exact evaluation: every step reports the surrogate's prediction and the true improvement.
 
 Runs that share process, batch and schedule are trained together: sampling and exact evaluation take one pass over the
-positions for all of them. Each run draws from streams of its own and gets the numbers that it gets alone.
+positions for all of them. Each run has its own random streams and gets the same numbers as alone.
 """
 
 import time
@@ -53,19 +53,19 @@ class ExactTrainer:
         return validate_together([self.learner])[0]
 
     def answers(self) -> None:
-        """Nothing: what it samples is no text, and its returns are exact."""
+        """None: samples are not text, and returns are exact."""
 
     def weights(self) -> dict[str, Tensor]:
-        """None: the models of this core are not exported."""
+        """Empty: the models of this core are not exported."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """All that decides the further numbers of this run."""
+        """The state that determines the rest of this run."""
         return {"steps": self.steps, **self.learner.state()}
 
     @property
     def tags(self) -> dict[str, str]:
-        """None: there is no warm start."""
+        """Empty: there is no warm start."""
         return {}
 
     def load_state(self, state: dict[str, Any], step: int) -> None:
@@ -80,7 +80,7 @@ class ExactTrainer:
 
 
 def _fits(state: object, trainer: ExactTrainer) -> bool:
-    """Whether `state` has the parts of `trainer`'s, each in its form."""
+    """Whether `state` has the structure of `trainer`'s state."""
     own = trainer.state()
     if not isinstance(state, dict) or state.keys() != own.keys():
         return False
@@ -105,10 +105,10 @@ def _fits(state: object, trainer: ExactTrainer) -> bool:
 
 
 def train_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int, Metrics]]]]:
-    """Train runs that differ in nothing but the seed; for each of them why it ended early ("" if it did not), and its
-    rows of (step, metrics), step 0 being the validation before training.
+    """Train runs that differ only in the seed. Returns for each why it ended early ("" if it did not), and its rows of
+    (step, metrics), where step 0 is the validation before training.
 
-    For studies without folders; launchers use `loop.train_together`. Raises ValueError for runs that differ in more.
+    For studies without folders; launchers use `loop.train_together`. Raises ValueError for runs that differ otherwise.
     """
     require_alike(specs)
     spec = specs[0]
@@ -141,7 +141,7 @@ def train_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[int,
 def require_alike(specs: Sequence[ExactRun]) -> None:
     """Raises ValueError for runs that cannot be trained together."""
     if len({canonical(spec.model_copy(update={"seed": 0})) for spec in specs}) != 1:
-        raise ValueError("runs that are trained together must differ in nothing but the seed")
+        raise ValueError("runs that are trained together must differ only in the seed")
 
 
 def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exception]:
@@ -165,7 +165,7 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
         try:
             rollout, share = learner.rollout(log_mu[i], tokens, places, rewards)
             metrics = learner.update(rollout, watched)
-        except Exception as error:  # noqa: BLE001 - the runs beside it go on
+        except Exception as error:  # noqa: BLE001 - the other runs continue
             found.append(error)
             continue
         found.append(metrics | _rollout_metrics(log_mu[i], rollout, rewards, share))
@@ -178,7 +178,7 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     ended = time.perf_counter()
     tokens_each = float(responses.tokens[0].size)
     runs = len(learners)
-    seconds = {  # a run's share: the costs of runs are added up
+    seconds = {  # a run's share, since the costs of runs are added up
         "perf/step_seconds": (updated - started) / runs,
         "perf/rollout_seconds": (sampled - started) / runs,
         "perf/update_seconds": (updated - sampled) / runs,
@@ -247,5 +247,5 @@ def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Any:
-    """[R, ...] as NumPy sees it."""
+    """[R, ...] stacked, as a NumPy array."""
     return torch.stack(list(tensors)).numpy()

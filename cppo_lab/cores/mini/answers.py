@@ -1,4 +1,4 @@
-"""What the embedded trainer keeps of its answers: outcomes and texts of a validation, texts and tokens of a batch.
+"""The responses that the embedded trainer keeps: outcomes and texts of a validation, texts and tokens of a batch.
 
 Nothing here draws from a generator or changes a number of the run.
 """
@@ -51,7 +51,7 @@ class MiniAnswerRecorder:
         return found
 
     def validation(self, step: int, problems: Problems, rollout: Rollout, rewards: Tensor) -> None:
-        """The answers of a validation: all `problems`, `samples` answers to each in a row, their rewards [N]."""
+        """Add the responses of a validation: `samples` consecutive ones for each of `problems`, with rewards [N]."""
         k = self.spec.validation.samples
         right, ends = rewards.view(-1, k) == 1, self._ended(rollout).view(-1, k)
         lengths = rollout.lengths.view(-1, k)
@@ -92,7 +92,7 @@ class MiniAnswerRecorder:
         advantages: Tensor,
         keep: Tensor,
     ) -> None:
-        """The responses of some groups of a training batch; rewards and advantages [B], `keep` [B] as in `Batch`."""
+        """Add responses of some groups of a training batch; rewards, advantages, `keep` (as in GradedRollout): [B]."""
         n = self.spec.batch.responses
         trained = keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
         self._wanted = chosen_groups(trained, self.settings.groups)
@@ -124,7 +124,7 @@ class MiniAnswerRecorder:
             )
 
     def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
-        """The tokens of a minibatch, whose responses are the batch's `rows` [B], before its step is taken."""
+        """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
         n = self.spec.batch.responses
         owners = (rows // n).cpu()
         for group in self._wanted:
@@ -188,7 +188,7 @@ class MiniAnswerRecorder:
 
 @dataclass(frozen=True)
 class _Group:
-    """The tokens of one group's responses, one after the other; see `RecordedTokens`."""
+    """The concatenated tokens of one group's responses; see `RecordedTokens`."""
 
     tests: tuple[str, ...]
     lengths: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""The layout of a batch's tokens, and which attend to which. Everything but attention is the same for all tokens.
+"""The layout of a batch's tokens and their attention. All other operations treat every token alike.
 
 The transformer works on a flat batch of N tokens; a layout gives each its position and carries out attention
 on the flat queries [N, H, D], keys and values [N, KV, D].
@@ -28,7 +28,7 @@ class KVCache:
         return chosen
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the new k, v [B, KV, S, D] of `layer`; all there are, [B, KV, length + S, D]."""
+        """Append the new k, v [B, KV, S, D] of `layer`; returns all, [B, KV, length + S, D]."""
         end = self.length + k.shape[2]
         self.keys[layer, :, :, self.length : end] = k
         self.values[layer, :, :, self.length : end] = v
@@ -36,7 +36,7 @@ class KVCache:
 
 
 class TokenLayout(Protocol):
-    """What the transformer needs to know of a batch."""
+    """The interface of a batch for the transformer."""
 
     positions: Tensor  # [N] of each token in its sequence
 
@@ -46,10 +46,10 @@ class TokenLayout(Protocol):
 
 
 class Rows:
-    """B rows of S tokens, behind what a cache holds of them.
+    """B rows of S tokens, which follow those in a cache.
 
-    `present` [B, past + S] is True where a position holds a real token; None where all do. What follows a row's
-    end needs no mask, because attention is causal.
+    `present` [B, past + S] is True where a position holds a real token; None where all do. Positions after
+    a row's end need no mask, because attention is causal.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SharedPrompts:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (q0, q1), (k0, k1), (v0, v1) = (x.split(self.split) for x in (q, k, v))
         before = self.prompts.attend(layer, q0, k0, v0)
-        if not len(q1):  # responses of one token have no inputs of their own
+        if not len(q1):  # responses of one token have no inputs
             return before
         count, batch = self.prompts.batch, len(self.group)
         q1 = _heads_first(q1, batch)
@@ -120,7 +120,7 @@ def _heads_first(x: Tensor, batch: int) -> Tensor:
 
 
 def _visible(present: Tensor, query: Tensor) -> Tensor:
-    """Where the queries at positions `query` [S] may look [B, 1, S, L], given what is `present` [B, L]."""
+    """The attention mask [B, 1, S, L] of queries at positions `query` [S], given `present` [B, L]."""
     key = torch.arange(present.shape[1], device=present.device)
     # A padded query may attend to itself: an empty softmax row would be NaN and poison gradients.
     return ((present[:, None] & (key <= query[:, None])) | (key == query[:, None]))[:, None]

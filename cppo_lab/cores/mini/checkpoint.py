@@ -1,6 +1,6 @@
-"""Checkpoints of an embedded run: all state that determines its further numbers, and the metrics so far.
+"""Checkpoints of an embedded run: the state that determines the rest of the run, and the metrics so far.
 
-A file is replaced as a whole and is on disk before it counts: a kill or a power cut leaves the one before.
+A file is replaced atomically after it is on disk: a kill or a power cut leaves the previous one.
 """
 
 import errno
@@ -22,7 +22,7 @@ from cppo_lab.safe_open import replacing
 Row = tuple[int, dict[str, float]]  # a training step and its metrics
 
 
-# What zipfile and torch raise on a file that is damaged, or that somebody else made.
+# The errors of zipfile and torch for a file that is damaged or of another origin.
 _UNREADABLE = (
     *(
         RuntimeError,
@@ -36,7 +36,7 @@ _UNREADABLE = (
     ),
     *(MemoryError, struct.error, zipfile.BadZipFile, zlib.error),
 )
-FORMAT = 1  # raised when the contents change: an older file is then not used
+FORMAT = 1  # increased when the contents change, so that older files are not used
 
 
 class Checkpoint(TypedDict):
@@ -63,7 +63,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def save_whole(path: Path, value: object) -> None:
-    """Replace `path` by `value` in torch's format: at every moment it is the old file or the new one, on disk."""
+    """Atomically replace `path` by `value` in torch's format, synced to disk."""
     with replacing(path) as file:
         torch.save(value, file)
         file.flush()
@@ -71,9 +71,9 @@ def save_whole(path: Path, value: object) -> None:
 
 
 def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
-    """The checkpoint of run `run_id` by `maker`; None if there is none. A file of no use is named and ignored.
+    """The checkpoint of run `run_id` by `maker`; None if there is none. An unusable file is reported and ignored.
 
-    Nothing but tensors, numbers and text is read: a file that a stranger left there runs no code.
+    Only tensors, numbers and text are read, so that a stranger's file cannot run code.
     """
     if not path.exists():
         return None
@@ -97,15 +97,15 @@ def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = No
 
 
 def refuse_checkpoint(path: Path, why: ValueError) -> None:
-    """Say that a checkpoint is not used."""
+    """Print that a checkpoint is not used."""
     print(f"checkpoint {path} is ignored, training starts over: {why}", file=sys.stderr, flush=True)
 
 
 def load_whole(source: Path | BinaryIO) -> Any:
-    """What `save_whole` wrote, held against the checksums in the file: torch reads over a flipped bit.
+    """Load what `save_whole` wrote, and verify the checksums in the file, since torch does not notice a flipped bit.
 
-    Nothing but tensors, numbers and text is read, and no more than the file has bytes. Raises ValueError if it is
-    damaged, or no such file.
+    Only tensors, numbers and text are read, and no more than the file has bytes. Raises ValueError if the file is
+    damaged or of another kind.
     """
     if isinstance(source, Path):
         if not source.is_file():
@@ -126,7 +126,7 @@ def load_whole(source: Path | BinaryIO) -> Any:
         return torch.load(source, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise ValueError("it contains more than tensors, numbers and text, or is damaged") from None
-    except OSError as error:  # a place before the file's beginning, says its list
+    except OSError as error:  # its directory has an offset before the start of the file
         if error.errno != errno.EINVAL:
             raise
         raise ValueError("it is damaged") from None
@@ -135,7 +135,7 @@ def load_whole(source: Path | BinaryIO) -> Any:
 
 
 def _is_history(rows: object) -> bool:
-    """Whether these are rows of rising steps, at least one."""
+    """Whether these are rows of increasing steps, at least one."""
     if not isinstance(rows, list) or not rows:
         return False
     if not all(isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], int) for row in rows):

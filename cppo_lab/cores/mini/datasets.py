@@ -34,7 +34,7 @@ def held_out_sets(data: TaskData) -> tuple[Dataset, ...]:
     return tuple(
         Dataset(
             benchmark,
-            # The sets are drawn one after the other, apart from each other: the place in the row decides the set.
+            # The sets are drawn one after the other and are disjoint, so its index determines a set.
             digest(_text({"validation": i, "task": _definition(data)})),
             f"{SOURCE}.{data.task}",
             schema.CODE,
@@ -46,7 +46,7 @@ def held_out_sets(data: TaskData) -> tuple[Dataset, ...]:
 
 
 def _definition(data: TaskData) -> dict[str, Any]:
-    """All that decides the problems. What the sets are called does not, how many there are does."""
+    """Everything that determines the problems: the number of sets does, their names do not."""
     values = data.model_dump(mode="json", exclude={"name", "benchmarks"})
     return values | {"benchmarks": len(data.benchmarks)}
 

@@ -1,4 +1,4 @@
-"""A small decoder-only transformer of Qwen3's make: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU."""
+"""A small decoder-only transformer like Qwen3: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU."""
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +48,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layout: TokenLayout, layer: int) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
-        # Queries and keys take the same path but for their gains: half the calls of two separate ones.
+        # Queries and keys are processed together, with different gains: half as many calls.
         gain = torch.cat(
             [self.q_norm.gain.expand(self.heads, -1), self.k_norm.gain.expand(self.kv_heads, -1)]
         )

@@ -19,7 +19,7 @@ from cppo_lab.spec import MiniRun
 
 @dataclass(frozen=True)
 class ObjectiveResult:
-    """What one minibatch gives. Only `loss` and the output's objective have a gradient."""
+    """The results for one minibatch. Only `loss` and the output's objective have a gradient."""
 
     loss: Tensor  # scalar
     stats: dict[str, Tensor]  # the rule's sums, see maths/metrics.py
@@ -31,14 +31,14 @@ class ObjectiveResult:
     output: RuleOutput
 
     def watched(self) -> ObservedTokens:
-        """What the diagnostics look at."""
+        """The tokens for the diagnostics."""
         assert self.rollout.logp is not None
         advantages = self.advantages[:, None].expand_as(self.logp)
         valid, tokens = self.rollout.valid(), self.rollout.responses
         return ObservedTokens(self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens)
 
     def log_ratios(self) -> LogRatios:
-        """What the metrics between sampler and trainer are made of."""
+        """The log ratios for the mismatch metrics between sampler and trainer."""
         assert self.rollout.logp is not None
         return log_ratios(self.logp, self.rollout.logp, self.rollout.valid())
 

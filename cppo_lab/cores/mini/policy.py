@@ -1,4 +1,4 @@
-"""The rollout policy mu: the policy in training, or one that differs from it as rollout engines do.
+"""The rollout policy mu: the policy in training, or one that differs from it as rollout engines' policies do.
 
 `staleness` makes mu older by that many rollout batches (asynchronous training); `precision` bfloat16 rounds
 its weights and arithmetic, as inference engines do. Both make mu differ from pi before the first update.
@@ -23,7 +23,7 @@ class RolloutPolicy:
         self._past: deque[dict[str, torch.Tensor]] = deque()
 
     def current(self) -> Transformer:
-        """mu of the rollout batch that begins: the weights as they were `staleness` batches ago."""
+        """mu of the next rollout batch: the weights of `staleness` batches ago."""
         if self._copy is None:
             return self.model
         self._past.append({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
@@ -33,7 +33,7 @@ class RolloutPolicy:
         return self._copy
 
     def state(self) -> list[dict[str, Any]]:
-        """What a checkpoint must hold."""
+        """The state for a checkpoint."""
         return list(self._past)
 
     def load_state(self, state: list[dict[str, Any]]) -> None:

@@ -30,7 +30,7 @@ class Rollout:
         return position < self.lengths[:, None]
 
     def logits(self, model: Transformer, pad: int) -> Tensor:
-        """What `model` says at every response token [B, T, V].
+        """The logits of `model` at every response token [B, T, V].
 
         Only prompts are padded on the left. What follows a response's end is not masked: no real token sees it,
         and a sampled token is real whatever its id (an unskilled policy may well sample the padding symbol).
@@ -131,7 +131,7 @@ def sample(
 
 
 class _Output:
-    """Buffers for the tokens and for what the sampling policy said of each."""
+    """Buffers for the tokens and the sampling policy's log-probabilities of each."""
 
     def __init__(self, batch: int, horizon: int, top_k: int, pad: int, device: torch.device) -> None:
         self.top_k = top_k
@@ -143,7 +143,7 @@ class _Output:
         self.topk_logp = torch.full((batch, horizon, top_k), float("-inf"), device=device)
 
     def write(self, position: int, rows: Tensor, logp: Tensor, tokens: Tensor) -> None:
-        """The tokens [R] of output `rows` [R] at `position`, with the policy's log-probabilities [R, V]."""
+        """Write the tokens [R] of output `rows` [R] at `position`, with the policy's log-probabilities [R, V]."""
         self.responses[rows, position] = tokens
         self.lengths[rows] += 1
         if not self.top_k:
@@ -153,6 +153,6 @@ class _Output:
         self.topk_logp[rows, position], self.topk_ids[rows, position] = logp.topk(self.top_k, dim=-1)
 
     def rollout(self, prompts: Tensor, group: Tensor) -> Rollout:
-        """What was written."""
+        """The rollout of everything that was written."""
         recorded = (self.logp, self.topk_ids, self.topk_logp, self.entropy) if self.top_k else (None,) * 4
         return Rollout(prompts, group, self.responses, self.lengths, *recorded)

@@ -87,7 +87,7 @@ class Trainer:
         return self.model.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """All that decides the further numbers of this run."""
+        """The state that determines the rest of this run."""
         generators = {name: getattr(self, name).get_state() for name in _GENERATORS}
         return {
             "steps": self.steps,
@@ -114,7 +114,7 @@ class Trainer:
             getattr(self, name).set_state(state[name].cpu())
 
     def _fits(self, state: object) -> bool:
-        """Whether `state` has the parts of this trainer's, each in its form."""
+        """Whether `state` has the structure of this trainer's state."""
         own = self.state()
         if not isinstance(state, dict) or state.keys() != own.keys():
             return False
@@ -131,7 +131,7 @@ class Trainer:
         )
 
     def _optimizer_form(self, found: object) -> dict[str, Any]:
-        """The form of the optimiser's state after a step, or before the first, whichever `found` has."""
+        """The structure of the optimiser's state after a step, or before the first, whichever `found` matches."""
         own = self.optimizer.state_dict()
         before = isinstance(found, dict) and found.get("state") == {}
         moments = {
@@ -174,11 +174,11 @@ class Trainer:
 
     @property
     def _is_watched(self) -> bool:
-        """Whether the step that comes next is one that is validated."""
+        """Whether the next step is validated."""
         return (self.steps + 1) % self.spec.validation.every == 0
 
     def collect(self) -> GradedRollout:
-        """Sample and grade one rollout batch; of steps that are validated some responses are kept."""
+        """Sample and grade one rollout batch; on validated steps some responses are kept."""
         spec = self.spec
         problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
         n = spec.batch.responses
@@ -216,7 +216,7 @@ class Trainer:
         stats, losses, norms, error, gaps = [], [], [], [0.0, 0.0], []
         for start in range(0, len(batch.keep), rows_per_update):
             rows = torch.arange(start, start + rows_per_update, device=self.device)
-            # PAPER: what a dropped group leaves behind is not stated. Here it leaves the denominators too, as if it
+            # PAPER: the denominators after dropping a group are not stated. Here it is removed from them, too, as if it
             # had not been sampled; the same for every rule.
             rows = rows[batch.keep[rows]]
             if len(rows) == 0:
@@ -278,7 +278,7 @@ class Trainer:
         return metrics | {schema.validation_metric(schema.MEAN, n): sum(means) / len(means)}
 
     def answers(self) -> StepAnswers | None:
-        """What is kept of the last validation and its training step, once; None if nothing is."""
+        """The responses kept from the last validation and its training step, returned once; None if there are none."""
         return None if self._record is None else self._record.take()
 
 
@@ -286,10 +286,10 @@ _GENERATORS = ("problems", "sampling", "shuffling")
 
 
 def _device(name: str) -> torch.device:
-    """`auto` is CUDA when there is one."""
+    """`auto` is CUDA if available."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def _stream(seed: int, stream: int) -> int:
-    """Seeds of independent streams of one run: two runs share no stream."""
+    """The seed of one of a run's independent random streams; no two runs share one."""
     return seed * 1000 + stream

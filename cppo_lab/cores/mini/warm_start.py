@@ -1,7 +1,7 @@
 """Supervised warm start: the role of the pre-trained checkpoint from which RL begins.
 
-A warm start depends on the model, its seed and the task, so all runs of one seed share one file; it is made once,
-under a lock, by whichever run needs it first.
+A warm start depends on the model, its seed and the task, so all runs of one seed share one file. The first run
+that needs it creates it, under a lock.
 """
 
 import fcntl
@@ -24,11 +24,9 @@ from cppo_lab.safe_open import open_lock
 from cppo_lab.spec import MadeModel, Spec, TaskData, WarmStart, fingerprint
 from cppo_lab.spec.synthetic import ANNEAL_STEPS
 
-OWN_SHARE = (
-    0.1  # of a further spelling's initial embedding is its own; the rest is that of the first spelling
-)
+OWN_SHARE = 0.1  # random share of a further spelling's initial embedding; the rest is the first spelling's
 
-RISING_STEPS = 100  # of the learning rate, in a warm start with a target accuracy
+RISING_STEPS = 100  # steps of learning-rate warm-up, with a target accuracy
 TEST_EVERY, TEST_PROBLEMS = (
     50,
     64,
@@ -36,14 +34,14 @@ TEST_EVERY, TEST_PROBLEMS = (
 
 
 class _Identity(Spec):
-    """What a warm start depends on."""
+    """Everything that a warm start depends on."""
 
     model: dict[str, object]
     data: dict[str, object]
 
 
 def warm_start_file(made: MadeModel, data: TaskData, folder: Path) -> Path:
-    """Where the warm start of `made` on the task of `data` lives below `folder`.
+    """The file of the warm start of `made` on the task of `data` below `folder`.
 
     Raises ValueError if the seed of the warm start is not set (`MadeModel.for_seed`).
     """
@@ -65,7 +63,7 @@ def load_warm_start(
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            doing("waiting for the warm start that another run makes")
+            doing("waiting for the warm start of another run")
             fcntl.flock(lock, fcntl.LOCK_EX)
         weights = _known_weights(path, model)
         if weights is None:
@@ -79,8 +77,8 @@ def load_warm_start(
 def weights_digest(weights: dict[str, Tensor]) -> str:
     """First 12 hex digits of the SHA-256 of all weights, in the order of their names.
 
-    Another processor rounds otherwise and trains other weights from the same seed: two runs with one digest began
-    from the same policy.
+    Another processor rounds differently and gets other weights from the same seed; two runs with the same digest
+    started from the same policy.
     """
     found = hashlib.sha256()
     for name in sorted(weights):
@@ -89,7 +87,7 @@ def weights_digest(weights: dict[str, Tensor]) -> str:
 
 
 def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
-    """The weights in a file; None if there are none of this model. A file of no use is named, and made again."""
+    """The weights in a file; None if it has none of this model. An unusable file is reported and created again."""
     if not path.exists():
         return None
     try:
@@ -158,7 +156,7 @@ def _until_learned(
 ) -> Iterator[int]:
     """The steps of a warm start with a target: linear rise, constant rate until it is reached, linear fall to 0.
 
-    Raises NotLearned once the fall no longer fits into the limit.
+    Raises NotLearned when the linear fall no longer fits into the limit.
     """
     settings = made.warm_start
     target = settings.target_accuracy
@@ -183,7 +181,7 @@ def _until_learned(
 
 
 def _worked_examples(task: Task, held_out: set[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Prompts [N, P] and responses without noise [N, R] by which progress is measured, the same for every seed."""
+    """Prompts [N, P] and noise-free responses [N, R] for measuring progress, the same for every seed."""
     generator = torch.Generator().manual_seed(task.data.validation_seed)
     problems = sample_training_problems(task, TEST_PROBLEMS, generator, held_out)
     return problems.prompts, task.noisy_traces(problems, 0.0, generator)
@@ -202,18 +200,18 @@ def _accuracy(model: Transformer, prompts: Tensor, responses: Tensor, tokenizer:
 
 @torch.no_grad()
 def _tie_spellings(model: Transformer, tokenizer: Tokenizer) -> None:
-    """Let all spellings of a number begin close to its first; with one spelling nothing changes.
+    """Initialise all spellings of a number close to its first; with one spelling nothing changes.
 
-    A pre-trained model knows its synonyms. To learn a thousand of them from scratch would take most of the warm start.
+    A pre-trained model knows synonyms. Learning a thousand of them from scratch would take most of the warm start.
     """
     rows = model.embedding.weight[: tokenizer.operator].unflatten(0, (tokenizer.spellings, tokenizer.modulus))
     rows[1:] = rows[0] + OWN_SHARE * rows[1:]
 
 
 def _imitation_loss(model: Transformer, tokens: Tensor, responses: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """Mean cross-entropy (nats) of `responses` [B, R], which end `tokens` [B, P + R] as the model reads them.
+    """Mean cross-entropy (nats) of `responses` [B, R], the last part of the model's input `tokens` [B, P + R].
 
-    It is taken in expectation over the spellings of the numbers.
+    It is the expectation over the spellings of the numbers.
     """
     device = next(model.parameters()).device
     read = tokens[:, :-1].to(device)

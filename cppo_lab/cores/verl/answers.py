@@ -1,7 +1,7 @@
-"""What verl's trainer keeps of its answers: outcomes and texts of a validation, texts and tokens of a training batch.
+"""The responses that verl's trainer keeps: outcomes and texts of a validation, texts and tokens of a training batch.
 
-Everything is read from the queue while a step's rows are there. Of a validation only the texts of the chosen problems
-are fetched, of a training batch only the chosen groups, so that little moves between machines.
+Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
+and the chosen groups of a training batch are fetched, so that little data moves between machines.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class Chosen:
-    """A training response that is kept. `group`: the number of its prompt in the batch, `draw`: its own among them."""
+    """A kept training response. `group`: index of its prompt in the batch, `draw`: its index within the group."""
 
     key: str  # in the queue
     group: int
@@ -41,7 +41,7 @@ class VerlAnswerRecorder:
 
     Args:
         rows: verl's validation data.
-        decode: the text of token ids as the grader sees it; `spell`: with what stands for the ends of messages, too.
+        decode: the text of token ids as the grader sees it; `spell`: the same with end-of-message tokens.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class VerlAnswerRecorder:
         self.chosen: list[Chosen] = []
 
     def validation(self, step: int, batch: KVBatchMeta) -> None:
-        """A batch of a validation, which is still in the queue."""
+        """Add a batch of a validation, which is still in the queue."""
         found = graded(batch, self._problems)
         self._graded += found
         wanted = [one for one in found if one.place in self._texts_of]
@@ -89,7 +89,7 @@ class VerlAnswerRecorder:
         self, keys: Sequence[str], groups: Sequence[int], rewards: Sequence[float], advantages: Sequence[float],
         keep: Sequence[bool],
     ) -> list[Chosen]:  # fmt: skip
-        """The responses of a training batch that are kept, of groups that are trained; all arguments by response."""
+        """Choose the responses of a training batch to keep, from trained groups; all arguments are per response."""
         trained = sorted({group for group, kept in zip(groups, keep, strict=True) if kept})
         wanted = chosen_groups(trained, self.settings.groups)
         rows = zip(keys, groups, rewards, advantages, strict=True)
@@ -98,7 +98,7 @@ class VerlAnswerRecorder:
         return self.chosen
 
     def training(self, step: int, partition: str, of_ranks: Sequence[Sequence[KeptResponse]]) -> None:
-        """What the ranks have kept of the chosen responses, which are still in the queue."""
+        """Add the chosen responses, which are still in the queue, with what the ranks have kept of them."""
         if not self.chosen:
             return
         kept = in_places(of_ranks)
@@ -142,7 +142,7 @@ class VerlAnswerRecorder:
         return found
 
     def _written(self, step: int, prompt: list[int], response: list[int]) -> dict[str, Any]:
-        """The fields of a `Sample` that its tokens say."""
+        """The fields of a `Sample` that follow from its tokens."""
         text, cut_off = self._decode(response), len(response) >= self._longest
         answer = self._wording.answer(response, text)
         return {

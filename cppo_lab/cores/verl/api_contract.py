@@ -1,7 +1,7 @@
 """Everything of verl that the verl core touches: what it calls, overrides, registers with or reads, with parameters.
 
-Half of the table are not public interfaces but methods we override and one private dict, which verl changes without
-notice even between patch releases. `compat` compares it with the installed verl.
+Half of the entries are not public interfaces but methods that we override and one private dict, which verl changes
+without notice even between patch releases. `check_api` compares the table with the installed verl.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Whether the installed verl is the one that this core was written for: its version, and every touch point.
+"""Checks that the installed verl is the one that this core was written for: its version, and every touch point.
 
-Supported: verl >=0.9.1,<0.9.2; 0.9.1 is the version that the touch points were read and run in. To move to another
-verl, run `check_api()`, mend what it names, then run the tests marked `verl`.
+Supported: verl >=0.9.1,<0.9.2; the touch points were written for and tested with 0.9.1. To move to another version, run
+`check_api()`, fix what it names, then run the tests marked `verl`.
 """
 
 import ast
@@ -22,7 +22,7 @@ _NEEDS_VLLM = {VLLM, VLLM_WORKER}
 
 
 def version_problem() -> str | None:
-    """What is wrong with the installed version of verl, or None."""
+    """An error message if the installed version of verl is not supported, or None."""
     installed = version("verl")
     release = tuple(int(part) for part in installed.split(".")[:3] if part.isdigit())
     if _FIRST <= release < _BELOW:
@@ -31,7 +31,7 @@ def version_problem() -> str | None:
 
 
 def check_api(points: tuple[ContractItem, ...] = API_CONTRACT) -> list[str]:
-    """One line for every touch point that the installed verl lacks or has changed; empty when all is well."""
+    """One line for every touch point that the installed verl lacks or has changed; empty if there are none."""
     return [problem for point in points if (problem := _problem(point)) is not None]
 
 
@@ -52,7 +52,7 @@ def _problem(point: ContractItem) -> str | None:
 def _installed(point: ContractItem) -> tuple[str, ...]:
     """Parameter, field or key names of a touch point as installed.
 
-    Raises ImportError or AttributeError when it is not there.
+    Raises ImportError or AttributeError if it does not exist.
     """
     found: Any = importlib.import_module(point.module)  # noqa: TID251  a literal name of the touch points
     for part in point.attribute.split("."):
@@ -61,7 +61,7 @@ def _installed(point: ContractItem) -> tuple[str, ...]:
         return tuple("/".join(key) for key in found)
     if point.kind == FIELDS:
         return tuple(found.model_fields)
-    # Ray adds parameters of its own to the methods of actor classes.
+    # Ray adds parameters to the methods of actor classes.
     return tuple(name for name in inspect.signature(found).parameters if not name.startswith("_ray_"))
 
 
@@ -72,7 +72,7 @@ def _plain(found: Any) -> Any:
 
 
 def _in_source(point: ContractItem) -> tuple[str, ...]:
-    """Parameter names of a method as the source of its module has them, for a module that cannot be imported."""
+    """Parameter names of a method from the source of its module, for a module that cannot be imported."""
     package, *inner = point.module.split(".")
     spec = find_spec(package)
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""Cleaning up verl's checkpoints: the best by validation is kept, those of dead attempts are deleted."""
+"""Manages verl's checkpoints: the best by validation is kept, those of dead attempts are deleted."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import steps
 
 BEST = "best_checkpoint"
-STEP = "step"  # in it: whose it is
+STEP = "step"  # in the kept checkpoint: a file with its step
 
 
 def keep_best(folder: Path, metric: str) -> None:
-    """Keep the checkpoint of the recorded step with the highest `metric`, the later of equals.
+    """Keep the checkpoint of the recorded step with the highest `metric`, on a tie the later one.
 
-    Hard links, which cost no space while verl keeps it too. The record says which one it is: called again after a
-    kill at any moment, this mends what was left.
+    By hard links, which need no space while verl keeps it too. The record determines which one it is, so calling this
+    again after a kill completes the work.
     """
     scores = [(row[metric], step) for _, (step, row) in steps.rows(folder) if step and metric in row]
     if not scores:
@@ -36,15 +36,15 @@ def best_step(folder: Path) -> int | None:
     """The step of the checkpoint that is kept; None if there is none."""
     try:
         return int((folder / BEST / STEP).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # the latter: a kill in the midst of its removal
+    except (FileNotFoundError, ValueError):  # ValueError: a kill during its removal
         return None
 
 
 def drop_others(folder: Path, step: int | None) -> None:
-    """Remove every checkpoint but that of `step`.
+    """Remove every checkpoint except that of `step`.
 
-    A trainer forgets those that an earlier attempt has saved, and would write one of the same step over the files
-    that the best checkpoint may be linked to.
+    A trainer does not know those of an earlier attempt. It would overwrite the files of one with the same step, to
+    which the best checkpoint may be linked.
     """
     for path in (folder / CHECKPOINTS).glob(f"{steps.PREFIX}*"):
         if step is None or path != steps.checkpoint_folder(folder, step):

@@ -1,4 +1,4 @@
-"""Checks before verl starts: verl's own, and those that it omits."""
+"""Checks before verl starts: verl's own checks, and those that it lacks."""
 
 import types
 import typing
@@ -14,7 +14,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.estimate import estimate
 from cppo_lab.spec import LayoutSpec, VerlRun
 
-# Sections that no run of ours uses; verl's own values there are not all of the types that it declares.
+# Sections that our runs do not use; some of verl's own values there do not match their declared types.
 UNUSED = ("critic", "actor_rollout_ref.ref", "qat")
 PADDING = ("pad_to_length", "fsdp_config.pad_to_length", "megatron.pad_to_length")
 
@@ -47,7 +47,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
             for part in section.split("."):
                 value = value[part]
             omega_conf_to_dataclass(value)
-    except InstantiationException as error:  # around whatever a config class of verl, or of ours, has raised
+    except InstantiationException as error:  # wraps whatever a config class of verl or ours has raised
         raise UserError(f"verl's configuration: {error.__cause__ or error}") from error
     except (AssertionError, ValueError, TypeError) as error:
         raise UserError(f"verl refuses the configuration: {error}") from error
@@ -87,7 +87,7 @@ def _check_ours(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
 
 
 def _check_memory(spec: VerlRun, layout: LayoutSpec) -> None:
-    """By the estimate, which may be wrong: `layout.device_memory_gb` says what the GPUs have, and can say more."""
+    """Check the memory estimate. It may be wrong: a larger `layout.device_memory_gb` overrides it."""
     cost = estimate(spec, layout)
     if cost is not None and not cost.memory.fits:
         raise UserError(
@@ -98,7 +98,7 @@ def _check_memory(spec: VerlRun, layout: LayoutSpec) -> None:
 
 
 def _check_top_k(spec: VerlRun, config: Any) -> None:
-    """The rollout keeps of mu what the loss needs."""
+    """Check that the rollout records what the loss needs of mu."""
     loss, rollout = config.actor_rollout_ref.actor.policy_loss, config.actor_rollout_ref.rollout
     kept, needed = RolloutSettings.read(rollout.engine_kwargs).topk, top_k(spec)
     if kept != needed or (loss.estimator == "topk" and loss.k != needed):
@@ -126,7 +126,7 @@ def _typed_values(config: DictConfig, before: str = "") -> Iterator[tuple[str, A
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value is of a declared type; anything that is not plain passes, hydra builds it."""
+    """Whether a plain value is of a declared type; other values pass, since Hydra instantiates them."""
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in typing.get_args(hint))

@@ -1,4 +1,4 @@
-"""verl's configuration for a run: our values laid over verl's own tree. A key that verl does not have is an error."""
+"""verl's configuration for a run: our values override verl's own tree. A key that verl does not have is an error."""
 
 import copy
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from cppo_lab.parse import parse_run
 from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, VerlRun
 
 SECTION = "cppo_lab"  # ours in verl's tree
-# Of the keys that a run sets, those that `layout.verl` may set in another way: they cost time or memory, not numbers.
+# The keys of a run that `layout.verl` may override: they affect time or memory, not numbers.
 TUNABLE = (
     "actor_rollout_ref.rollout.agent.num_workers",
     "actor_rollout_ref.model.enable_gradient_checkpointing",
@@ -31,11 +31,11 @@ TUNABLE = (
 
 @dataclass(frozen=True)
 class LabSettings:
-    """Our own section of verl's tree: what the trainer in its own process needs to know of the run."""
+    """Our own section of verl's tree: the settings of the run that the trainer's process needs."""
 
     spec: VerlRun
     folder: Path
-    answers: AnswersSpec | None = None  # what is kept of the answers; None: nothing
+    answers: AnswersSpec | None = None  # which responses to keep; None: none
 
 
 def lab_settings(config: DictConfig) -> LabSettings:
@@ -51,9 +51,9 @@ def lab_settings(config: DictConfig) -> LabSettings:
 
 
 def verl_config(spec: VerlRun, layout: LayoutSpec, files: Files) -> DictConfig:
-    """The whole tree that verl's `main_ppo` takes.
+    """The complete tree for verl's `main_ppo`.
 
-    Raises UserError for a key of `layout.verl` that verl's tree does not have, or that is not the layout's to set.
+    Raises UserError for a key of `layout.verl` that verl's tree does not have, or that a layout must not set.
     """
     defaults = _verl_tree("megatron" if layout.strategy == "megatron" else "dp")
     config = copy.deepcopy(defaults)
@@ -71,12 +71,12 @@ def verl_config(spec: VerlRun, layout: LayoutSpec, files: Files) -> DictConfig:
             "spec": spec.model_dump(mode="json", exclude_none=True),
             "folder": str(files.folder),
         }
-    OmegaConf.resolve(config)  # once, not at every look
+    OmegaConf.resolve(config)  # once, not at every access
     return config
 
 
 def plain_config(spec: VerlRun, layout: LayoutSpec, paths: PathsSpec, runs: Path) -> dict[str, Any]:
-    """verl's tree for a run as plain values, checked as before a start. Needs no file of the run, and no GPU.
+    """verl's tree for a run as plain values, with the checks that precede training. Needs no files and no GPU.
 
     Raises UserError as `verl_config` and `checks.check_config`.
     """
@@ -97,7 +97,7 @@ def _verl_tree(engine: str) -> DictConfig:
 
 
 def _check_free(key: str, decided: Iterable[str], layout: LayoutSpec) -> None:
-    """A layout is no part of a run's identity: raise UserError for a key by which it would change the run."""
+    """Raise UserError for a key by which a layout, which is not part of a run's identity, would change the run."""
     name = key.removeprefix("+")
     for one in decided:
         if one not in TUNABLE and (f"{name}.".startswith(f"{one}.") or f"{one}.".startswith(f"{name}.")):
@@ -113,18 +113,18 @@ def _set(config: DictConfig, key: str, value: Any) -> None:
 
 
 def set_mismatch(config: DictConfig, wanted: bool) -> None:
-    """Whether the loss reports the sums of `mismatch/*`: no part of a run's identity."""
+    """Set whether the loss reports the sums of `mismatch/*`, which is not part of a run's identity."""
     _set(config, "actor_rollout_ref.actor.policy_loss.mismatch", wanted)
 
 
 def set_answers(config: DictConfig, wanted: AnswersSpec | None) -> None:
-    """What the trainer keeps of the answers: no part of a run's identity."""
+    """Set which responses the trainer keeps, which is not part of a run's identity."""
     if wanted is not None and wanted.keep:
         _set(config, f"{SECTION}.answers", wanted.model_dump(mode="json"))
 
 
 def _check_exists(defaults: DictConfig, key: str, where: str) -> None:
-    """Raise UserError for a key that verl does not have, naming those beside the first wrong part of it.
+    """Raise UserError for a key that verl does not have; the message lists the keys next to its first wrong part.
 
     A key that begins with `+` may be new, as in Hydra, and so may any key in a section that verl leaves empty.
     """

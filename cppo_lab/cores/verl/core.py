@@ -1,4 +1,4 @@
-"""One run through verl's trainer, from its first step or its last whole checkpoint to its end."""
+"""Trains a run with verl's trainer, from the first step or the last complete checkpoint to the end."""
 
 import importlib.util
 import json
@@ -23,14 +23,14 @@ from cppo_lab.installed import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec, VerlRun
 
-ENDING_SECONDS = 3.0  # from the end of Ray to a signal that explains it
+ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
 
 
 def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
-    """Run `spec` to its last step or to its collapse; a run with a whole checkpoint continues from there.
+    """Run `spec` to its last step or to its collapse; a run with a complete checkpoint resumes from there.
 
-    Raises UserError for what is missing or does not fit, and RuntimeError with the reason of a run that broke off.
+    Raises UserError for missing files or settings that do not fit, RuntimeError with the reason if training fails.
     """
     layout, paths, folder = resources.layout, resources.paths, resources.folder
     assert isinstance(spec, VerlRun) and layout is not None and paths is not None
@@ -54,14 +54,14 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
 
 
 def _record_row(row: steps.Row, answers: HandOver, sink: MetricSink) -> None:
-    """Pass a row and the answers of its step to the recorder; answers first: they are on disk before the row."""
+    """Pass a row and its step's responses to the recorder; responses first, so that they are on disk earlier."""
     step, metrics = row
     answers.add(step)
     sink.log(step, metrics)
 
 
 def _ended(spec: VerlRun, recorded: list[steps.Row]) -> Outcome | None:
-    """How a run ended that was stopped between its last row and the word on its end."""
+    """The outcome of a run that was killed between its last row and writing its outcome; None if steps are left."""
     if not recorded:
         return None
     scores = [row[score_name(spec)] for _, row in recorded if score_name(spec) in row]
@@ -104,12 +104,12 @@ def _train_on(
             _run(config)
     outcome = steps.read_outcome(folder)
     if outcome is None:
-        raise RuntimeError("verl's trainer ended without reporting how: see the run's log")
+        raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")
     return outcome
 
 
-# Of vLLM's build for CPUs: 1 GiB of KV cache; the operating system places its threads, which vLLM would bind to cores;
-# nothing is compiled, which would take longer than small models compute.
+# For vLLM's CPU build: 1 GiB of KV cache; threads are not bound to cores; nothing is compiled, which would take longer
+# than running small models.
 VLLM_ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -122,7 +122,7 @@ VLLM_ON_CPU = {
 def own_ray(
     layout: LayoutSpec, memory_gb: float | None = None, allocation: Allocation | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Arguments of `ray.init` for a cluster of this run's own, gone afterwards: on this machine, or an allocation's."""
+    """Arguments of `ray.init` for a new cluster on this machine or the allocation, which is shut down afterwards."""
     from cppo_lab.cores.verl.ray_local import plugin_environment
 
     cpu = layout.device == "cpu"
@@ -130,7 +130,7 @@ def own_ray(
         weight_socket.VARIABLE: weight_socket.new_name(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_NO_USAGE_STATS": "1",  # vLLM would report to its makers
+        "VLLM_NO_USAGE_STATS": "1",  # vLLM would report usage
     }
     if cpu and layout.rollout == "vllm":
         plugin |= VLLM_ON_CPU
@@ -153,10 +153,10 @@ def _cluster(
 ) -> Iterator[dict[str, Any]]:
     from cppo_lab.cores.verl.ray_folder import own_folder
     from cppo_lab.cores.verl.ray_local import (
-        left_in_order,
         local_ray_settings,
         logical_cpus,
         object_store_bytes,
+        shut_down_after,
     )
 
     if allocation is not None:
@@ -172,39 +172,39 @@ def _cluster(
         os.environ.update(environment)
         if memory_gb is not None:
             ray_init["object_store_memory"] = object_store_bytes(memory_gb)
-        with left_in_order():
+        with shut_down_after():
             yield ray_init
 
 
 def _run(config: Any) -> None:
-    """verl's own entry.
+    """Run verl's own entry point.
 
     Raises RuntimeError with the reason in its first line.
     """
     from ray.exceptions import RayTaskError
     from verl.trainer.main_ppo import run_ppo
 
-    from cppo_lab.cores.verl.ray_local import patient_start
+    from cppo_lab.cores.verl.ray_local import longer_start_timeout
 
     try:
-        with patient_start(), _signals_after_ray() as runner:
+        with longer_start_timeout(), _signals_after_ray() as runner:
             run_ppo(config, task_runner_class=runner)
     except RayTaskError as error:
         cause = error
         while isinstance(cause, RayTaskError) and cause.cause is not None:
             cause = cause.cause
-        raise RuntimeError(f"{type(cause).__name__}: {_last_words(cause)}") from error
+        raise RuntimeError(f"{type(cause).__name__}: {_last_line(cause)}") from error
     except SystemExit as error:
-        if type(error) is not SystemExit:  # a signal's
+        if type(error) is not SystemExit:  # raised by a signal
             raise
-        # Ray's own: its processes on this machine have ended. Where Slurm ends the job, its signal to this process
-        # comes in the same moment, and tells that the run has not failed.
+        # Raised by Ray: its processes on this machine have ended. If Slurm ends the job, a signal to this process
+        # follows at once, and shows that the run has not failed.
         time.sleep(ENDING_SECONDS)
         raise RuntimeError("Ray's processes on this machine have ended (out of memory?)") from error
 
 
-def _last_words(error: BaseException) -> str:
-    """The last line of an error's text that says something: pydantic ends with a link."""
+def _last_line(error: BaseException) -> str:
+    """The last informative line of an error's text: pydantic ends with a link."""
     lines = [line.strip() for line in str(error).splitlines()]
     said = [line for line in lines if line and not line.startswith("For further information visit")]
     return said[-1] if said else ""
@@ -212,15 +212,15 @@ def _last_words(error: BaseException) -> str:
 
 @contextmanager
 def _signals_after_ray() -> Iterator[Any]:
-    """verl's TaskRunner, and no SIGUSR2 for this process until verl, which starts Ray first, asks for an instance.
+    """verl's TaskRunner, with SIGUSR2 blocked until verl has started Ray and requests an instance.
 
-    Slurm sends its warnings to every process of a job, and SIGUSR2 ends one that does not expect it. What Ray starts
-    inherits the signals that are blocked.
+    Slurm sends its warnings to every process of a job, and SIGUSR2 kills a process without a handler. The processes
+    that Ray starts inherit the signal mask.
     """
     from cppo_lab.cores.verl.ray_local import own_handlers
     from cppo_lab.cores.verl.task_runner import TaskRunner
 
-    actor: Any = TaskRunner  # what `ray.remote` makes of the class
+    actor: Any = TaskRunner  # the class as wrapped by `ray.remote`
 
     def let_in() -> None:
         restore()
@@ -247,7 +247,7 @@ def _signals_after_ray() -> Iterator[Any]:
 
 @contextmanager
 def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[None]:
-    """Pass on the rows that the trainer writes in the meantime."""
+    """Pass on rows to the recorder while the trainer writes them."""
     ended = threading.Event()
     offset = (folder / steps.STEPS).stat().st_size
     failures: list[Exception] = []

@@ -1,4 +1,4 @@
-"""What a run of verl reads, by the record that was made when the data was prepared. Imports no trainer."""
+"""The datasets of a verl run, from the manifest of the prepared data. Imports no trainer."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ from cppo_lab.schema import Dataset
 from cppo_lab.spec import MathData, PathsSpec, TaskData, VerlRun
 
 DIGITS = 12  # of a checksum, in a digest
-TAIL = 1 << 16  # bytes at the end of a parquet file: what it says of its rows, their bounds included
+TAIL = 1 << 16  # bytes at the end of a parquet file: the metadata of its rows, including their bounds
 
 
 def datasets(spec: VerlRun, resources: Resources) -> tuple[Dataset, ...]:
-    """The prepared files, or the problems of the product's own task; without those that are missing."""
+    """The prepared files that exist, or the problems of one of the product's own tasks."""
     if isinstance(spec.data, TaskData):
         problems = spec.training.t_stop * spec.batch.prompts
         drawn = {"stream": "file", "seed": spec.seed, "problems": problems}
@@ -29,7 +29,7 @@ def datasets(spec: VerlRun, resources: Resources) -> tuple[Dataset, ...]:
 
 
 def prepared_files(data: MathData, paths: PathsSpec) -> tuple[Path, tuple[Path, ...]]:
-    """Where prepared training data and benchmarks lie, whether they are there or not."""
+    """The paths of prepared training data and benchmarks, whether or not they exist."""
     folder = Path(paths.data).resolve()
     return folder / "train.parquet", tuple(folder / f"{name}.parquet" for name in data.benchmarks)
 
@@ -43,7 +43,7 @@ def _of_file(name: str, path: Path, context: str) -> Dataset | None:
 
 
 def _prepared(path: Path) -> tuple[str, dict[str, int | str]] | None:
-    """Checksum of a file's rows and what its folder's manifest says of them; None for data that was not made here."""
+    """Checksum and counts of a file's rows from its folder's manifest; None for data not prepared by this program."""
     from cppo_lab.data.manifest import read_manifest
 
     try:
@@ -62,7 +62,7 @@ def _prepared(path: Path) -> tuple[str, dict[str, int | str]] | None:
 
 
 def _foreign(path: Path) -> tuple[str, dict[str, int | str]]:
-    """A checksum of a file's size and end: to read hundreds of megabytes for the record would take seconds.
+    """A checksum of a file's size and end: reading hundreds of megabytes for the record would take seconds.
 
     Raises OSError.
     """

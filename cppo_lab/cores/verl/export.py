@@ -1,7 +1,7 @@
 """The best checkpoint of a run of verl as a folder in Hugging Face's format, by verl's own merger.
 
-A checkpoint lies in the folder of a run, where others may have put something: no link in it is followed, its weights
-are read as tensors alone, and of its other files only those are taken that say what model and tokenizer it has.
+Others may have write access to the folder of a run: no link in it is followed, weights are read as tensors only, and
+of the other files only those that describe the model and tokenizer are used.
 """
 
 import importlib.util
@@ -29,8 +29,8 @@ _MOST_SHARDS = 100_000
 def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     """Write the best checkpoint of `spec` to `target`. As `cores.base.Exporter`.
 
-    FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision; from Megatron's own shards verl's
-    merger makes bfloat16.
+    FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision; verl's merger converts Megatron's
+    own shards to bfloat16.
     """
     for package in ("transformers", "verl"):
         if importlib.util.find_spec(package) is None:
@@ -80,7 +80,8 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
     shards: list[BinaryIO] = []
     with TemporaryDirectory(prefix="cppo-export-") as folder:
         try:
-            for rank in range(ranks):  # all at first: then they are of one checkpoint, whatever replaces it
+            # Open all first, so that they belong to one checkpoint even if it is replaced.
+            for rank in range(ranks):
                 file = open_below(runs, *at, f"model_world_size_{ranks}_rank_{rank}.pt")
                 if file is None:
                     raise UserError(
@@ -114,7 +115,7 @@ def _ranks(runs: Path, at: tuple[str, ...]) -> int:
 
 
 def _copy_saved(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
-    """Take the whole weights that verl's Megatron engine has saved through Megatron-Bridge: as its layouts here do."""
+    """Copy the complete weights that verl's Megatron engine has saved through Megatron-Bridge, as our layouts do."""
     copy_description(runs, at, target)
     names = [name for name in names_below(runs, *at) if name.endswith(".safetensors")]
     for number, name in enumerate(names, 1):
@@ -125,7 +126,7 @@ def _copy_saved(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None
 def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> None:
     """Merge Megatron's own shards by verl's merger, which needs Megatron and a GPU.
 
-    In a process of its own, since it makes a process group. It unpickles (docs/security.md).
+    In a separate process, since it creates a process group. It unpickles (docs/security.md).
     """
     try:
         there = importlib.util.find_spec("megatron.core") is not None
@@ -150,7 +151,7 @@ def _merge_megatron(runs: Path, at: tuple[str, ...], target: Path, say: Say) -> 
         config = json.loads((local / "model" / "huggingface" / "config.json").read_bytes())
         if config.get("tie_word_embeddings"):
             command.append("--tie-word-embedding")
-        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # all that it needs is here
+        offline = os.environ | {"HF_HUB_OFFLINE": "1"}  # everything that it needs is local
         done = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=offline
         )

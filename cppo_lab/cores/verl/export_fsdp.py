@@ -1,7 +1,7 @@
-"""verl's merger of FSDP's shards, which here unpickles nothing and keeps the precision of the weights.
+"""verl's merger of FSDP's shards, changed to unpickle nothing and to keep the precision of the weights.
 
-verl's own loads shards as whatever objects they name, and rounds every weight to bfloat16: a model that was trained in
-float32 would not say what the checkpoint says.
+verl's own unpickles shards and rounds every weight to bfloat16, which would change the outputs of a model that was
+trained in float32.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.tensor import DTensor  # also tells torch that shards may name it
+from torch.distributed.tensor import DTensor  # importing it also allows torch to load it from shards
 from verl.model_merger.base_model_merger import ModelMergerConfig
 from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
 
@@ -25,7 +25,7 @@ Say = Callable[[str], None]
 def merge(shards: Sequence[BinaryIO], description: Path, target: Path, say: Say) -> None:
     """Merge `shards`, one of each rank, into a model at `target`.
 
-    `description` is a folder with the configuration and tokenizer. Raises UserError if they do not make a model.
+    `description` is a folder with the configuration and tokenizer. Raises UserError if they do not form a model.
     """
     config = ModelMergerConfig(
         operation="merge",
@@ -70,7 +70,7 @@ class LabMerger(FSDPModelMerger):
     def _load_and_merge_state_dicts(
         self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
     ) -> dict[str, torch.Tensor]:
-        """Whole weights. With replicas (`ddp`) the first `total_shards` ranks have one of each part."""
+        """The complete weights. With replicas (`ddp`) the first `total_shards` ranks have one copy of each part."""
         parts = [self._first, *(self._read(rank) for rank in range(1, total_shards))]
         self._first = {}
         if any(part.keys() != parts[0].keys() for part in parts):
@@ -83,7 +83,7 @@ class LabMerger(FSDPModelMerger):
         return whole
 
     def _whole(self, name: str, parts: list[Any], mesh_dim_names: tuple[str, ...]) -> torch.Tensor:
-        """One weight from the parts of it that the ranks have."""
+        """One complete weight from the ranks' parts of it."""
         if not isinstance(parts[0], DTensor):
             return merge_non_dtensor_shards(name, parts)
         ways = [part.placements[1:] if mesh_dim_names[0] == "ddp" else part.placements for part in parts]
@@ -95,7 +95,7 @@ class LabMerger(FSDPModelMerger):
         return merged
 
     def save_hf_model_and_tokenizer(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """verl's; the configuration then says the precision that the weights have, by which they are loaded."""
+        """verl's method, with the precision of the weights in the configuration, by which they are loaded."""
         self._say("writing the model")
         super().save_hf_model_and_tokenizer(state_dict)
         path = Path(self.config.target_dir) / CONFIG

@@ -1,6 +1,6 @@
-"""Our embedded models in Hugging Face's format: the warm-started transformer, its tokenizer, and its task as rows.
+"""Our embedded models in Hugging Face's format: the warm-started transformer, its tokenizer, and its task as data rows.
 
-The embedded transformer is a Qwen3, so both cores can begin from the same weights.
+The embedded transformer is a Qwen3, so that both cores can start from the same weights.
 """
 
 import fcntl
@@ -23,15 +23,16 @@ from cppo_lab.data.layout import write_rows
 from cppo_lab.safe_open import open_lock
 from cppo_lab.spec import MadeModel, TaskData, VerlRun
 
-# A prompt is its symbols, with nothing around them.
+# The chat template adds nothing around the symbols of a prompt.
 PAD = "<pad>"
-# verl's agent loop wants these of every Qwen's tokenizer. They come behind the model's vocabulary; no text has them.
+# verl's agent loop requires these in the tokenizer of any Qwen. Their ids follow the model's vocabulary; no text uses
+# them.
 CHATML = ("\n", "<|im_end|>")
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
-    """A Qwen3 with a copy of our weights, the fused projections taken apart."""
+    """A Qwen3 with a copy of our weights, with the fused projections split."""
     arch = ours.arch
     config = Qwen3Config(
         vocab_size=ours.embedding.num_embeddings,
@@ -49,7 +50,7 @@ def as_qwen3(ours: Transformer, tokenizer: Tokenizer) -> Qwen3ForCausalLM:
         dtype=torch.float32,
         bos_token_id=None,
         eos_token_id=tokenizer.eos,
-        pad_token_id=None,  # with one, the row of padding would get no gradient; in the embedded core it does
+        pad_token_id=None,  # with one, the padding row would get no gradient, which it does in the embedded core
     )
     theirs = Qwen3ForCausalLM(config)
     weights: dict[str, torch.Tensor] = {
@@ -96,7 +97,7 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
-    """Make `folder`, the model and tokenizer of `spec`, if it is not there: once, by whichever run needs it first."""
+    """Create `folder` with the model and tokenizer of `spec`, unless it exists; the first run that needs it does so."""
     assert isinstance(spec.model, MadeModel) and isinstance(spec.data, TaskData)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(folder.with_suffix(".lock")) as lock:

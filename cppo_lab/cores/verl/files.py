@@ -1,4 +1,4 @@
-"""The files that a run of verl reads: where they must be, and creating or reporting missing ones."""
+"""Locates the files that a verl run reads, and creates or reports missing ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from cppo_lab.spec import HubModel, MathData, PathsSpec, TaskData, VerlRun
 
 @dataclass(frozen=True)
 class Files:
-    """What a run reads and where it writes."""
+    """The inputs of a run, and its folder."""
 
     model: str  # a folder, or a repository of the hub
     train: Path
@@ -23,7 +23,7 @@ class Files:
 def planned_files(
     spec: VerlRun, paths: PathsSpec, shared: Path, folder: Path, resume: Path | None = None
 ) -> Files:
-    """Where the files of a run are, whether they are there or not. Nothing is read."""
+    """The paths of a run's files, whether or not they exist. Nothing is read."""
     if isinstance(spec.model, HubModel):
         assert isinstance(spec.data, MathData)
         train, validation = prepared_files(spec.data, paths)
@@ -34,7 +34,7 @@ def planned_files(
         )
         return Files(model, train, validation, folder, resume)
     assert isinstance(spec.data, TaskData)
-    # The weights do not depend on the context, but the model's own limit on it does.
+    # The weights do not depend on the context length, but the model's configuration does.
     context = spec.data.prompt_length + spec.rollout.max_response_length
     made = spec.model.for_seed(spec.seed)
     model = str(shared / "made_models" / f"{warm_start_file(made, spec.data, shared).stem}-{context}")
@@ -43,7 +43,7 @@ def planned_files(
 
 
 def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
-    """See that the files are there; models and tasks of our own making are made.
+    """Make sure that the files exist; our own models and tasks are created.
 
     Raises UserError for prepared data or a downloaded model that is missing.
     """

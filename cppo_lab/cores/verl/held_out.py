@@ -1,4 +1,4 @@
-"""The validation problems of a run and the grades of their answers, as verl's data and queue have them."""
+"""The validation problems of a run and the grades of their answers, from verl's data and queue."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from cppo_lab.cores.verl.wording import Row, Wording
 class HeldOut:
     """P problems in the order of the data; those of benchmarks that the run does not have are left out.
 
-    problems: their ids. benchmark_of: each one's place in `benchmarks`. truths: the true answers.
+    problems: their ids. benchmark_of: the index of each one in `benchmarks`. truths: the true answers.
     """
 
     benchmarks: tuple[str, ...]
@@ -81,7 +81,7 @@ def counted(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Right answers, answers cut off at `longest` tokens, and mean length of every problem, each [P].
 
-    A response that failed is not there: it counts as wrong, as in verl's mean.
+    Failed responses are missing and count as wrong, as in verl's mean.
     """
     right, cut_off, count, tokens = (np.zeros(problems, np.int64) for _ in range(4))
     for one in responses:

@@ -1,4 +1,4 @@
-"""Folders in Hugging Face's format: copied from where others may write, and checked once they are made."""
+"""Folders in Hugging Face's format: copied from folders that others can write to, and checked afterwards."""
 
 import contextlib
 import io
@@ -14,16 +14,16 @@ from typing import Any
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.safe_open import names_below, open_below
 
-# What says which model and tokenizer it is. Nothing that is code, or that a reader would unpickle.
+# Files that describe the model and tokenizer. No code, and nothing that a reader would unpickle.
 _DESCRIBES = (".json", ".txt", ".jinja", ".model")
 _MOST_BYTES = 2**28  # of such a file; a tokenizer of 250,000 tokens has 2^25
 CONFIG = "config.json"
 
 
 def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> None:
-    """Copy the configuration and tokenizer of a model from the folder that `at` leads to below `runs`.
+    """Copy the configuration and tokenizer of a model from the folder at the path `at` below `runs`.
 
-    Raises UserError if there is no configuration, or one that asks for code of the model's own.
+    Raises UserError if there is no configuration, or if it requires the model's own code.
     """
     target.mkdir(parents=True, exist_ok=True)
     for name in names_below(runs, *at):
@@ -41,7 +41,7 @@ def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> None:
             f"{where / CONFIG} requires the model's own code (auto_map), which is neither run nor exported: only "
             "architectures that transformers knows can be"
         )
-    # How attention is computed belongs to a machine, and its name may be that of code on the hub.
+    # Drop the attention implementation: it depends on the machine, and its name may refer to code on the hub.
     for key in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
         config.pop(key, None)
     (target / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -50,9 +50,9 @@ def copy_description(runs: Path, at: tuple[str, ...], target: Path) -> None:
 def copy_file(
     runs: Path, at: tuple[str, ...], target: Path, most: int | None = None, link: bool = False
 ) -> None:
-    """Copy the file that `at` leads to below `runs`, of at most `most` bytes; `link`: by a hard link if that can be.
+    """Copy the file at the path `at` below `runs`, of at most `most` bytes; `link`: by a hard link if possible.
 
-    Raises UserError if it is none, or too large.
+    Raises UserError if it is not a plain file, or too large.
     """
     file = open_below(runs, *at)
     if file is None:
@@ -71,9 +71,9 @@ def copy_file(
 
 
 def require_complete(folder: Path) -> tuple[str, int]:
-    """Load the model of `folder` as its user will, but without its numbers: precision and number of its weights.
+    """Load the model of `folder` as users will, but without the values; returns precision and number of its weights.
 
-    Raises UserError if weights are missing, left over, or of another shape than its configuration says.
+    Raises UserError if weights are missing, unexpected, or of a shape that does not match the configuration.
     """
     from transformers import AutoModelForCausalLM
 
@@ -102,7 +102,7 @@ _FAULTS = {
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings, what verl prints, torch's word on meshes without processes, transformers' bars and reports."""
+    """Silence warnings, verl's output, torch's message on meshes without processes, and transformers' progress bars."""
     from transformers.utils import logging as transformers_logging
 
     meshes = logging.getLogger("torch.distributed.device_mesh")
@@ -124,15 +124,15 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """`what`, and why, as a UserError, whatever libraries raise on files that others may have written.
+    """Convert whatever libraries raise on untrusted files to a UserError with `what` and the reason.
 
-    Errors of the system stay as they are: the disk may be full.
+    OSErrors are not converted, since the disk may be full.
     """
     try:
         yield
     except (UserError, ModuleNotFoundError):
         raise
-    except Exception as error:  # tokenizers raises Exception itself, transformers nearly every kind
+    except Exception as error:  # tokenizers raises plain Exception, transformers nearly every type
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UserError(f"{what}: {type(error).__name__}: {one_line(str(error))}") from error

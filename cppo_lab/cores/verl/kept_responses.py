@@ -1,4 +1,4 @@
-"""The training responses that are kept, as the ranks trained them: from micro-batches to a table of tokens.
+"""Collects the kept training responses from the micro-batches of all ranks into a table of tokens.
 
 The trainer marks their rows with the column PLACE; all other rows have -1 there. Only these rows leave a worker.
 """
@@ -16,11 +16,11 @@ from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.maths.decisions import decisions
 from cppo_lab.maths.output import RuleOutput
 
-PLACE = "kept_place"  # int64 [1]: the row's place among the kept responses of the step
+PLACE = "kept_place"  # int64 [1]: index of the row among the kept responses of the step
 
 
 class Decided(NamedTuple):
-    """A micro-batch that the rule has decided on; [B, T], right-padded."""
+    """A micro-batch with the rule's decisions; [B, T], right-padded."""
 
     places: Tensor  # [B] of PLACE
     seen: ObservedTokens
@@ -30,7 +30,7 @@ class Decided(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KeptResponse:
-    """One response of T tokens as its rank trained it, on the CPU. As `answers.tokens.Tokens` has them; all [T]."""
+    """One response of T tokens as trained by its rank, on the CPU; fields as in `answers.tokens.Tokens`, all [T]."""
 
     place: int
     advantage: float
@@ -45,7 +45,7 @@ class KeptResponse:
 
 
 def places_of(data: Any) -> Tensor | None:
-    """The marks of a micro-batch's rows [B]; None where no row is marked."""
+    """The marks of a micro-batch's rows [B]; None if no row is marked."""
     column = data.get(PLACE, None)
     if column is None:
         return None
@@ -55,14 +55,14 @@ def places_of(data: Any) -> Tensor | None:
 
 @torch.no_grad()
 def kept_responses(decided: Decided) -> list[KeptResponse]:
-    """Those of a micro-batch, in its order."""
+    """The kept responses of a micro-batch, in order."""
     seen, chosen = decided.seen, decided.places >= 0
     valid = seen.valid & chosen[:, None]
     found = decisions(decided.output, valid)
     lengths = valid.sum(1)[chosen].tolist()
 
     def parts(values: Tensor, dtype: torch.dtype) -> list[NDArray[Any]]:
-        """Of the tokens of the chosen rows [N]: an array for each row."""
+        """Split the values of the chosen rows' tokens [N] into one array per row."""
         return [part.numpy() for part in values.to(dtype).cpu().split(lengths)]
 
     empty: list[NDArray[Any]] = [np.empty(0, np.int32)] * len(lengths)

@@ -1,16 +1,17 @@
-"""From pi's logits inside verl's engines: log pi of the labels, the divergence from mu, and the entropy of pi.
+"""Computes log pi of the labels, the divergence from mu and the entropy of pi from logits inside verl's engines.
 
 verl calls its loss as a logits processor when the batch carries `distillation_use_topk`: on the packed rows of a
 micro-batch, after the division by the temperature. Row p predicts token p + 1. mu's Top-K columns hold response tokens
-only; here they are laid on the rows that predict those tokens. The other rows (all of a prompt but its last, and the
-last of a response) hold a harmless filler, and verl drops their outputs.
+only; here they are placed on the rows that predict those tokens. The other rows (all of a prompt except its last, and
+the last of a response) hold a harmless filler, and verl drops their outputs.
 
 FSDP (also with Ulysses sequence parallelism): one pass gives the log-probabilities, with gradient, and the divergence
-and the entropy, without. With `distillation_only` in the batch verl leaves its own log-probabilities out.
+and the entropy, without. With `distillation_only` in the batch verl skips its own log-probabilities.
 
-Megatron: logits are cut over the vocabulary. verl keeps computing the log-probabilities, from the same logits; the
-divergence and the entropy are added. Read in verl's `MegatronEngineWithLMHead._lm_head_logits_processor`, and tested on
-verl's own packing with a stand-in for Megatron's process groups; Megatron itself was not run.
+Megatron: logits are sharded over the vocabulary. verl keeps computing the log-probabilities, from the same logits; the
+divergence and the entropy are added. Written from the code of verl's
+`MegatronEngineWithLMHead._lm_head_logits_processor`, and tested on verl's own packing with a stand-in for Megatron's
+process groups; Megatron itself was not run.
 
 N = packed rows of this rank, K = tokens kept of mu, V = vocabulary.
 """
@@ -28,13 +29,13 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths.divergence import topk_from_logp
 from cppo_lab.maths.from_logits import logp_and_divergence
 
-# Keys of the model's output. Not "entropy": verl's loss would take that for its entropy bonus.
+# Keys of the model's output. Not "entropy", which verl's loss would use for its entropy bonus.
 LOGP, DIVERGENCE, ENTROPY = "log_probs", "divergence", "policy_entropy"
-NO_TOKEN = -1  # an empty place of the Top-K partition
+NO_TOKEN = -1  # an empty slot of the Top-K partition
 
 
 class Columns(NamedTuple):
-    """What the rollout recorded, on packed rows."""
+    """The values recorded by the rollout, on packed rows."""
 
     tokens: Tensor  # [N] the token that the row predicts
     rollout_logp: Tensor  # [N] log mu of it
@@ -50,12 +51,12 @@ def fsdp_outputs(
     Args:
         logits: [1, N, V], divided by the temperature; under Ulysses this rank's rows.
         data: the micro-batch, see `packed_columns`.
-        top_k: D_t on mu's K most likely tokens; without, it follows from log-probabilities alone.
+        top_k: compute D_t on mu's K most likely tokens; otherwise it is computed later, from log-probabilities only.
         measure, convention: as `maths.divergence.topk`.
     """
     columns = packed_columns(data, top_k)
     if get_ulysses_sequence_parallel_world_size() > 1:
-        # As verl cuts its labels: zeros behind the packed row up to a multiple of the ranks, then equal parts.
+        # As verl splits its labels: zeros after the packed row up to a multiple of the ranks, then equal parts.
         columns = _each(columns, lambda column: slice_input_tensor(column, dim=0))
     # verl's own log-probabilities or entropy would read the logits after us.
     alone = tu.get_non_tensor_data(data, "distillation_only", False) and not (
@@ -98,7 +99,7 @@ def megatron_outputs(
     offsets = data["input_ids"].offsets()
 
     def placed(column: Tensor) -> Any:
-        """As verl places the labels: padded to its alignment, this rank's part under context parallelism."""
+        """The column, placed as verl places labels: padded to its alignment, and this context-parallel rank's part."""
         nested = torch.nested.nested_tensor_from_jagged(column, offsets)
         return place(nested, pre_process=True)[0].flatten(0, 1)
 
@@ -129,7 +130,7 @@ def megatron_outputs(
 
 
 def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:
-    """The columns that there are, each changed."""
+    """Apply `change` to each column that is not None."""
     tokens, rollout_logp, ids, topk_logp = columns
     return Columns(
         change(tokens),
@@ -154,7 +155,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
     total = len(sequences.values())
     tokens = torch.roll(
         sequences.values(), -1
-    )  # as verl: the last row of a sequence sees the next one's first
+    )  # as in verl: the last row of a sequence gets the next one's first
     rollout_logp = laid(data["old_log_probs"].values(), rows, total, 0.0)
     if not top_k:
         return Columns(tokens, rollout_logp, None, None)

@@ -24,7 +24,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
     or "sample" (`measure` k2 or k3). `horizon`: the run's maximum response length. `mismatch`: whether the sums of the
     metrics `mismatch/*` are reported.
 
-    Raises UserError for what does not fit together.
+    Raises UserError for settings that do not fit together.
     """
 
     loss_mode: str = NAME
@@ -99,7 +99,7 @@ def _check_rule(rule: Rule, constants: dict[str, Any], measure: str) -> None:
         )
     one = torch.zeros(1, 1)
     own = {PERMUTATION: one.long()} if PERMUTATION in rule.needs else {}
-    try:  # the rule itself says what its constants may be
+    try:  # the rule itself validates its constants
         rule.load(one, one, one, one.bool(), one, **constants, **own)
     except (ValueError, TypeError) as error:
         raise UserError(f"policy_loss.constants of rule {rule.name!r}: {error}") from error

@@ -1,10 +1,10 @@
 """The statistics that a loss reports through verl, converted to the metrics of our schema.
 
 verl reduces a metric three times: over the data-parallel ranks (mean), over micro-batches (sum) and over minibatches
-(mean; by "max" or "min" in the name: the maximum or minimum). A share reported as a share would be a mean of means. We
-report sums, which those reductions divide by one common factor: (ranks x minibatches). A ratio of two of them is
-exact. `loss` and `updates` are scaled by the number of ranks beforehand, so that of `updates` the share of minibatches
-with a token is left, and of `loss` their sum over all minibatches.
+(mean; by "max" or "min" in the name: the maximum or minimum). A share would become a mean of means. So we
+report sums, which those reductions divide by the same factor (ranks x minibatches): the ratio of two of them is
+exact. `loss` and `updates` are scaled by the number of ranks beforehand, so that `updates` becomes the share of
+minibatches with a token, and `loss` the sum over all minibatches.
 
 Importing this module imports no verl.
 """
@@ -31,7 +31,7 @@ GAP = f"{PREFIX}gap/"  # + third / part of MismatchSums / place in it
 def diagnostic_sums(
     logp: Tensor, rollout_logp: Tensor, valid: Tensor, entropy: Tensor | None
 ) -> dict[str, Tensor]:
-    """Sums over the valid tokens of [B, T] that belong to no rule; `entropy` of pi, where it is known."""
+    """Rule-independent sums over the valid tokens of [B, T]; `entropy` of pi, if known."""
     difference, scale = relative_logprob_error(logp, rollout_logp, valid)
     gap = (logp.float().exp() - rollout_logp.float().exp()).abs()
     sums = {
@@ -49,8 +49,8 @@ def report(
 
     Args:
         stats: among them `tokens`, the valid tokens of this micro-batch.
-        loss: what is differentiated: the micro-batch's part of the minibatch loss, times `dp_size`.
-        minibatch_tokens: valid tokens of the minibatch on all ranks; 0 where all its rows pad.
+        loss: the differentiated value: the micro-batch's part of the minibatch loss, times `dp_size`.
+        minibatch_tokens: valid tokens of the minibatch on all ranks; 0 if all its rows are padding.
         dp_size: data-parallel ranks.
     """
     from verl.utils.metric import AggregationType, Metric
@@ -65,7 +65,7 @@ def report(
 
 
 def report_mismatch(sums: mismatch.MismatchSums) -> "dict[str, Metric]":
-    """The micro-batch's sums as verl metrics: one number each, since verl reduces nothing else."""
+    """The micro-batch's sums as verl metrics: one number each, since verl reduces only scalars."""
     from verl.utils.metric import AggregationType, Metric
 
     numbers = torch.cat([part.flatten() for part in sums]).tolist()  # one transfer from the device
@@ -77,7 +77,7 @@ def report_mismatch(sums: mismatch.MismatchSums) -> "dict[str, Metric]":
 
 @cache
 def _names() -> tuple[str, ...]:
-    """The names of what MismatchSums holds, in its order."""
+    """The names of the numbers in MismatchSums, in order."""
     widths = {"sums": len(mismatch.FIELDS), "largest": 1, "counts": mismatch.BINS}
     return tuple(
         f"{GAP}{third}/{part}/{place}"
@@ -88,23 +88,24 @@ def _names() -> tuple[str, ...]:
 
 
 def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
-    """Put the metrics `mismatch/*` of a training step in the place of their sums, if there are any.
+    """Replace the sums of a training step by the metrics `mismatch/*`, if there are any.
 
     Args:
-        metrics: name -> a number for each minibatch of the step in its order, over all ranks and micro-batches, as
-            verl's `train_mini_batch` returns them. verl has divided the sums of each minibatch by the number of ranks.
+        metrics: name -> one number per minibatch of the step, in order, reduced over ranks and micro-batches, as
+        returned
+            by verl's `train_mini_batch`. verl has divided the sums of each minibatch by the number of ranks.
     """
     if _names()[0] not in metrics:
         return
     values = torch.tensor([metrics.pop(name) for name in _names()], dtype=torch.float64)
     updates = [_mismatch_sums(column) for column in values.unbind(1)]
-    updates = [sums for sums in updates if sums.sums[:, 0].any()]  # a minibatch of padding alone is no update
+    updates = [sums for sums in updates if sums.sums[:, 0].any()]  # padding alone makes no update
     for found in (mismatch.metrics(updates), mismatch.metrics(updates[:1], before_update=True)):
         metrics.update({name: [value] for name, value in found.items()})
 
 
 def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
-    """The numbers under `_names` as they were."""
+    """MismatchSums from the numbers in the order of `_names`."""
     thirds = mismatch.THIRDS
     sums, largest, counts = numbers.split([thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS])
     return mismatch.MismatchSums(sums.view(thirds, -1), largest, counts.view(thirds, -1))
@@ -113,10 +114,10 @@ def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
 def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
     """Metrics in the names of the schema from verl's reduced actor metrics of one training step.
 
-    Keys may carry verl's prefix `actor/`. Empty if there are no sums of ours, or if no minibatch had a token.
+    Keys may carry verl's prefix `actor/`. Empty if our sums are missing, or if no minibatch had a token.
 
-    `train/entropy` is that of the policy under update, at the states of the rollouts: verl's sampling engines do not
-    give the entropy of mu. The two are equal in the first minibatch of a step.
+    `train/entropy` is that of the policy being updated, at the states of the rollouts, since verl's sampling engines do
+    not return the entropy of mu. The two are equal in the first minibatch of a step.
     """
     names = {key.removeprefix("actor/"): key for key in reduced}
     sums = {
@@ -131,7 +132,7 @@ def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
     metrics |= {name: float(reduced[key]) for name, key in names.items() if name.startswith(schema.MISMATCH)}
     metrics["train/loss"] = sums["loss"] / sums["updates"]
     if "grad_norm" in names:
-        # A minibatch of padding alone has the norm 0, and is no update.
+        # A minibatch of padding only has norm 0 and makes no update.
         metrics["train/grad_norm"] = float(reduced[names["grad_norm"]]) / sums["updates"]
     metrics["train/relative_logprob_error"] = (
         sums["logprob_difference"] / sums["logprob_scale"] if sums["logprob_scale"] else 0.0

@@ -1,9 +1,9 @@
-"""Which responses are trained in which minibatch, and on which rank: whole groups, in the order of the data.
+"""Assigns responses to minibatches and ranks: whole groups, in the order of the data.
 
-verl sorts a batch by length and cuts it anywhere, and has no way to leave a group out. Here, as in the embedded core:
-minibatch m holds the groups of its own prompts; a group without reward variance is left out and not replaced, so that
-its minibatch is smaller; a minibatch with nothing left is no update. verl wants minibatches of one size, so rows that
-train nothing (`None`) fill them up.
+verl sorts a batch by length, cuts it anywhere, and cannot drop a group. Here, as in the embedded core, minibatch m
+holds the groups of its own prompts; a group without reward variance is dropped and not replaced, so that its minibatch
+is smaller; an empty minibatch makes no update. verl requires minibatches of equal size, so they are filled up with
+padding rows (`None`).
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ def arrange(
     """The responses of every minibatch by rank.
 
     Args:
-        groups: place in the data of each response's prompt, 0-based within the batch.
-        lengths: its tokens, prompt included.
-        keep: whether its group has a learning signal.
+        groups: index of each response's prompt within the batch, from 0.
+        lengths: number of tokens of each response, prompt included.
+        keep: whether the group of each response has a learning signal.
         groups_per_minibatch: prompts per update.
         ranks: data-parallel ranks.
         rows: responses per full minibatch, a multiple of `ranks`.
 
     Raises:
-        ValueError: rows that the ranks cannot share equally, or more responses than a minibatch has rows.
+        ValueError: `rows` is not a multiple of `ranks`, or a minibatch has more responses than rows.
     """
     if rows % ranks:
         raise ValueError(f"a minibatch of {rows} responses cannot be shared equally by {ranks} ranks")
@@ -43,7 +43,7 @@ def arrange(
 
 
 def _balance(members: list[int], lengths: Sequence[int], ranks: int, places: int) -> list[list[int | None]]:
-    """Share out `members`: longest first, each to the rank with the fewest tokens that has a place left."""
+    """Distribute `members`, longest first, each to the rank with the fewest tokens that has a free row."""
     if len(members) > ranks * places:
         raise ValueError(f"a minibatch has {len(members)} responses, but {ranks} x {places} rows")
     shares: list[list[int | None]] = [[] for _ in range(ranks)]
@@ -56,6 +56,6 @@ def _balance(members: list[int], lengths: Sequence[int], ranks: int, places: int
 
 
 def by_rank(arrangement: Arrangement) -> list[int | None]:
-    """All rows as verl deals them out: the first part to rank 0, and so on; each its minibatches in order."""
+    """All rows in verl's order: first those of rank 0, and so on; within a rank by minibatch."""
     ranks = len(arrangement[0]) if arrangement else 0
     return [row for rank in range(ranks) for minibatch in arrangement for row in minibatch[rank]]

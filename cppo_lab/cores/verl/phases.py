@@ -1,4 +1,4 @@
-"""How long the parts of each step took, and the most memory: lines of `verl_phases.jsonl` in the run's folder.
+"""The time of each part of a step, and peak memory: lines of `verl_phases.jsonl` in the run's folder.
 
 Seconds are verl's own timers (`gen`, `update_actor`, `update_weights`, `save_checkpoint`, `testing`, `step`, ...).
 Memory is in 2^30 bytes, of the trainer's process on one device and of the host.
@@ -25,7 +25,7 @@ class Phases:
 
 
 def append(folder: Path, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-    """Add the line of `step`; `metrics` are all that verl has, of which the memory is kept."""
+    """Add the line of `step`; `metrics` are all of verl's, of which those on memory are kept."""
     memory = {
         name: max(values)
         for name in _MEMORY
@@ -36,7 +36,7 @@ def append(folder: Path, step: int, seconds: Mapping[str, float], metrics: Mappi
 
 
 def read(folder: Path) -> list[Phases]:
-    """The lines that are whole, in the order in which they were written."""
+    """The complete lines, in the order in which they were written."""
     try:
         lines = (folder / FILE).read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:

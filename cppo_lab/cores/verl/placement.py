@@ -1,4 +1,4 @@
-"""A run against its layout: what verl, or a rollout on GPUs, would refuse after hours in the queue."""
+"""Checks a run against its layout for errors that would otherwise only show up after hours in the queue."""
 
 from cppo_lab.errors import UserError
 from cppo_lab.rules import MINIBATCH
@@ -20,7 +20,7 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
 
 
 def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
-    """A micro-batch holds at least one longest sequence; verl would say so only in the first update that meets one."""
+    """A micro-batch must hold a sequence of maximum length; verl would fail only at the first update that has one."""
     data = run.data
     prompt = data.max_prompt_length if isinstance(data, MathData) else data.prompt_length
     longest = prompt + run.rollout.max_response_length
@@ -44,7 +44,7 @@ def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:
 
 
 def _check_rollout(run: VerlRun, layout: LayoutSpec) -> None:
-    """The rollout keeps of mu what the divergence needs, whatever `layout.verl` says."""
+    """`layout.verl` must not keep the rollout from recording what the divergence needs of mu."""
     needed = {f"{ROLLOUT}.calculate_log_probs": True, f"{ROLLOUT}.logprobs_mode": "processed_logprobs"}
     if run.divergence.estimator == "topk":
         needed[f"{ROLLOUT}.engine_kwargs.cppo_lab.topk"] = run.divergence.k

@@ -2,8 +2,8 @@
 
 Each Ray "GPU" is one CPU rank: verl counts ranks by Ray's GPU resource, which is only a number
 (`ray.init(num_gpus=ranks)`), and Ray then sets CUDA_VISIBLE_DEVICES, which nothing reads.
-Besides: `actor.strategy=fsdp2` (verl places FSDP1's shards on "cpu:<device>", which does not exist), process group
-`cpu:gloo` opened before verl's own `cpu:gloo,cpu:gloo`, which torch refuses, `attn_implementation=sdpa`,
+It also requires: `actor.strategy=fsdp2` (verl places FSDP1's shards on "cpu:<device>", which does not exist), process
+group `cpu:gloo` opened before verl's own `cpu:gloo,cpu:gloo`, which torch refuses, `attn_implementation=sdpa`,
 `use_remove_padding=False`.
 """
 
@@ -21,12 +21,12 @@ PLATFORM_NAME = "cpu"
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Resident memory of this process, in bytes."""
     return int(psutil.Process().memory_info().rss)
 
 
 def _peak() -> int:
-    """Bytes of memory that this process held at most."""
+    """Peak resident memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -36,8 +36,8 @@ def _memory() -> tuple[int, int]:
     return int(memory.available), int(memory.total)
 
 
-# What verl 0.9.1 calls on `get_torch_device()` on the way of FSDP training, checkpoints and weight updates (found by
-# searching its source). `is_available` False: verl then leaves allocator clean-up alone.
+# What verl 0.9.1 calls on `get_torch_device()` during FSDP training, checkpoints and weight updates (found by searching
+# its source). With `is_available` False verl skips allocator clean-up.
 DEVICE_MODULE = types.ModuleType("cppo_lab_cpu_device")
 DEVICE_MODULE.__dict__.update(
     is_available=lambda: False,
@@ -49,7 +49,7 @@ DEVICE_MODULE.__dict__.update(
     memory_reserved=_resident,
     max_memory_allocated=_peak,
     max_memory_reserved=_peak,
-    # On resume verl hands the device's generator the state saved under its name, here "cpu".
+    # On resume verl restores the device's generator from the state saved under its name, here "cpu".
     set_rng_state=torch.set_rng_state,
 )
 
@@ -69,7 +69,7 @@ class PlatformCPU(PlatformBase):
         return False
 
     def current_device(self) -> torch.device:
-        # verl hands this to `Tensor.to`, where an index would mean a GPU.
+        # verl passes this to `Tensor.to`, where an index would mean a GPU.
         return torch.device("cpu")
 
     def device_count(self) -> int:

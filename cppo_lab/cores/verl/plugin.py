@@ -1,19 +1,19 @@
-"""Registers everything of ours with verl, in every Ray process.
+"""Registers our classes with verl, in every Ray process.
 
-verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and lets their
-errors through; entry points of group `verl.plugins` would be loaded as well, but their errors are swallowed. The
-core puts `ray_local.plugin_environment` into its own environment and Ray's `runtime_env.env_vars`. Servers are loaded
-when verl asks for them by name, so no process imports one it does not run.
+verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and propagates their
+errors; those of entry points in the group `verl.plugins` would be swallowed. The
+core puts `ray_local.plugin_environment` into its own environment and Ray's `runtime_env.env_vars`. Servers are imported
+when verl looks them up by name, so no process imports one that it does not run.
 
-The device stays verl's own choice unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
+verl chooses the device itself unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
 """
 
 import os
 
 import transformers.utils
 
-# A third of the time that verl takes to be imported, in each of a run's ten processes, is scikit-learn and SciPy:
-# transformers imports them, where they are installed, for one kind of assisted decoding that nothing here uses.
+# Hide scikit-learn and SciPy, which take a third of verl's import time in each of a run's ten processes. transformers
+# imports them, if installed, for one kind of assisted decoding that nothing here uses.
 _find_sklearn = transformers.utils.is_sklearn_available
 transformers.utils.is_sklearn_available = lambda: False
 try:

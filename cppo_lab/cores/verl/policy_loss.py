@@ -1,12 +1,12 @@
 """The rules of `maths.rules` as verl's policy loss.
 
 `trust_region_loss` has verl's two-phase protocol (that of its `distillation_ppo_loss`): an engine calls it on the
-logits, see `logits.py`, and then for the loss of a micro-batch. Parts of a minibatch add up to the loss of the whole:
-each is divided by what the whole minibatch holds (its tokens, or its responses), and multiplied by the number of
+logits, see `logits.py`, and then for the loss of a micro-batch. The losses of micro-batches add up to that of the
+minibatch: each is divided by the per-minibatch total (of tokens, or of responses), and multiplied by the number of
 data-parallel ranks, over which FSDP and Megatron average gradients.
 
 Importing this module also registers the loss `trust_region` in verl's standard protocol, for recipes that do not use
-our worker; it has only what verl hands on: no Top-K, unless D_t comes in place of `rollout_is_weights`.
+our worker. It gets only verl's own arguments: no Top-K, unless D_t is passed as `rollout_is_weights`.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class MicroBatch(NamedTuple):
 
 
 class MinibatchTotals(NamedTuple):
-    """Per-minibatch totals needed by a micro-batch. `responses` is None where verl counts none."""
+    """Per-minibatch totals needed by a micro-batch. `responses` is None if verl does not count them."""
 
     tokens: float
     responses: float | None
@@ -98,7 +98,7 @@ def trust_region_loss(
     else:
         loss, metrics = _verl_loss(config, model_output, data, dp_group, totals)
         batch = tokens(responses.logp.detach(), *responses[1:4], d)
-        # verl's own loss masks in its own way, and reports that itself.
+        # verl's own losses apply their own masks and report them.
         stats = {k: v for k, v in common_stats(batch, batch.valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
         gap = log_ratios(responses.logp, responses.rollout_logp, responses.valid)
@@ -109,10 +109,10 @@ def trust_region_loss(
 
 
 def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> dict[str, Tensor]:
-    """The first phase: what the engine's logits say of each packed row."""
+    """The first phase: the outputs from the engine's logits for each packed row."""
     loss_config = config.policy_loss
     top_k = loss_config.needs_topk
-    # Where D_t does not come from the logits, the measure is of no account: "sample" has others.
+    # The measure is ignored if D_t does not come from the logits: "sample" has other measures.
     cells = {
         "measure": loss_config.measure if top_k else "tv",
         "convention": loss_config.convention or "union",
@@ -125,7 +125,7 @@ def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> di
 def evaluate(
     config: Any, mode: str, responses: MicroBatch, d: Tensor, totals: MinibatchTotals
 ) -> tuple[Tensor, RuleOutput]:
-    """The rule on these responses with divergence `d` [B, T], and their part of the minibatch's loss.
+    """Apply the rule to these responses with divergence `d` [B, T]; returns also their part of the minibatch loss.
 
     `mode` is the aggregation. Raises UserError as `trust_region_loss`.
     """
@@ -145,7 +145,7 @@ def evaluate(
             f"loss_agg_mode={mode} needs the column minibatch_responses: the non-padding responses of the "
             "minibatch over all ranks (verl's global_batch_size counts padding rows)"
         )
-    if not denominator:  # a minibatch of padding alone
+    if not denominator:  # a minibatch of padding only
         return 0.0 * output.objective.sum(), output
     horizon = loss_config.horizon if mode == "seq-mean-token-sum-norm" else None
     part = aggregation.aggregate(
@@ -172,7 +172,7 @@ def _check_actor(config: Any, mode: str) -> None:
 def _responses(model_output: Any, data: Any) -> MicroBatch:
     """The padded [B, T] arguments of a rule.
 
-    Raises NotFinite for log-probabilities of valid tokens that are not.
+    Raises NotFinite if a log-probability of a valid token is not finite.
     """
     logp = compute_dtype(no_padding_2_padding(model_output[from_engine.LOGP], data))
     width = logp.shape[1]
@@ -206,7 +206,7 @@ def _totals(data: Any) -> MinibatchTotals:
     """The totals of the minibatch, from verl and our batch."""
     counts = data.get("minibatch_responses", None)
     if counts is not None:
-        # The same number in every row but those that pad, which hold 0.
+        # The same number in every row, except 0 in padding rows.
         counts = float((counts.values() if counts.is_nested else counts).max())
     return MinibatchTotals(float(data["batch_num_tokens"]), counts, int(data["dp_size"]))
 
@@ -227,7 +227,7 @@ def _divergence(loss_config: TrustRegionLossConfig, responses: MicroBatch, measu
 
 
 def _verl_loss(config: Any, model_output: Any, data: Any, dp_group: Any, totals: MinibatchTotals) -> Any:
-    """verl's own policy loss with its metrics; seq-mean modes divide by the responses that do not pad."""
+    """verl's own policy loss with its metrics; seq-mean modes divide by the number of non-padding responses."""
     if totals.responses is not None:
         data = data.clone(recurse=False)
         tu.assign_non_tensor(data, global_batch_size=max(totals.responses, 1.0))
@@ -244,11 +244,11 @@ def registered_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """`trust_region` in verl's standard protocol: the same evaluation with what verl hands on.
+    """`trust_region` in verl's standard protocol: the same evaluation from verl's own arguments.
 
-    `rollout_is_weights` is D_t [B, T] if given; without, it follows from the log-probabilities. The seq-mean modes
-    divide by verl's `global_batch_size`, padding rows included. The metrics are those of one micro-batch, which verl
-    averages.
+    `rollout_is_weights` is D_t [B, T] if given; otherwise D_t is computed from the log-probabilities. The seq-mean
+    modes divide by verl's `global_batch_size`, padding rows included. The metrics are those of one micro-batch, which
+    verl averages.
     """
     if not isinstance(config.policy_loss, TrustRegionLossConfig):
         raise UserError(

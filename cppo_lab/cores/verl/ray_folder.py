@@ -1,7 +1,7 @@
-"""Folders for Ray's sessions and tokens: private, short, and removed, if not by their owner then by the next one.
+"""Folders for Ray's sessions and tokens: private, with short paths, and removed by their owner or the next one.
 
-Ray opens its folder to everybody (mode 777), so it gets one inside a folder of mode 700. Slurm may kill all processes
-of a job at once; the folder's lock then tells that its owner is gone.
+Ray makes its folder accessible to everybody (mode 777), so it is put inside a folder of mode 700. Slurm may kill all
+processes of a job at once; the released lock of the folder then shows that its owner is gone.
 """
 
 import fcntl
@@ -44,7 +44,7 @@ def remove_abandoned() -> None:
 def _new() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
-        # Until it is locked somebody may take it for abandoned, and remove it.
+        # Until it is locked, another process may take it for abandoned and remove it.
         with suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,9 +1,9 @@
-"""Ray on one machine, for this user alone: on loopback, with a token, without what a short run does not need.
+"""Starts Ray on one machine, accessible to this user only: on loopback, with a token, without unneeded services.
 
 Measured with Ray 2.60 (`ss -ltn` after `ray.init()`): by default its daemons and every worker listen on all
-interfaces, at random ports. Ray replaces a given 127.0.0.1 by another address of the host, unless multi-node clusters
-are switched off, as they are on Windows and macOS: then everything listens on 127.0.0.1.
-What this does not cover: torch's process groups (torch's TCP store listens on all interfaces while a run is up), and
+interfaces, at random ports. Ray replaces 127.0.0.1 by another address of the host, unless multi-node clusters are
+switched off, as on Windows and macOS: then everything listens on 127.0.0.1.
+Not covered: torch's process groups (torch's TCP store listens on all interfaces while a run is up), and
 runs on several machines (`ray_nodes`).
 """
 
@@ -24,18 +24,17 @@ from cppo_lab.spec import LayoutSpec
 SOCKET_PATH_LIMIT = 107
 SESSION_PATH = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LONGEST_FOLDER = SOCKET_PATH_LIMIT - SESSION_PATH
-# Logical processors: verl's actors wait most of the time, and each asks Ray for one whole.
+# Logical processors: verl's actors are idle most of the time, but each requests a whole one from Ray.
 LOGICAL_CPUS = 16
 OBJECT_STORE_LEAST = 80 * 2**20  # bytes; Ray refuses less than 75 of 2^20
-OBJECT_STORE_SHARE = 0.3  # of the memory that a run may take; Ray's own share of all that the machine has
+OBJECT_STORE_SHARE = 0.3  # share of the run's memory limit; Ray applies the same share to the whole machine
 WORKERS = {
-    # They are the run. Ray would let everything else on the machine go before them (nice 15), and on one that is busy
-    # none of them would get to its work.
+    # No niceness: Ray would run its workers at nice 15, and on a busy machine they would make no progress.
     "RAY_worker_niceness": "0",
-    # None before they are asked for: Ray starts some that lack the environment of ours, and stay idle.
+    # Do not prestart workers: they would lack our environment and stay idle.
     "RAY_prestart_worker_first_driver": "0",
     "RAY_enable_worker_prestart": "0",
-    "RAY_worker_register_timeout_seconds": "600",  # one that loads torch on a busy machine is not dead after 60
+    "RAY_worker_register_timeout_seconds": "600",  # a worker that loads torch on a busy machine may take more than 60 s
 }
 START_SECONDS = 120.0  # for Ray's daemons
 DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's own choice
@@ -44,11 +43,11 @@ DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for 
 def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict[str, Any], dict[str, str]]:
     """Keyword arguments of `ray.init`, and the environment that must be set *before* Ray is imported.
 
-    `folder` will hold Ray's session and the token, both readable by this user alone; it is created when missing, and
-    removing it is the caller's. `num_cpus` and `num_gpus` are logical: the number of actors verl may place, and of
-    training ranks.
+    `folder` will hold Ray's session and the token, both readable by this user alone; it is created if missing, and the
+    caller removes it. `num_cpus` and `num_gpus` are logical: the number of actors that verl may place, and of training
+    ranks.
 
-    Raises UserError when `folder` is too long for Ray's sockets.
+    Raises UserError if `folder` is too long for Ray's sockets.
     """
     place = folder.resolve()
     if len(os.fsencode(place)) > LONGEST_FOLDER:
@@ -64,54 +63,54 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
         "_temp_dir": str(place),
     }
     environment = {
-        # Off: one machine only, so Ray takes 127.0.0.1 as the node's address.
+        # Off for a single machine, so that Ray takes 127.0.0.1 as the node's address.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(private_token(place / "token")),
         "RAY_USAGE_STATS_ENABLED": "0",
         **WORKERS,
-        # Not another cluster's address or folder that the shell may export.
+        # Override the address and folder of another cluster that the shell may export.
         "RAY_ADDRESS": "local",
         "RAY_TMPDIR": str(place),
-        # The collectives of CPU ranks: by default gloo picks the interface of the host's name.
+        # For collectives of CPU ranks: by default gloo uses the interface of the host name.
         "GLOO_SOCKET_IFNAME": "lo",
     }
     return arguments, environment
 
 
 def logical_cpus(layout: LayoutSpec) -> int:
-    """Processors of one machine, as Ray is to count them."""
+    """The number of logical processors of one machine for Ray."""
     return LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
 
 
 def object_store_bytes(memory_gb: float) -> int:
-    """Bytes of Ray's object store on a machine where a run may take so many 2^30 bytes."""
+    """Bytes of Ray's object store for a run that may use `memory_gb` (2^30 bytes) of a machine."""
     return max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
 
 
 @contextmanager
-def left_in_order() -> Iterator[None]:
-    """Leave Ray's cluster after the context.
+def shut_down_after() -> Iterator[None]:
+    """Shut down Ray after the context, unless a signal ended it.
 
-    Not after a signal to end: Slurm signals Ray's processes too, Ray looks for them for ten seconds, and the run's
-    last words come first. Ray then ends with the process.
+    After a signal Ray ends with the process: Slurm also signals Ray's processes, Ray would wait ten seconds for them,
+    and recording the end of the run comes first.
     """
-    told = False
+    signalled = False
     try:
         yield
     except SystemExit:
-        told = True
+        signalled = True
         raise
     finally:
-        if not told:
+        if not signalled:
             import ray
 
             ray.shutdown()
 
 
 @contextmanager
-def patient_start() -> Iterator[None]:
-    """Give Ray START_SECONDS to start on this machine. Its own 30, which nothing sets, are too few on a busy one."""
+def longer_start_timeout() -> Iterator[None]:
+    """Allow Ray START_SECONDS to start. Its fixed timeout of 30 s is too short on a busy machine."""
     from ray._private import services
 
     look: Callable[[str, str], Any] = services.get_node
@@ -121,7 +120,7 @@ def patient_start() -> Iterator[None]:
         while True:
             try:
                 return look(gcs_address, node_id)
-            except RuntimeError:  # not there yet; Ray would catch it and look at its own clock
+            except RuntimeError:  # not there yet; Ray would retry until its own timeout
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -134,17 +133,18 @@ def patient_start() -> Iterator[None]:
 
 
 def own_handlers() -> Callable[[], None]:
-    """Remember this process's signal handlers; the function returned puts them back.
+    """Save this process's signal handlers; the returned function restores them.
 
-    `ray.init` lets SIGTERM abort the process, which then could not say how far its run came.
+    `ray.init` lets SIGTERM abort the process, which then could not record the progress of its run.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)}
 
     def restore() -> None:
         with suppress(ValueError):  # only the main thread may set handlers
             for number, handler in before.items():
-                told = signal.getsignal(number) is signal.SIG_IGN  # meanwhile, and once is enough
-                signal.signal(number, signal.SIG_IGN if told else handler)
+                # A signal that is ignored by now has already been handled, and once is enough.
+                handled = signal.getsignal(number) is signal.SIG_IGN
+                signal.signal(number, signal.SIG_IGN if handled else handler)
 
     return restore
 

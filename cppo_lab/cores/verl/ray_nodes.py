@@ -1,8 +1,8 @@
-"""One Ray cluster over the machines of an allocation: the first one has the head and trains, the others join it.
+"""One Ray cluster over the machines of an allocation: the first one runs the head and trains, the others join it.
 
-They find each other by a file in the allocation's meeting folder, which all of them see. Ports are free ones and Ray's
-files lie in a new folder per machine and job, so that jobs which share a machine do not meet. A machine leaves when
-the head no longer answers, whatever ended it.
+They find each other by a file in the allocation's meeting folder, which all of them see. Each machine and job uses free
+ports and a new folder for Ray's files, so that jobs on the same machine do not interfere. A machine leaves when the
+head no longer answers, for whatever reason.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_folder import own_folder
 from cppo_lab.cores.verl.ray_local import (
     WORKERS,
-    left_in_order,
     logical_cpus,
     object_store_bytes,
     own_handlers,
     private_token,
+    shut_down_after,
 )
 from cppo_lab.cores.verl.ray_supervisor import kept
 from cppo_lab.errors import UserError
 from cppo_lab.safe_open import replace_file
 from cppo_lab.spec import LayoutSpec
 
-HEAD = "ray_head.json"  # in the meeting folder: where Ray's head answers
+HEAD = "ray_head.json"  # in the meeting folder: the address of Ray's head
 TOKEN = "ray_token"
 HEAD_SECONDS = 120.0  # until the head answers on its own machine
 JOIN_SECONDS = 300.0  # until every machine has joined
@@ -43,16 +43,16 @@ MEET_SECONDS = (
     1800.0  # until the first machine has a head: it may wait for a predecessor's end, or for MLflow
 )
 PORTS = range(20_000, 30_000)  # below those that systems hand out by default
-_DRAWN: set[int] = set()  # by this process, whose Ray may not have taken them yet
+_DRAWN: set[int] = set()  # ports chosen by this process, which Ray may not have bound yet
 LOOK_SECONDS = 0.5
-SILENCES = 4  # failed connections in a row after which the head is gone
+SILENCES = 4  # after this many failed connections in a row the head counts as gone
 
 
 @contextmanager
 def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) -> Iterator[dict[str, Any]]:
-    """Arguments of `ray.init` for a cluster over all machines of `allocation`, gone afterwards.
+    """Arguments of `ray.init` for a cluster over all machines of `allocation`, which is shut down afterwards.
 
-    The environment is set that Ray and torch's process groups need; restoring it is the caller's.
+    Sets the environment for Ray and torch's process groups; the caller restores it.
 
     Raises UserError naming the machines that have not joined in time.
     """
@@ -68,7 +68,7 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
             replace_file(allocation.meeting / HEAD, json.dumps({"address": address}))
             ray_init = {"address": address, "_node_ip_address": host}
             _wait_for_all(ray_init, allocation, keeper)
-            with left_in_order():
+            with shut_down_after():
                 yield ray_init
     finally:
         for name in (HEAD, TOKEN):
@@ -76,9 +76,9 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
 
 
 def run_worker_node(resources: Resources) -> None:
-    """Lend this machine to the run that the first one trains; returns when that has ended.
+    """Serve as a worker node for the run that the first machine trains; returns when it has ended.
 
-    Raises RuntimeError if Ray ends here before, or if there is no head in time.
+    Raises RuntimeError if Ray on this machine ends before the run, or if no head appears in time.
     """
     layout, allocation = resources.layout, resources.allocation
     assert layout is not None and allocation is not None
@@ -102,8 +102,8 @@ def run_worker_node(resources: Resources) -> None:
 def own_address(allocation: Allocation) -> str:
     """The address of this machine by which the others reach it.
 
-    It is that of the interface that GLOO_SOCKET_IFNAME names, where it does; else the one from which packets to
-    another machine of the allocation leave. Where machines are virtual, each has a loopback address of its own.
+    It is that of the interface named by GLOO_SOCKET_IFNAME, if set; otherwise the source address of packets to another
+    machine of the allocation. If the machines are simulated on one host, each gets a different loopback address.
     """
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         found = psutil.net_if_addrs().get(interface, [])
@@ -121,12 +121,12 @@ def own_address(allocation: Allocation) -> str:
                 address = str(sock.getsockname()[0])
         except OSError:
             address = socket.gethostbyname(socket.gethostname())
-    # All of 127/8 is this machine; Ray would replace 127.0.0.1 by another address.
+    # All of 127/8 is this machine; Ray would replace 127.0.0.1.
     return f"127.0.0.{2 + allocation.rank}" if address.startswith("127.") else address
 
 
 def _interface(address: str) -> str:
-    """The network interface that has an address."""
+    """The name of the network interface with this address."""
     if address.startswith("127."):
         return "lo"
     for name, addresses in psutil.net_if_addrs().items():
@@ -145,7 +145,7 @@ def _environment(token: Path, host: str) -> dict[str, str]:
 
 
 def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: float | None) -> list[str]:
-    """The command that starts Ray on this machine and stays, but for what head and others differ in."""
+    """The part of the command that starts Ray in the foreground that is the same for head and workers."""
     options: dict[str, object] = {
         "node-ip-address": host,
         "node-name": allocation.machine,
@@ -172,15 +172,15 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
 
 @contextmanager
 def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """Ray on this machine, with a folder of its own."""
-    # Addresses and folders of other clusters that the shell may export; `ray start` takes none from here.
+    """Run Ray on this machine, with a separate folder."""
+    # Drop addresses and folders of other clusters that the shell may export.
     environment = {
         key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")
     }
     environment |= WORKERS | {
         "AUTOSCALER_METRIC_PORT": str(free_port(host)),
         "DASHBOARD_METRIC_PORT": str(free_port(host)),
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # a server's: nobody has to move to another machine
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # draining would only move actors elsewhere
     }
     with own_folder() as (folder, lock):
         whole = [*command, "--temp-dir", str(folder / "ray")]
@@ -189,7 +189,7 @@ def _running(command: list[str], host: str) -> Iterator["subprocess.Popen[bytes]
 
 
 def free_port(host: str) -> int:
-    """A TCP port of this machine that nobody listens at; a system hands none of these to others meanwhile."""
+    """A free TCP port of this machine, outside the range from which the system assigns ports."""
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind((host, port))
@@ -200,7 +200,7 @@ def free_port(host: str) -> int:
 
 
 def _answers(address: str) -> bool:
-    """Whether something listens there."""
+    """Whether a process listens at the address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
@@ -224,7 +224,7 @@ def _wait_for(address: str, keeper: "subprocess.Popen[bytes]") -> None:
 def _wait_for_all(
     ray_init: dict[str, Any], allocation: Allocation, keeper: "subprocess.Popen[bytes]"
 ) -> None:
-    """Wait until every machine has joined: verl asks for the GPUs of all when it starts."""
+    """Wait until every machine has joined: verl requests the GPUs of all when it starts."""
     import ray
 
     deadline = time.monotonic() + JOIN_SECONDS
@@ -253,7 +253,7 @@ def _wait_for_all(
 
 
 def _meet(allocation: Allocation) -> str | None:
-    """Where the head answers; None if the run has ended without one."""
+    """Wait for the address of the head; None if the run has ended without one."""
     deadline = time.monotonic() + MEET_SECONDS
     while not allocation.ended():
         with contextlib.suppress(FileNotFoundError):

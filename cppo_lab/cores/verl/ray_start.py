@@ -1,12 +1,12 @@
-"""Ray's own command line, with the patience of `ray_local`.
+"""Ray's own command line, with the longer start timeout of `ray_local`.
 
 Run as `python -m cppo_lab.cores.verl.ray_start start ...`.
 """
 
 from ray.scripts.scripts import main
 
-from cppo_lab.cores.verl.ray_local import patient_start
+from cppo_lab.cores.verl.ray_local import longer_start_timeout
 
 if __name__ == "__main__":
-    with patient_start():
+    with longer_start_timeout():
         main()

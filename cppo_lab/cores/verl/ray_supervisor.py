@@ -1,9 +1,9 @@
-"""Starts Ray on one machine, and ends all of it when the process that requested it ends, however that happens.
+"""Starts Ray on one machine, and ends all of its processes when the owner process ends, for whatever reason.
 
 Run as `python -m cppo_lab.cores.verl.ray_supervisor FOLDER COMMAND ...` with a pipe as standard input, whose other end
 the owner holds: when the pipe closes, or COMMAND ends by itself, all processes below this one are ended and FOLDER is
-removed. `ray stop` would end everybody's Ray, and a process group does not hold what Ray puts into groups of its own;
-the kernel hands orphans below a subreaper to it (prctl(2)), so nothing gets lost.
+removed. `ray stop` would end every Ray of the machine, and a process group would miss processes that Ray puts into
+other groups. As a subreaper (prctl(2)) this process adopts all orphaned descendants, so none escapes.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ PATIENCE_SECONDS = 2.0  # from SIGTERM to SIGKILL: Slurm's KillWait is often 30 
 def kept(
     command: Sequence[str], folder: Path, lock: int, environment: dict[str, str]
 ) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run `command`, which starts Ray and stays, for the time of the context.
+    """Run `command`, which starts Ray in the foreground, during the context.
 
-    `folder` is Ray's and goes with it; `lock` is the descriptor that holds its lock.
+    `folder` is Ray's and is removed afterwards; `lock` is the descriptor that holds its lock.
     """
     whole = [sys.executable, "-m", "cppo_lab.cores.verl.ray_supervisor", str(folder), *command]
-    # In a session of its own: what ends this process's group must leave it the time to clear up.
+    # In a new session, so that a signal to this process group leaves it time to clean up.
     keeper = subprocess.Popen(
         whole, env=environment, stdin=subprocess.PIPE, pass_fds=[lock], start_new_session=True
     )
@@ -55,7 +55,7 @@ def main(folder: Path, command: Sequence[str]) -> int:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        # This process is killed as well where Slurm loses its patience.
+        # Slurm may kill this process after KillWait as well.
         preexec_fn=lambda: prctl(SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0),
     )
     try:
@@ -69,15 +69,16 @@ def main(folder: Path, command: Sequence[str]) -> int:
 
 
 def _no_signal_ends_this_process() -> None:
-    """Slurm signals every process of a job's step."""
-    # Ignored, not handled: Ray's processes inherit that, and SIGUSR2, a warning to the trainer, would end them.
+    """Survive signals to end, which Slurm sends to every process of a job step."""
+    # SIGUSR2, a warning for the trainer, is ignored, not handled: Ray's processes inherit this and survive it.
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)  # a handler is not inherited: these end Ray, as they should
+        # Handlers are not inherited: these signals end Ray, as they should.
+        signal.signal(number, lambda *_: None)
 
 
 def _end_all_below() -> None:
-    """End every process below this one: first in order, then by force."""
+    """End every process below this one, first by SIGTERM, then by SIGKILL."""
     me = psutil.Process()
     for method, seconds in ((psutil.Process.terminate, PATIENCE_SECONDS), (psutil.Process.kill, 1.0)):
         below = me.children(recursive=True)
@@ -85,7 +86,7 @@ def _end_all_below() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 method(process)
         psutil.wait_procs(below, timeout=seconds)
-    while left := me.children():  # orphans that came to light meanwhile
+    while left := me.children():  # orphans adopted meanwhile
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

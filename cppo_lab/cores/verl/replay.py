@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
-POLL_SECONDS = 0.1  # verl looks every 2 s whether a batch is complete
+POLL_SECONDS = 0.1  # verl checks for a complete batch every 2 s
 
 
 class LabReplayBuffer(ReplayBuffer):
@@ -17,9 +17,9 @@ class LabReplayBuffer(ReplayBuffer):
         self.on_validation: Callable[[Any], None] | None = None  # called with each batch of a validation
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        """A complete batch.
+        """Wait for a complete batch.
 
-        Raises RuntimeError if not one of its responses came back.
+        Raises RuntimeError if all of its responses failed.
         """
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
         failed = len(self.failure_keys[partition_id])
@@ -35,5 +35,5 @@ class LabReplayBuffer(ReplayBuffer):
                 flush=True,
             )
         if partition_id == "val" and self.on_validation is not None:
-            self.on_validation(batch)  # verl clears it before it says what came of it
+            self.on_validation(batch)  # verl clears the batch before it reports the result
         return batch, metrics

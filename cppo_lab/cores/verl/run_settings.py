@@ -1,4 +1,4 @@
-"""What a run sets in verl's tree, by dotted key: all that decides its numbers, and how it is spread over devices."""
+"""The values that a run sets in verl's tree: everything that determines its numbers, and its parallelism."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,12 +7,12 @@ from cppo_lab.cores.verl.files import Files
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, TaskData, VerlRun
 
-EPOCHS = 1_000_000  # the number of steps alone ends a run
-KEPT_CHECKPOINTS = 2  # the one being written is not whole yet, see `steps`
+EPOCHS = 1_000_000  # only the number of steps ends a run
+KEPT_CHECKPOINTS = 2  # two, since the newest may be incomplete, see `steps`
 
 
 def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
-    """What a run sets in verl's tree, by dotted key."""
+    """The values that a run sets in verl's tree, by dotted key."""
     return (
         _data(spec, files)
         | _actor(spec, layout)
@@ -35,7 +35,7 @@ def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
         "truncation": "error",
         "shuffle": True,
         "seed": spec.seed,
-        # In the trainer's process: the state of the order of the data is then exact in a checkpoint.
+        # In the trainer's process, so that checkpoints have the exact state of the data order.
         "dataloader_num_workers": 0,
         "validation_shuffle": False,
     }
@@ -54,7 +54,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "loss_agg_mode": spec.training.aggregation,
         "loss_scale_factor": _horizon(spec),
         "entropy_coeff": 0,
-        "calculate_entropy": False,  # our loss takes it from the same pass over the logits
+        "calculate_entropy": False,  # our loss computes it in the same pass over the logits
         "use_kl_loss": False,
         "optim.lr": spec.optim.learning_rate,
         "optim.betas": [spec.optim.beta1, spec.optim.beta2],
@@ -99,7 +99,7 @@ def _horizon(spec: VerlRun) -> int | None:
 
 
 def _below(section: str, key: str) -> str:
-    """`key` in `section`, a leading `+` staying in front."""
+    """`key` in `section`, with a leading `+` kept in front."""
     return f"+{section}.{key[1:]}" if key.startswith("+") else f"{section}.{key}"
 
 
@@ -154,7 +154,7 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "test_freq": spec.validation.every,
         "save_freq": spec.validation.every,
         "val_before_train": files.resume is None,
-        "logger": ["console"],  # our recorder has the metrics; this is for the log file
+        "logger": ["console"],  # metrics go to our recorder; this is for the log file
         "project_name": "cppo",
         "experiment_name": spec.run_id,
         "default_local_dir": str(files.folder / CHECKPOINTS),
@@ -173,7 +173,7 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         "algorithm.use_kl_in_reward": False,
         # mu is the rollout engine's own probability, for every method alike.
         "algorithm.rollout_correction.bypass_mode": True,
-        # Groups without variance are left out by our trainer; verl would sample others in their place.
+        # Our trainer drops groups without variance; verl would sample others in their place.
         "algorithm.filter_groups.enable": False,
     }
 

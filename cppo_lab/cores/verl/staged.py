@@ -1,8 +1,8 @@
-"""A validated step's answers between verl's trainer and the process that records the run.
+"""Passes the kept responses of a validated step from verl's trainer to the process that records the run.
 
-The trainer writes them into a folder of their own before it writes the row of the step (`steps`), outcomes last; who
-reads the rows hands them on to the run's files, and then removes them. So a step's answers are recorded once, whichever
-of the two processes is killed, and where they are recorded there is one writer.
+The trainer writes them to a separate folder before it writes the row of the step (`steps`), outcomes last. The process
+that reads the rows moves them to the run's files and then removes them. So the responses of a step are recorded once,
+whichever of the two processes is killed, and the run's files have one writer.
 """
 
 import re
@@ -22,7 +22,7 @@ _OF_STEP = re.compile(rf"(\d+)-{re.escape(_OUTCOMES)}")
 
 
 def stage(folder: Path, found: StepAnswers) -> None:
-    """Write what a validated step of the run in `folder` has given."""
+    """Write the responses of a validated step of the run in `folder`."""
     step = int(found.outcomes.steps[-1])
     (folder / FOLDER).mkdir(exist_ok=True)
     if found.tokens is not None:
@@ -33,7 +33,7 @@ def stage(folder: Path, found: StepAnswers) -> None:
 
 
 class HandOver:
-    """From the trainer's folder to the files of the run."""
+    """Moves responses from the trainer's folder to the files of the run."""
 
     def __init__(self, spec: VerlRun, resources: Resources, sink: MetricSink) -> None:
         validations = 1 + spec.training.t_stop // spec.validation.every
@@ -45,7 +45,7 @@ class HandOver:
     def begin(self, step: int | None) -> None:
         """Resume from the checkpoint of `step`; None: from the beginning. Records of later steps are dropped.
 
-        Steps that an earlier attempt's trainer has written, and nobody has taken over to the end, are left to `add`.
+        Steps that an earlier attempt's trainer has written, but that were not moved completely, are left to `add`.
         """
         last = -1 if step is None or not self._recording.keeps else step
         waiting = [one for one in self._steps() if one <= last]
@@ -54,17 +54,17 @@ class HandOver:
         self._recording.begin(_before(min(waiting)) if waiting else step)
 
     def add(self, step: int) -> None:
-        """Take over what the trainer has written of `step`, if anything."""
+        """Move what the trainer has written for `step`, if anything."""
         waits = self._recording.keeps and step in self._steps()
         if waits and self._recording.add(_read(self._folder, step)):
             self._remove(step)
 
     def end(self) -> None:
-        """All steps are taken over."""
+        """Finish, after all steps were moved."""
         shutil.rmtree(self._folder / FOLDER, ignore_errors=True)
 
     def _steps(self) -> list[int]:
-        """The steps that are written to the end."""
+        """The steps that are written completely."""
         try:
             names = [path.name for path in (self._folder / FOLDER).iterdir()]
         except FileNotFoundError:
@@ -85,7 +85,7 @@ def _path(folder: Path, step: int, name: str) -> Path:
 
 
 def _read(folder: Path, step: int) -> StepAnswers:
-    """What the trainer has written of a step. Raises UserError for what it has not written."""
+    """What the trainer has written for a step. Raises UserError for files that it did not write."""
 
     def content(name: str, largest: int) -> bytes | None:
         return read_plain(_path(folder, step, name), largest)

@@ -1,8 +1,8 @@
-"""Models of published shapes with random weights, and problems to sample from: for a preflight without any download.
+"""Creates models of published shapes with random weights, and problems, for a preflight without downloads.
 
-A folder has what a download from the hub has: configuration, tokenizer, weights in bfloat16 under the hub's names. The
-tokenizer has a symbol for each of the model's logits and reads every word of a prompt as the same one. Such a model
-ends hardly any response by itself, so that all are of full length; grading finds no answer in them.
+A folder has the same files as a download from the hub: configuration, tokenizer, weights in bfloat16 under the hub's
+names. The tokenizer has a symbol for each of the model's logits and reads every word of a prompt as the same one. Such
+a model hardly ever ends a response, so that nearly all have full length; grading finds no answer in them.
 """
 
 import json
@@ -37,7 +37,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a repository's configuration says beyond `HubModel`. With `experts`, `mlp_width` is that of one."""
+    """Sizes in a repository's configuration that `HubModel` lacks. With `experts`, `mlp_width` is that of one."""
 
     heads: int
     mlp_width: int
@@ -55,9 +55,9 @@ SIZES = {
 
 
 def make_stand_ins(runs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
-    """Stand-ins for all that these runs read, in `folder`; what is there already is left alone.
+    """Create stand-ins for everything that these runs read in `folder`; existing ones are left alone.
 
-    Raises UserError for a model whose sizes are not known here, or one of our own making, which needs none.
+    Raises UserError for a model of unknown sizes, or one of our own, which needs no stand-in.
     """
     for model in {run.model.name: run.model for run in runs}.values():
         if not isinstance(model, HubModel):
@@ -73,7 +73,7 @@ def make_stand_ins(runs: Sequence[RunSpec], folder: Path, say: Callable[[str], N
 
 
 def make_data(folder: Path, problems: int) -> None:
-    """Prepared data with sums as training problems; the benchmarks are those shipped."""
+    """Write prepared data with sums as training problems, and the shipped benchmarks."""
     rows = [
         {
             "data_source": "math_dapo",
@@ -91,7 +91,7 @@ def make_data(folder: Path, problems: int) -> None:
 
 
 def make_model(model: HubModel, sizes: Sizes, target: Path) -> None:
-    """Write the folder of `model`; it appears whole or not at all."""
+    """Write the folder of `model` atomically."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -104,7 +104,7 @@ def make_model(model: HubModel, sizes: Sizes, target: Path) -> None:
 
 
 def config_of(model: HubModel, sizes: Sizes) -> PretrainedConfig:
-    """The configuration of the model, as its repository's."""
+    """The configuration of the model, as in its repository."""
     common: dict[str, Any] = {
         "vocab_size": model.vocabulary,
         "hidden_size": model.width,
@@ -135,7 +135,7 @@ def config_of(model: HubModel, sizes: Sizes) -> PretrainedConfig:
 
 
 def weights_of(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every weight, as the hub's files have them."""
+    """Name and shape of every weight, as in the hub's files."""
     width, vocabulary = config.hidden_size, config.vocab_size
     yield "model.embed_tokens.weight", (vocabulary, width)
     for layer in range(config.num_hidden_layers):

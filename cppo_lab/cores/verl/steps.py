@@ -1,9 +1,9 @@
 """The record that verl's trainer leaves in the run's folder: a line of metrics per training step, and how it ended.
 
-The trainer runs in a separate process, perhaps on another machine. It appends to a file, which is on disk before the
-next step begins; the process that started it reads the file as it grows and hands the rows to the recorder. So neither
-a store that is away nor the end of either process loses a step, and the file says which checkpoints are whole: the one
-of step n is, if row n is there, since the trainer writes it after the checkpoint.
+The trainer runs in a separate process, perhaps on another machine. It appends to a file, which is flushed to disk
+before the next step begins; the process that started it follows the file and passes the rows to the recorder. So no
+step is lost if the store is down or either process ends. The file also shows which checkpoints are complete: that of
+step n, if row n exists, since the trainer writes the row after the checkpoint.
 """
 
 import fcntl
@@ -28,9 +28,9 @@ PATIENCE_SECONDS = 60.0  # Ray's processes outlive a killed driver by a few seco
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to this record; wait for one that a dead attempt has left to end.
+    """Hold the write lock of this record; wait for the trainer of a dead attempt to end.
 
-    Raises UserError if it does not end.
+    Raises UserError if it does not end in time.
     """
     with open_lock(folder / "verl_trainer.lock") as lock:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -56,7 +56,7 @@ def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 
 def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
-    """(offset behind it, row) of every whole line from byte `offset` on."""
+    """(offset after the line, row) for every complete line from byte `offset` on."""
     try:
         file = (folder / STEPS).open("rb")
     except FileNotFoundError:
@@ -72,18 +72,18 @@ def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
 
 
 def resume_step(folder: Path) -> int | None:
-    """The last step that can be continued from: its row and its checkpoint are there."""
+    """The last step to resume from: its row and its checkpoint exist."""
     found = [step for _, (step, _) in rows(folder) if is_whole(checkpoint_folder(folder, step))]
     return max(found, default=None)
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
-    """Where verl keeps the checkpoint of `step`."""
+    """The folder of verl's checkpoint of `step`."""
     return folder / CHECKPOINTS / f"{PREFIX}{step}"
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint, of a step whose row is there, still has its weights: verl leaves the rest of an old one."""
+    """Whether the checkpoint of a recorded step still has its weights: verl deletes only the weights of old ones."""
     return (checkpoint / "actor").is_dir()
 
 
@@ -100,12 +100,12 @@ def cut_after(folder: Path, step: int | None) -> list[Row]:
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
-    """Say how training ended."""
+    """Write how training ended."""
     replace_file(folder / OUTCOME, json.dumps(vars(outcome)))
 
 
 def read_outcome(folder: Path) -> Outcome | None:
-    """How training ended; None if it has not."""
+    """How training ended; None if it has not ended."""
     try:
         values: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
     except FileNotFoundError:

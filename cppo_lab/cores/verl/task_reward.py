@@ -18,7 +18,7 @@ class TaskRewardManager(RewardManagerBase):
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
         data = lab_settings(config).spec.data
-        assert isinstance(data, TaskData)  # `run_settings` asks for this class with the tasks alone
+        assert isinstance(data, TaskData)  # `run_settings` selects this class for tasks only
         self.task = make_task(data)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
@@ -27,7 +27,7 @@ class TaskRewardManager(RewardManagerBase):
         responses = row.batch["responses"][None]
         length = row.batch["attention_mask"][-responses.shape[1] :].sum()[None]
         values = json.loads(row.non_tensor_batch["reward_model"]["ground_truth"])
-        # Grading looks at the values alone: how the prompt was spelled does not matter.
+        # Grading uses values only, so the spelling of the prompt does not matter.
         problem = self.task.write(torch.tensor([values]), torch.Generator().manual_seed(0))
         reward = float(self.task.rewards(responses, length, problem)[0])
         return {"reward_score": reward, "reward_extra_info": {"acc": reward}}

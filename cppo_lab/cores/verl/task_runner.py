@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 @ray.remote(num_cpus=1)
 class TaskRunner:
-    """What `verl.trainer.main_ppo.run_ppo` starts."""
+    """Started by `verl.trainer.main_ppo.run_ppo`."""
 
     def run(self, config: Any) -> None:
         """Train the run of `config` to its end."""

@@ -1,6 +1,6 @@
-"""Mu's Top-K fetched once by all ranks that train the same rows, rather than by each of them.
+"""Fetches mu's Top-K once for all ranks that train the same rows, instead of once per rank.
 
-verl hands a part of the batch to every data-parallel rank. With sequence, context, tensor or pipeline parallelism such
+verl sends a part of the batch to every data-parallel rank. With sequence, context, tensor or pipeline parallelism such
 a rank is a group of processes, each of which fetches all columns of the part from TransferQueue. The Top-K is by far
 the largest of them: 2 K numbers per token. Here the first process of a group fetches it and sends it to the others.
 """
@@ -24,16 +24,16 @@ Update = Callable[[Any, Any], Any]
 
 
 def same_rows_group(dp_rank: int) -> dist.ProcessGroup | None:
-    """The processes with this data-parallel rank, connected by gloo; None if there is no other than this one.
+    """The processes with this data-parallel rank, connected by gloo; None if this is the only one.
 
-    A collective of all processes.
+    A collective over all processes.
     """
     dp_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(dp_ranks, dp_rank)
     members: dict[int, list[int]] = {}
     for process, of_process in enumerate(dp_ranks):
         members.setdefault(of_process, []).append(process)
-    # Every process has to make every group, in the same order.
+    # Every process has to create every group, in the same order.
     groups = {
         one: dist.new_group(processes, backend="gloo")
         for one, processes in sorted(members.items())
@@ -43,9 +43,9 @@ def same_rows_group(dp_rank: int) -> dist.ProcessGroup | None:
 
 
 def topk_once(update: Update) -> Update:
-    """For a method that verl's `register` has wrapped: only the first process of `self.same_rows` fetches the Top-K.
+    """Decorate a method wrapped by verl's `register`: only the first process of `self.same_rows` fetches the Top-K.
 
-    The method itself calls `share_topk` with what it is handed.
+    The method itself calls `share_topk` with its data.
     """
 
     @wraps(update)  # it also copies verl's mark by which the driver finds the method
@@ -64,7 +64,7 @@ def without_topk(batch: BatchMeta) -> BatchMeta:
 
 
 def share_topk(data: TensorDict, group: dist.ProcessGroup | None) -> None:
-    """Give `data` of every process the Top-K of the first one, if that has any. A collective of `group`.
+    """Give `data` of every process the Top-K of the first one, if that has any. A collective over `group`.
 
     The columns are nested, [B, R, K] with a length R for each response, on the CPU.
     """

@@ -1,6 +1,6 @@
-"""verl's synchronous trainer with what the paper's runs need: groups left out, whole minibatches, our metrics and end.
+"""verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
 
-Everything else is verl's. What is overridden here is listed in `api_contract`.
+Everything else is verl's. The overridden methods are listed in `api_contract`.
 """
 
 import json
@@ -47,11 +47,11 @@ TRACES = "verl_traces.pt"
 
 
 class PolicyBroken(ArithmeticError):
-    """The run has ended as collapsed, in the middle of a step; its outcome is written."""
+    """The run has collapsed in the middle of a step; its outcome is written."""
 
 
 def beyond_tokenizer(model: str, symbols: int) -> str:
-    """What to know of a model with more logits than its tokenizer has symbols; empty for others."""
+    """A warning for a model with more logits than its tokenizer has symbols; empty for others."""
     logits = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
     if logits <= symbols:
         return ""
@@ -77,14 +77,14 @@ class LabTrainer(PPOTrainerSync):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        """Our worker in the place of verl's."""
+        """Use our worker in place of verl's."""
         super()._init_resource_pool_mgr()
         for role, actor in self.role_worker_mapping.items():
             if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
                 self.role_worker_mapping[role] = ray.remote(TrustRegionWorker)
 
     def _load_checkpoint(self) -> None:
-        """verl's; and the traces that belong to it."""
+        """Load verl's checkpoint and the traces that belong to it."""
         super()._load_checkpoint()
         if said := beyond_tokenizer(self.config.actor_rollout_ref.model.path, len(self.tokenizer)):
             print(said, flush=True)
@@ -96,7 +96,7 @@ class LabTrainer(PPOTrainerSync):
             self._keep_answers(self._wanted)
 
     def _keep_answers(self, wanted: AnswersSpec) -> None:
-        """From now on, what a validated step gives is collected."""
+        """Collect the responses of validated steps from now on."""
         rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
         decode = partial(self.tokenizer.decode, skip_special_tokens=True)
         self._answers = record = VerlAnswerRecorder(self.spec, wanted, rows, decode, self.tokenizer.decode)
@@ -113,7 +113,7 @@ class LabTrainer(PPOTrainerSync):
         logging_prefix: str = "",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
-        """Grade, leave out the groups that teach nothing, and put the others into their minibatches."""
+        """Grade the batch, drop groups without learning signal, and arrange the others into minibatches."""
         keys, tags = list(batch.keys), list(batch.tags)
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
         rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
@@ -135,7 +135,7 @@ class LabTrainer(PPOTrainerSync):
         if not self.spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
         self._trains = bool(keep.any())
-        if not self._trains:  # verl clears the rows of an empty batch as those of any other
+        if not self._trains:  # verl clears the rows of an empty batch like those of any other
             return batch
         self._trained_tokens = sum(n for n, kept in zip(responses, keep.tolist(), strict=True) if kept)
         arrangement = arrange(
@@ -153,7 +153,7 @@ class LabTrainer(PPOTrainerSync):
         spare = iter(padding)
         chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
         counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
-        # As `by_rank`: every rank has all minibatches, each with the same number of rows.
+        # The order of `by_rank`: every rank has all minibatches, each with the same number of rows.
         per_rank = [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
         arranged = KVBatchMeta(
             keys=[key for key, _ in chosen],
@@ -175,7 +175,7 @@ class LabTrainer(PPOTrainerSync):
         return self.global_steps % self.spec.validation.every == 0
 
     def _shuffles(self) -> bool:
-        """Whether the rule takes each response's weights in an order that is drawn."""
+        """Whether the rule shuffles the weights of each response."""
         rule = self.spec.rule
         return rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs
 
@@ -197,14 +197,14 @@ class LabTrainer(PPOTrainerSync):
         return super()._compute_advantage(batch, metrics) if self._trains else batch
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's; no update where every group is left out, and the end where the policy has broken down."""
+        """verl's update; skipped if every group was dropped. Ends the run if the policy has collapsed."""
         if not self._trains:
             return batch
         batch.extra_info[WATCHED_STEP] = self.global_steps if self._is_validated() else 0
         try:
             updated = super()._update_actor(batch, metrics)
         except NotFinite as error:
-            # Other ranks may wait for the one that failed: nothing more can be asked of the workers.
+            # Other ranks may wait for the one that failed, so the workers cannot be used any more.
             self._broken = f"{str(error).splitlines()[-1].rpartition(': ')[2]} at step {self.global_steps}"
             self._end(self.global_steps)
             raise PolicyBroken(self._broken) from error
@@ -214,13 +214,13 @@ class LabTrainer(PPOTrainerSync):
         return updated
 
     def _save_checkpoint(self) -> None:
-        """verl's, with the traces beside it."""
+        """Save verl's checkpoint, with the traces next to it."""
         super()._save_checkpoint()
         _, state = self.actor_rollout_wg.read_diagnostics()[0]
         torch.save(state, steps.checkpoint_folder(self.folder, self.global_steps) / TRACES)
 
     def _validate(self) -> dict[str, float]:
-        """verl's validation; kept in our names for the row of this step."""
+        """Run verl's validation; its metrics are kept under our names for the row of this step."""
         began = time.monotonic()
         found: dict[str, float] = super()._validate()
         self._validation = validation_metrics(found, self.spec.data.benchmarks, self.spec.validation.samples)
@@ -237,7 +237,7 @@ class LabTrainer(PPOTrainerSync):
         global_steps: int,
         epoch: int,
     ) -> None:
-        """The row of this step, in place of verl's own metrics; and what follows from a validation."""
+        """Compute the row of this step in place of verl's own metrics, and act on its validation."""
         reduced = {
             name: float(value)
             for name, value in metrics.items()
@@ -261,14 +261,14 @@ class LabTrainer(PPOTrainerSync):
             row["perf/mfu"] = reduced["perf/mfu/actor"]
         phases.append(self.folder, global_steps, timing_raw, reduced)
         metrics.clear()
-        metrics |= row | self._validation  # what verl's console shows
+        metrics |= row | self._validation  # shown on verl's console
         if not self._broken:
             self._record(global_steps, row)
         if self._broken or global_steps >= self.total_training_steps:
             self._end(global_steps)
 
     def _record(self, step: int, row: dict[str, float]) -> None:
-        """Write the row of `step` and look at its validation, if it has one."""
+        """Write the row of `step` and evaluate its validation, if it has one."""
         validation, self._validation = self._validation, {}
         if step:
             tables, _ = self.actor_rollout_wg.read_diagnostics()[0] if validation else ({}, {})
@@ -289,7 +289,7 @@ class LabTrainer(PPOTrainerSync):
         self._broken = collapse_reason(scores, training.collapse_share, training.collapse_patience)
 
     def _end(self, step: int) -> None:
-        """Say how training ended; verl's loop sees that there are no more steps."""
+        """Write how training ended, and stop verl's loop."""
         self.total_training_steps = step
         status = schema.COLLAPSED if self._broken else schema.DONE
         last = max(n for _, (n, _) in steps.rows(self.folder))

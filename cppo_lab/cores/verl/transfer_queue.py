@@ -1,4 +1,4 @@
-"""Rows and columns that a training batch gets between verl's rollout and its update, in TransferQueue."""
+"""Adds rows and columns to a training batch in TransferQueue, between verl's rollout and its update."""
 
 import uuid
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 def padding_rows(
     partition: str, key: str, tag: dict[str, Any], count: int, eos: int
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(key, tag) of `count` rows that train nothing, made after the pattern of `key`.
+    """(key, tag) of `count` padding rows, which train nothing, modelled on the row `key`.
 
     They are verl's own synthetic rows: one response token `eos`, with mask, rewards and log-probabilities 0.
     """
@@ -26,7 +26,7 @@ def padding_rows(
         return []
     source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
     row, row_tag = construct_minimal_padding_template(source, tag, eos)
-    for name in (TOPK_IDS, TOPK_LOGP):  # verl knows the columns of its own only
+    for name in (TOPK_IDS, TOPK_LOGP):  # verl fills only its own columns
         if name in row:
             row[name] = torch.zeros_like(row[name][:1])
     row["uid"] = f"pad{uuid.uuid4().hex}"
@@ -38,7 +38,7 @@ def padding_rows(
 
 
 def clear(partition: str, keys: Sequence[str]) -> None:
-    """Forget rows; TransferQueue itself refuses an empty list."""
+    """Remove rows; unlike TransferQueue, accepts an empty list."""
     if keys:
         tq.kv_clear(keys=list(keys), partition_id=partition)
 
@@ -57,7 +57,7 @@ def mark_kept(batch: KVBatchMeta, keys: Sequence[str]) -> None:
 def write_permutations(batch: KVBatchMeta, seed: int, step: int) -> None:
     """Column `weight_permutation` [R] int32: a fresh order per rollout, kept for all its minibatches.
 
-    It comes from the run's seed and the step alone, so that a continued run draws what an unbroken one would have.
+    It depends on the run's seed and the step only, so that a resumed run draws the same as an uninterrupted one.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     orders = [torch.randperm(tag["response_len"], generator=generator).to(torch.int32) for tag in batch.tags]

@@ -21,7 +21,7 @@ def validation_metrics(
 ) -> dict[str, float]:
     """Avg@`samples` on every benchmark and their unweighted mean; and, where graded, the share by the `Answer:` rule.
 
-    Raises ValueError if verl reports no score for a benchmark: a validation that is not whole is none.
+    Raises ValueError if verl reports no score for a benchmark: an incomplete validation does not count.
     """
     metrics: dict[str, float] = {}
     for name, value in found.items():

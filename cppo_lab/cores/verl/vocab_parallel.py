@@ -1,6 +1,6 @@
-"""Log-probabilities and entropy from logits whose vocabulary is cut over the ranks of a process group.
+"""Log-probabilities and entropy from logits whose vocabulary is sharded over the ranks of a process group.
 
-Rank r of p holds the logits of ids r V/p ... (r + 1) V/p - 1, as Megatron cuts its output layer. With m the largest
+Rank r of p holds the logits of ids r V/p ... (r + 1) V/p - 1, as in Megatron's output layer. With m the largest
 logit and s = sum_v exp(x_v - m) over all ranks:
 
     log pi(v) = x_v - m - log s,      H(pi) = log s - sum_v exp(x_v - m) (x_v - m) / s

@@ -1,4 +1,4 @@
-"""What a data row asks and holds for true, and what a response answers, in words: of mathematics, and of the tasks."""
+"""Reads the question and true answer of a data row, and the answer of a response, for mathematics and our tasks."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Wording(Protocol):
     """How the rows of a data set, and the responses to them, are read."""
 
     def asked(self, row: Row) -> str:
-        """What makes a problem the same in every run: the input of `problem_ids`."""
+        """The text that identifies a problem in every run: the input of `problem_ids`."""
         ...
 
     def truth(self, row: Row) -> str:
@@ -25,20 +25,20 @@ class Wording(Protocol):
         ...
 
     def answer(self, ids: list[int], text: str) -> str | None:
-        """What the grader takes for the answer of a response with these ids and this text; None if it has none."""
+        """The answer that the grader extracts from a response with these ids and this text; None if there is none."""
         ...
 
 
 def wording_of(data: MathData | TaskData) -> Wording:
-    """The one of a run's data."""
+    """The wording of a run's data."""
     return OfTask(make_task(data)) if isinstance(data, TaskData) else OfMathematics()
 
 
 class OfMathematics:
-    """As `data.grading` reads a response."""
+    """Mathematics, with answers extracted as in `data.grading`."""
 
     def asked(self, row: Row) -> str:
-        """The prompt, without what a chat template puts around it."""
+        """The prompt, without the text that a chat template adds."""
         return "\n\n".join(str(message["content"]) for message in row["raw_prompt"])
 
     def truth(self, row: Row) -> str:
@@ -50,7 +50,7 @@ class OfMathematics:
 
 
 class OfTask:
-    """As the embedded core has problems and answers: their ids are the same in both cores."""
+    """Our tasks, with problems and answers as in the embedded core, so that their ids are the same in both cores."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -1,4 +1,4 @@
-"""verl's training worker with our loss, and what it keeps of single tokens on the steps that are watched."""
+"""verl's training worker with our loss, and with per-token traces of the watched steps."""
 
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """verl's, then our loss in place of its own."""
+        """Run verl's method, then replace its loss by ours."""
         if get_device_name() == "cpu":
             initialize_global_process_group_ray(
                 backend="cpu:gloo"
@@ -49,32 +49,32 @@ class TrustRegionWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_diagnostics(self, rule: dict[str, Any], horizon: int, state: dict[str, Any] | None) -> None:
-        """Begin the traces of a run, or continue them from `state`."""
+        """Start the traces of a run, or resume them from `state`."""
         self.diagnostics = Diagnostics(RuleSpec.model_validate(rule), horizon)
         if state is not None:
             self.diagnostics.load_state(state)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def read_diagnostics(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Tables and state of the traces: of the responses that this rank trained, a sample of the whole."""
+        """Tables and state of the traces, which cover the responses of this rank: a sample of all."""
         assert self.diagnostics is not None
         return self.diagnostics.tables(), self.diagnostics.state()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_kept_responses(self) -> list[KeptResponse]:
-        """The marked responses that this rank has trained since the last call; each is with one rank alone."""
+        """The marked responses that this rank has trained since the last call; each is on one rank only."""
         kept, self._kept = self._kept, []
         return kept
 
     @topk_once
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))
     def update_actor(self, data: Any) -> Any:
-        """One training step's minibatches."""
+        """Train the minibatches of one step."""
         share_topk(data, self.same_rows)
         self._watched_step = tu.get_non_tensor_data(data, WATCHED_STEP, 0)
         # The engine then calls our loss on the logits: D_t and the entropy come from there.
         tu.assign_non_tensor_data(data, "distillation_use_topk", True)
-        # With FSDP the same pass gives the log-probabilities, and verl leaves its own out.
+        # With FSDP the same pass gives the log-probabilities, and verl skips its own.
         tu.assign_non_tensor_data(data, "distillation_only", self.actor_config.strategy != "megatron")
         output = super().update_actor(data)
         if output is not None:
@@ -84,13 +84,14 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         return output
 
     def _keep(self, decided: Decided) -> None:
-        if self.actor.engine.is_mp_src_rank_with_outputs():  # the others of its group have the same rows
+        # The other processes of its group have the same rows.
+        if self.actor.engine.is_mp_src_rank_with_outputs():
             self._kept += kept_responses(decided)
 
     def _watch(self, seen: ObservedTokens) -> None:
         if self._watched_step and self.diagnostics is not None and self.rank == 0:
             tokenizer = self.actor_config.model_config.tokenizer
-            # What a token adds to the text, one by one: not the vocabulary's own spelling of it (`Ġthe`).
+            # The text that each token adds, not its spelling in the vocabulary (`Ġthe`).
             self.diagnostics.see(
                 self._watched_step, seen, lambda ids: [tokenizer.decode([token]) for token in ids]
             )

@@ -1,1 +1,1 @@
-"""Runs as Slurm jobs: submitted as arrays through submitit, known by the launcher's own ledger."""
+"""Runs as Slurm jobs: submitted as arrays through submitit, tracked by the launcher's own ledger."""

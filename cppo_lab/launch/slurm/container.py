@@ -1,8 +1,8 @@
-"""From a job and the settings of its container to the lines of its batch script, outside and inside of the image.
+"""Builds the batch-script lines of a job that runs in a container.
 
-Only the job's Python is in the container: Slurm's own commands are outside, with the batch script. Whoever is inside
-and would have Slurm put the job back into the queue leaves word in a file, and the batch script does it when `srun`
-has returned. The files that the two sides share have the same paths on both.
+Only the job's Python runs in the container; Slurm's commands are available outside only, to the batch script. A process
+inside that wants the job requeued writes a request to a file, and the batch script carries it out when `srun` has
+returned. Shared files have the same paths on both sides.
 """
 
 import os
@@ -18,9 +18,9 @@ from cppo_lab.launch.slurm.container_settings import MISREAD, ContainerSpec
 
 OUTSIDE = "CPPO_OUTSIDE"  # set only inside: the file that carries a request to the batch script
 GO_BACK, GO_BACK_IF_PREEMPTED = "requeue", "requeue if preempted"  # the requests
-# Python's own, which name places of the machine that the image does not have, or worse, has.
+# Variables of Python with paths of the machine that are missing, or different, in the image.
 _OF_PYTHON = ("PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "VIRTUAL_ENV")
-# The project is the image's: neither a checkout in the working folder nor packages in the home folder come before it.
+# The image's project takes precedence over a checkout in the working folder and packages in the home folder.
 _IN_THE_IMAGE = {"PYTHONSAFEPATH": "1", "PYTHONNOUSERSITE": "1"}
 
 
@@ -34,9 +34,9 @@ class Wrapping:
 
 
 def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping:
-    """How `job` gets into its container; `python` is the command in the image, None for what is called python there.
+    """How `job` is started in its container; `python` is the command in the image (None: `python`).
 
-    Raises UserError for a folder that cannot be mounted under its name.
+    Raises UserError for a folder that cannot be mounted under its path.
     """
     assert container.image is not None
     folder, places = Path.cwd(), [Path.cwd(), *job.places]
@@ -45,7 +45,7 @@ def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping
     names = [entry for entry in container.environment if "=" not in entry]
     values = dict(_IN_THE_IMAGE)
     if hub_cache() in places:
-        values["HF_HUB_CACHE"] = str(hub_cache())  # the home folder may be another one in there
+        values["HF_HUB_CACHE"] = str(hub_cache())  # the home folder may differ in the container
     command = shlex.join(["env", *(f"{name}={value}" for name, value in values.items()), *given])
     command = f"{command} {python or 'python'}"
     setup = [f"unset {' '.join(name for name in _OF_PYTHON if name not in names)}"]
@@ -55,7 +55,7 @@ def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping
             f"--container-mounts={','.join(mounts)}",
             f"--container-workdir={folder}",
             "--no-container-mount-home",
-            "--no-container-remap-root",  # files are made, and read, by the same user as outside
+            "--no-container-remap-root",  # files are written and read as the same user as outside
             "--container-writable",  # caches of compilers; gone with the container
             f"--container-env={','.join([OUTSIDE, *names])}",
         ]
@@ -63,19 +63,19 @@ def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping
     words = ["apptainer", "exec", *(["--nv"] if job.gpus else [])]
     words += [word for mount in mounts for word in ("--bind", mount)]
     words += ["--pwd", str(folder), container.image]
-    # By variables, not arguments: those are shown to every user of the machine.
+    # By variables, since every user of the machine can read arguments.
     setup += [f'[ -z "${{{name}+x}}" ] || export APPTAINERENV_{name}="${name}"' for name in names]
     return Wrapping((), f"{shlex.join(words)} {command}", tuple(setup))
 
 
 def before(folder: Path) -> list[str]:
-    """Lines of shell before srun, the last ones; `folder` is the submission's, and has no `%` nor line breaks."""
+    """The last shell lines before srun. `folder` is that of the submission, without `%` and line breaks."""
     word = f"{shlex.quote(str(folder))}/outside-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
-    return [f"export {OUTSIDE}={word}", "set +e"]  # what follows srun is done however it ends
+    return [f"export {OUTSIDE}={word}", "set +e"]  # the lines after srun run whatever its exit status is
 
 
 def after() -> list[str]:
-    """Lines of shell after srun: what was asked for inside. The job ends as srun did."""
+    """Shell lines after srun: carry out the request from inside. The job exits with the status of srun."""
     preempted = (
         'scontrol show job --oneliner "$SLURM_JOB_ID" | grep -Eq " JobState=RUNNING .* PreemptTime=[0-9]"'
     )
@@ -83,7 +83,7 @@ def after() -> list[str]:
         "status=$?",
         f'if [ -f "${OUTSIDE}" ]; then',
         f'  asked=$(cat "${OUTSIDE}"); rm -f "${OUTSIDE}"',
-        # The number of an array's last task is that of the array, which would go back as a whole.
+        # The job id of an array's last task equals that of the array, and would requeue the whole array.
         "  job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}",
         f'  if [ "$asked" = "{GO_BACK}" ] || {preempted}; then scontrol requeue "${{job:-$SLURM_JOB_ID}}"; fi',
         "fi",
@@ -92,7 +92,7 @@ def after() -> list[str]:
 
 
 def ask_outside(what: str) -> bool:
-    """Have the batch script do `what` once this job's processes have ended; False where the job is in no container."""
+    """Request `what` from the batch script once this job's processes have ended; False outside a container."""
     path = os.environ.get(OUTSIDE)
     if path is None:
         return False
@@ -101,12 +101,12 @@ def ask_outside(what: str) -> bool:
 
 
 def _mounts(places: Sequence[Path], container: ContainerSpec) -> list[str]:
-    """Mounts of `places` under the names that they have here, and of where links on the way lead to."""
+    """Mounts of `places` under their paths on this machine, and of the targets of links in those paths."""
     whole = [place.absolute() for place in places]
     real = [place.resolve() for place in whole]
     named = [pair for pair in zip(real, whole, strict=True) if ".." not in pair[1].parts]
     found: dict[Path, Path] = {}
-    # What others are in comes first: it would hide them. A link within a mount leads to what is mounted as well.
+    # Parent folders come first, since mounting them later would hide the others. Targets of links are mounted as well.
     for source, target in [*_by_depth(zip(real, real, strict=True)), *_by_depth(named)]:
         _require_mountable(target, container)
         if not any(target.is_relative_to(there) for there in found):

@@ -1,4 +1,4 @@
-"""The settings of the container that runs of the Slurm launcher are in."""
+"""The settings of the container for runs of the Slurm launcher."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -7,13 +7,13 @@ from pydantic import Field, model_validator
 
 from cppo_lab.spec import Spec
 
-# Words of a batch script that stay on their line.
+# Text without line breaks, since it becomes part of a line of the batch script.
 Line = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$", max_length=4096)]
 
 # A comma or a colon ends a mount for pyxis and Apptainer, and enroot reads the paths of mounts in a shell's quotes.
 MISREAD = re.compile(r"""[,:"$`\\\x00-\x1f\x7f]""")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What the job finds its way by, and what its Python must not take from outside of the image.
+# Variables that the job depends on, and those that its Python must not take from outside the image.
 _OURS = re.compile(r"(SLURM|SLURMD|SUBMITIT|CPPO_OUTSIDE)(_|\Z)|PYTHONSAFEPATH\Z|PYTHONNOUSERSITE\Z")
 _REMEDY = "write SOURCE:TARGET or SOURCE:TARGET:ro, both absolute"
 
@@ -21,8 +21,8 @@ _REMEDY = "write SOURCE:TARGET or SOURCE:TARGET:ro, both absolute"
 class ContainerSpec(Spec):
     """The image that contains a run's Python, and the parts of the machine mounted into it.
 
-    `runtime` None: no container. `mounts` are SOURCE:TARGET or SOURCE:TARGET:ro, beside the folders that the run needs;
-    `environment` holds names of variables whose value outside counts more than the image's, and NAME=VALUE.
+    `runtime` None: no container. `mounts` are SOURCE:TARGET or SOURCE:TARGET:ro, in addition to the folders that the
+    run needs. `environment` lists NAME, to pass a variable from outside, overriding the image, or NAME=VALUE.
     """
 
     runtime: Literal["pyxis", "apptainer"] | None
@@ -62,7 +62,7 @@ NO_CONTAINER = ContainerSpec(runtime=None, image=None, mounts=(), environment=()
 
 
 def _require_mount(mount: str) -> str:
-    """The target of a mount. Raises ValueError for what a runtime would read as something else."""
+    """The target of a mount. Raises ValueError for text that a runtime would misread."""
     parts = mount.split(":")
     if len(parts) == 3 and parts[2] in ("ro", "rw"):
         parts.pop()
@@ -82,7 +82,7 @@ def _require_mount(mount: str) -> str:
 
 
 def _require_variable(entry: str) -> str:
-    """The name of a variable. Raises ValueError for what is none, or not the user's to set."""
+    """The name of a variable. Raises ValueError if it is not a valid name, or must not be set by the user."""
     name = entry.partition("=")[0]
     if not _VARIABLE.fullmatch(name):
         raise ValueError(f"environment: {entry!r}: write NAME, or NAME=VALUE")

@@ -28,7 +28,7 @@ PREDECESSOR_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class SlurmTask:
-    """`job`, and how often it may go back into the queue. submitit calls it, and `checkpoint` on Slurm's warning."""
+    """`job`, and how often it may be requeued. submitit calls it, and `checkpoint` on Slurm's warning."""
 
     job: Job
     requeues: int
@@ -42,13 +42,13 @@ class SlurmTask:
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's: `checkpoint`, then `scontrol requeue`
         try:
             self._run(_in_this_job(self.job, allocation))
-        except Interrupted as error:  # the job has recorded it, and has removed submitit's handlers
+        except Interrupted as error:  # the job has recorded it and has replaced submitit's handlers
             if not callable(requeue) or not (error.number == signal.SIGUSR2 or self._preempted()):
-                raise  # a person cancelled or requeued it
+                raise  # a user cancelled or requeued it
             try:
                 requeue(signal.SIGUSR2, None)
             except subprocess.CalledProcessError:
-                raise error from None  # Slurm has put it back already
+                raise error from None  # Slurm has already requeued it
         finally:
             if allocation is not None and allocation.rank == 0:
                 allocation.end()
@@ -64,25 +64,25 @@ class SlurmTask:
                 time.sleep(1.0)
 
     def checkpoint(self) -> DelayedSubmission:
-        """The same again, from the run's own checkpoint.
+        """The requeued job, which resumes from the run's own checkpoint.
 
-        Called when a job is preempted or reaches its time limit, for jobs with no handler of their own within
-        submitit's. Ends the process where the job may not go back into the queue.
+        submitit calls it when a job without its own signal handler is preempted or reaches its time limit. Ends the
+        process if the job may not be requeued.
         """
-        # Slurm's SIGTERM follows, and Apptainer forwards the signals that its container received from Slurm: the job is
-        # ending already, and writes down how far it came.
+        # Slurm's SIGTERM follows, and Apptainer forwards signals that the container has already received. Ignore them:
+        # the job is already ending and records its progress.
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, signal.SIG_IGN)
         if _restarts() >= self.requeues:
             sys.exit(self._give_up())
         if ask_outside(GO_BACK):
-            sys.exit(f"{self.job.name}: the batch script puts the job back into the queue")
+            sys.exit(f"{self.job.name}: the batch script requeues the job")
         return DelayedSubmission(self)
 
     def _preempted(self) -> bool:
-        """Whether a job of higher rank wants this one's place. Slurm leaves it to such a job to go back into the queue.
+        """Whether this job is being preempted; Slurm leaves it to the job to requeue itself.
 
-        In a container only the batch script can find out, and does the rest.
+        In a container only the batch script can find out, and requeues the job if so.
         """
         if OUTSIDE not in os.environ:
             return _preempted()
@@ -105,7 +105,7 @@ def _restarts() -> int:
 
 
 def _preempted() -> bool:
-    """Whether Slurm reports that for this job."""
+    """Whether Slurm reports that this job is being preempted."""
     job = os.environ.get("SLURM_JOB_ID", "")
     try:
         said = command_output("scontrol", "show", "job", "--oneliner", job).stdout
@@ -116,17 +116,17 @@ def _preempted() -> bool:
 
 
 def _allocation(job: Job) -> Allocation | None:
-    """The machines that Slurm gave to a job which asked for several: one task runs on each."""
+    """The machines that Slurm allocated to a multi-node job; one task runs on each."""
     if job.nodes == 1:
         return None
     environment = JobEnvironment()
-    life = f"nodes-{environment.raw_job_id}.{_restarts()}"  # a job that is requeued keeps its number
+    life = f"nodes-{environment.raw_job_id}.{_restarts()}"  # a requeued job keeps its id
     meeting = job.folder.resolve() / "attempts" / life
     return Allocation(tuple(environment.hostnames), environment.global_rank, meeting)
 
 
 def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
-    """`job` with the machines and GPUs that Slurm gave to it, in place of those that the launcher saw."""
+    """`job` with the machines and GPUs that Slurm allocated, in place of those that the launcher saw."""
     if isinstance(job, Batch):
         own = (_in_this_job(one, allocation) for one in job.attempts)
         return dataclasses.replace(job, attempts=tuple(one for one in own if isinstance(one, Attempt)))
@@ -134,7 +134,7 @@ def _in_this_job(job: Job, allocation: Allocation | None) -> Job:
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "allocation": allocation,
     }
-    if OUTSIDE in os.environ:  # the project that trains is the image's
+    if OUTSIDE in os.environ:  # the project in the image does the training
         version = code_version()
         here |= {"code_version": version}
         if hasattr(job, "tags"):

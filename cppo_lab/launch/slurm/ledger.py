@@ -1,8 +1,8 @@
 """The launcher's own record of what it has submitted: `slurm.db` beside the runs.
 
-A run is claimed before its job is submitted and the job's number is written down afterwards. Every submission has a
-token, which is the comment of its job too: a launcher that dies between the two leaves a claim by which the job can
-be found in Slurm's queue. Only launchers write here, one at a time; jobs never do.
+A run is claimed before its job is submitted, and the job id is recorded afterwards. Every submission has a token, which
+is also the comment of its job: if a launcher dies between the two, its job can be found in Slurm's queue by the token.
+Only launchers write here, one at a time; jobs never do.
 """
 
 import contextlib
@@ -48,9 +48,9 @@ CREATE INDEX IF NOT EXISTS open_task ON task (name) WHERE ended IS NULL;
 
 @dataclass(frozen=True)
 class LedgerTask:
-    """A job's place in an array; its `name` is a run's id, mostly.
+    """A job's task of an array; its `name` is usually the id of a run.
 
-    `job_id` is None where the submission's answer was never recorded.
+    `job_id` is None if the response of sbatch was never recorded.
     """
 
     name: str
@@ -60,7 +60,7 @@ class LedgerTask:
     size: int  # tasks of the submission
     created: float  # seconds since the epoch
     ended: str | None = None
-    owner: int | None = None  # the user's number who submitted it, if that is known
+    owner: int | None = None  # the uid of the user who submitted it, if known
 
     @property
     def is_mine(self) -> bool:
@@ -76,9 +76,9 @@ class LedgerTask:
 
 
 class Ledger:
-    """Open the record of the runs in folder `runs`, made if it is not there.
+    """The ledger of the runs in folder `runs`, created if it does not exist.
 
-    Raises UserError if the file is no database or cannot be written.
+    Raises UserError if the file is not a database or cannot be written.
     """
 
     def __init__(self, runs: Path) -> None:
@@ -99,11 +99,11 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """No more reads and writes."""
+        """Close the database."""
         self._database.close()
 
     def claim(self, names: Sequence[str], positions: Sequence[int] | None = None) -> str:
-        """Write down that one array is about to be submitted for these jobs; returns its token.
+        """Record that one array is about to be submitted for these jobs; returns its token.
 
         `positions`: the place of each in the array, for jobs of several runs; None: one after the other.
 
@@ -131,12 +131,12 @@ class Ledger:
         return token
 
     def submitted(self, token: str, job_id: int) -> None:
-        """Slurm took the array."""
+        """Record the job id of an array that Slurm has accepted."""
         with self._transaction():
             self._database.execute("UPDATE submission SET job_id = ? WHERE token = ?", (job_id, token))
 
     def end(self, tasks: Iterable[LedgerTask], reason: str) -> None:
-        """These are no longer in Slurm's queue."""
+        """Record that these tasks are no longer in Slurm's queue."""
         with self._transaction():
             self._database.executemany(
                 "UPDATE task SET ended = ? WHERE name = ? AND token = ? AND ended IS NULL",
@@ -144,7 +144,7 @@ class Ledger:
             )
 
     def open_tasks(self) -> list[LedgerTask]:
-        """What may still be in Slurm's queue."""
+        """The tasks that may still be in Slurm's queue."""
         return self._tasks("WHERE task.ended IS NULL")
 
     def open_tasks_of(self, token: str) -> list[LedgerTask]:
@@ -152,7 +152,7 @@ class Ledger:
         return self._tasks("WHERE task.ended IS NULL AND task.token = ?", token)
 
     def unanswered(self) -> list[str]:
-        """Tokens of submissions whose answer was never recorded, whatever became of their tasks."""
+        """Tokens of submissions without a recorded response of sbatch, even if their tasks have ended."""
         with self._naming_faults():
             found = self._database.execute("SELECT token FROM submission WHERE job_id IS NULL")
             return [str(token) for (token,) in found]
@@ -214,14 +214,14 @@ class Ledger:
             try:
                 yield
             except BaseException:
-                if self._database.in_transaction:  # SQLite itself gives up some that a broken disk stops
+                if self._database.in_transaction:  # on disk errors SQLite may have rolled it back
                     self._database.execute("ROLLBACK")
                 raise
             self._database.execute("COMMIT")
 
 
 def _is_ours(task: LedgerTask) -> bool:
-    """Whether its values are such as launchers write: names and tokens become parts of paths."""
+    """Whether its values are valid, since names and tokens become parts of paths."""
     return (
         isinstance(task.name, str)
         and _PART.fullmatch(task.name) is not None
@@ -238,9 +238,9 @@ def _is_ours(task: LedgerTask) -> bool:
 
 @contextlib.contextmanager
 def submitting(runs: Path) -> Iterator[None]:
-    """Let one launcher at a time look and submit. The kernel lets go of the lock when the launcher ends, however.
+    """Let one launcher at a time check the queue and submit. The kernel releases the lock however the launcher ends.
 
-    Raises UserError where this account may not write to the lock, or it is a link.
+    Raises UserError if this account may not write to the lock file, or it is a link.
     """
     runs.mkdir(parents=True, exist_ok=True)
     try:
@@ -262,7 +262,7 @@ def _not_ours(path: Path) -> UserError:
 
 
 def name_of(account: int) -> str:
-    """The login name of a user's number, or the number where it has none."""
+    """The login name of a uid, or the uid if it has none."""
     try:
         return pwd.getpwuid(account).pw_name
     except KeyError:

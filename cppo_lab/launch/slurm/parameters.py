@@ -11,14 +11,14 @@ from cppo_lab.launch.slurm.container import wrapping
 from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.spec import ResourcesSpec
 
-EARLY_SECONDS = 30  # Slurm looks at limits that often: its warning may come so much too early
+EARLY_SECONDS = 30  # Slurm checks limits at this interval: its warning may come that much too early
 START_SECONDS = 15  # until a job receives the warning
 
 
 def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     """Keyword arguments of `SlurmExecutor.update_parameters`, and `python`, the command that starts it on a node.
 
-    Those that are None take the cluster's default. Raises UserError for a job that its container cannot hold.
+    None stands for the cluster's default. Raises UserError for a job whose folders cannot be mounted in its container.
     """
     taken = job.resources
     wrapped = wrapping(job, spec.container, spec.python) if spec.container.runtime else None
@@ -36,11 +36,11 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
         "signal_delay_s": spec.grace_seconds,
         "python": wrapped.python if wrapped else spec.python,
         "setup": [*spec.setup, *(wrapped.setup if wrapped else ())] or None,
-        # One task of several that fails is the end of the job.
+        # If one of several tasks fails, the job ends.
         "srun_args": srun or None,
         "stderr_to_stdout": True,
-        "wckey": None,  # submitit's own, which clusters that check them refuse
-        # What Slurm itself may put back into the queue: a job that is preempted, or whose machine breaks down.
+        "wckey": None,  # unset submitit's own, which clusters that check keys refuse
+        # Whether Slurm may requeue a job that is preempted or whose node fails.
         "additional_parameters": {"requeue" if spec.requeues else "no-requeue": True, **spec.sbatch},
     }
     if taken is None:
@@ -63,7 +63,7 @@ def check_time(spec: SlurmSpec, resources: ResourcesSpec) -> None:
 
 
 def minutes(hours: float, grace_seconds: int) -> int:
-    """The time limit as Slurm counts it. Raises UserError if its warning would come before anything is done."""
+    """The time limit in minutes, as Slurm counts it. Raises UserError if its warning would precede any progress."""
     minutes = max(1, math.ceil(hours * 60))
     if minutes * 60 < grace_seconds + EARLY_SECONDS + START_SECONDS:
         raise UserError(
@@ -75,7 +75,7 @@ def minutes(hours: float, grace_seconds: int) -> int:
 
 
 def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:
-    """Jobs by what they take, in the order in which they came: each group can be one array."""
+    """Jobs grouped by their parameters, in order: each group can be one array."""
     found: dict[str, tuple[dict[str, Any], list[J]]] = {}
     for job in jobs:
         values = parameters(job, spec)

@@ -1,6 +1,6 @@
-"""The state of our jobs in Slurm: one `squeue` for all of them, and `sacct` where the cluster keeps accounts.
+"""The state of our jobs in Slurm: one `squeue` for all of them, and `sacct` if the cluster has accounting.
 
-Nothing is decided by accounting alone: many clusters have none. `squeue` forgets a job some minutes after its end.
+Nothing depends on accounting alone, since many clusters have none. `squeue` forgets a job some minutes after its end.
 """
 
 import contextlib
@@ -26,9 +26,9 @@ _FIELDS = (
     "%N",
     "%r",
     "%k",
-)  # the comment last: it may hold any sign, a line break too
-# They add options of the user's to commands whose answer is read here: other jobs, other columns. `SBATCH_*` stays:
-# it is how the user wants jobs submitted.
+)  # the comment comes last, since it may hold any character, even line breaks
+# Environment variables that add the user's options to commands whose output is parsed here. `SBATCH_*` stays, since it
+# is how the user wants jobs submitted.
 _CHANGES_ANSWERS = re.compile(r"(SQUEUE|SCANCEL|SACCT|SINFO)_|SLURM_TIME_FORMAT\Z|SLURM_BITSTR_LEN\Z")
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
@@ -37,9 +37,9 @@ ACTIVE = frozenset({"RUNNING", "CONFIGURING", "COMPLETING", "STAGE_OUT", "SIGNAL
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job, or one task of an array, as the queue shows it. `state` is Slurm's word, `seconds` its time so far.
+    """A job, or one task of an array, as the queue shows it. `state` is Slurm's, `seconds` its run time so far.
 
-    `owner` is the user's number.
+    `owner` is the uid of its user.
     """
 
     job: str
@@ -62,17 +62,17 @@ def require_slurm() -> None:
 
 
 def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
-    """The jobs of this account and of `owners`, each task of an array by itself; those that ended lately too.
+    """The jobs of this account and of `owners`, each array task separately, including those that ended recently.
 
-    By owner and not by number: a job whose launcher died before it wrote the number down is found as well. Accounts
-    that the machine no longer knows have none.
+    They are queried by owner, not by id, so that a job whose launcher died before it recorded the id is found too.
+    Accounts that the machine no longer knows are skipped.
     Raises UserError if the controller does not answer.
     """
     users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
     _require_answer()
-    mark = secrets.token_hex(16)  # begins a record: no comment can know it
+    mark = secrets.token_hex(16)  # starts a record; random, so that no comment can contain it
     fields = "|".join(_FIELDS)
-    # --all: without it squeue leaves out jobs in partitions that are hidden, their owner's too.
+    # --all: otherwise squeue omits jobs in hidden partitions, even the user's own.
     options = ("--all", "--noheader", "--array", "--states=all")
     text = _ask("squeue", f"--user={users}", *options, f"--format={mark}{fields}")
     return [job for record in text.split(mark)[1:] if (job := _parse(record)) is not None]
@@ -99,7 +99,7 @@ def _is_account(number: int) -> bool:
 
 
 def _require_answer() -> None:
-    """Raises UserError at once if the controller is down: `squeue` takes some ten seconds to notice."""
+    """Raises UserError at once if the controller is down, which `squeue` takes some ten seconds to notice."""
     if shutil.which("scontrol") is None:
         return
     try:
@@ -112,7 +112,7 @@ def _require_answer() -> None:
 
 
 def ended_as(jobs: Iterable[str]) -> dict[str, str]:
-    """Slurm's word for how jobs ended; empty where the cluster keeps no accounts."""
+    """Slurm's final state of jobs, by job; empty if the cluster has no accounting."""
     wanted = list(jobs)
     if not wanted or shutil.which("sacct") is None:
         return {}
@@ -141,7 +141,7 @@ def ended_as(jobs: Iterable[str]) -> dict[str, str]:
 
 
 def cancel(jobs: Sequence[str]) -> None:
-    """End jobs, running or waiting. Those that are gone already are no error.
+    """Cancel jobs, running or pending. Jobs that are already gone are not an error.
 
     Raises UserError if the controller does not answer.
     """
@@ -150,7 +150,7 @@ def cancel(jobs: Sequence[str]) -> None:
 
 
 def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
-    """What one of Slurm's commands answers, whatever the user's shell has set for it; any bytes are read as text.
+    """The output of one of Slurm's commands, without the user's environment options; undecodable bytes are replaced.
 
     Raises FileNotFoundError and subprocess.TimeoutExpired.
     """

@@ -1,4 +1,4 @@
-"""The ledger compared with Slurm's queue: which runs wait, which run, and which of them Slurm has lost."""
+"""Compares the ledger with Slurm's queue: which runs are pending, which are running, which have left the queue."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from cppo_lab.launch.slurm.queue import (
     shows_others,
 )
 
-SETTLING_SECONDS = 10.0  # a launcher that was killed may have left an sbatch that is still being answered
+SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 LEFT = "left Slurm's queue"
 
 
@@ -32,7 +32,7 @@ def query_queue(tasks: Sequence[LedgerTask]) -> tuple[list[QueuedJob], dict[str,
 def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[str, QueuedJob]:
     """Which of the tasks are in the queue, by name.
 
-    Where the cluster hides the jobs of others, theirs count as waiting: only they can find out that they have ended.
+    If the cluster hides the jobs of other users, those count as pending: only their owner can see that they have ended.
     """
     live = {job.job: job for job in jobs if job.state in WAITING | ACTIVE}
     here = {task.name: live[task.job] for task in tasks if task.job in live}
@@ -46,7 +46,7 @@ def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[st
 
 
 def refresh(ledger: Ledger) -> dict[str, QueuedJob]:
-    """Bring the ledger up to date; the queue's view of the runs that are in it, by name.
+    """Update the ledger; returns the queue's view of the runs that are in it, by name.
 
     The caller holds the ledger's lock. Raises UserError if Slurm's controller does not answer.
     """
@@ -79,11 +79,11 @@ def in_queue(runs: Path) -> dict[str, QueuedJob]:
 
 
 def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
-    """Find the jobs of launchers that died before they wrote down sbatch's answer, by the token in the comment.
+    """Find the jobs of launchers that died before they recorded the job id, by the token in the comment.
 
-    submitit brings a task's function to its place behind that answer: tasks that lack theirs could only fail. They are
-    cancelled, and their runs are free to be submitted again. So is a whole array that came into the queue so late that
-    it had been given up already. Those of another account are that one's to cancel: they fail as soon as they start.
+    submitit stores a task's function after sbatch has returned, so tasks without one could only fail. They are
+    cancelled, and their runs can be submitted again. So is a whole array that entered the queue after it had been given
+    up. This account cannot cancel those of another account; they fail as soon as they start.
     """
     by_token = {job.comment: job for job in jobs}
     for token in by_token.keys() & set(ledger.unanswered()):
@@ -98,18 +98,18 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
 
 
 def _function(ledger: Ledger, task: LedgerTask) -> Path:
-    """Where submitit's job looks for what it is to run."""
-    from submitit.core.utils import JobPaths  # commands that only look need no submitit
+    """The file from which submitit's job loads its function."""
+    from submitit.core.utils import JobPaths  # read-only commands do not need submitit
 
     return JobPaths(ledger.folder_of(task.token), task.job).submitted_pickle
 
 
 def _end(ledger: Ledger, gone: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> None:
-    """Write down that tasks have left the queue, and why, as far as anybody knows."""
+    """Record that tasks have left the queue, and why, if that is known."""
     remembered = {job.job: job.state for job in jobs}
     unknown = [task.job for task in gone if task.job and task.job not in remembered]
     known = remembered | ended_as(unknown)
     for task in gone:
         ended = known.get(task.job, "")
-        # Accounts lag some seconds behind the queue: what they still call running has left it.
+        # Accounting lags some seconds behind the queue: jobs that it still reports as running have left it.
         ledger.end([task], ended if ended and ended not in WAITING | ACTIVE else LEFT)

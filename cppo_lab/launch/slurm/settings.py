@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.slurm.container_settings import NO_CONTAINER, ContainerSpec, Line
 
-# sbatch's options that are ours to set: a second source for them would be silently overruled.
+# Options of sbatch that the launcher sets: values from another source would be silently overridden.
 OURS = {
     "array": "one array is made of equal runs",
     "clusters": "jobs are looked for on this cluster",
@@ -38,7 +38,7 @@ OURS = {
     "wckey": "clusters that check it refuse unknown ones",
     "wrap": "a run is what is submitted",
 }
-WHOLE = {"gpus"}  # an option that begins like one of ours
+WHOLE = {"gpus"}  # allowed, although it is a prefix of an option above
 
 # A name of sbatch's.
 Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
@@ -47,8 +47,8 @@ Option = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")]
 class SlurmSpec(LauncherSpec):
     """How runs become Slurm jobs.
 
-    `sbatch` holds options of sbatch for which `resources` and `layout` have no word; `setup` lines of shell before
-    Python starts (modules, environments); `python` the command that starts it, in the image where there is one.
+    `sbatch` holds options of sbatch that `resources` and `layout` do not cover; `setup` shell lines to run before
+    Python starts (modules, environments); `python` the command that starts it, inside the image if there is one.
     """
 
     requeues: Annotated[int, Field(ge=0, le=1000)]  # after preemption, time limit, or a node's failure
@@ -67,7 +67,7 @@ class SlurmSpec(LauncherSpec):
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name, value in self.sbatch.items():
-            # sbatch takes a long option's beginning for it.
+            # sbatch accepts any unambiguous prefix of a long option.
             ours = [
                 option for option in OURS if option == name or (option.startswith(name) and name not in WHOLE)
             ]

@@ -1,4 +1,4 @@
-"""Submit runs to Slurm: equal ones as one array, each run in one job at a time, whatever kills the launcher."""
+"""Submits runs to Slurm: equal ones as one array. A run has at most one job, even if the launcher is killed."""
 
 import contextlib
 import os
@@ -26,23 +26,23 @@ from cppo_lab.launch.slurm.reconcile import refresh
 from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.safe_open import replace_file
 
-SETTLING_SECONDS = 30.0  # a controller that has just started asks its nodes how they are
-LARGEST_ARRAY = 1000  # where the cluster does not say
+SETTLING_SECONDS = 30.0  # a controller that has just started first polls its nodes
+LARGEST_ARRAY = 1000  # if the cluster does not report its limit
 REASON_TRIES, REASON_SECONDS = 10, 0.5  # until Slurm has a reason for a waiting job
-# Why a job waits that no change of the nodes' states could let begin.
+# Reasons of pending jobs that could never start, whatever the nodes' states.
 _NEVER = frozenset({"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"})
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Zero Bytes were transmitted|Connection refused"
     r"|Communication connection failure",
     re.I,
 )
-SLOW_SECONDS = 10.0  # sbatch answers within a second, unless the controller takes no more jobs for now
+SLOW_SECONDS = 10.0  # sbatch returns within a second, unless the controller accepts no more jobs for now
 
 
 def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
     """Submit the jobs that are not in Slurm's queue and return; Slurm runs them.
 
-    Raises UserError if Slurm is not there or would not take one of them; nothing has been submitted then.
+    Raises UserError if Slurm is not available or would refuse one of them; nothing has been submitted then.
     """
     assert isinstance(spec, SlurmSpec)
     require_slurm()
@@ -71,12 +71,12 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     token = ledger.claim([name for own in names for name in own], places)
     executor = _executor(ledger.folder_of(token), values, spec, token, len(jobs))
     try:
-        with _saying_if_slow(), executor.batch():
+        with _warning_if_slow(), executor.batch():
             submitted = [executor.submit(SlurmTask(job, spec.requeues)) for job in jobs]
     except FailedJobError as error:
         ledger.end(ledger.open_tasks_of(token), "not submitted")
         raise _refused(str(error)) from None
-    except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch looks
+    except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch checks
         said = " ".join(str(error).split())
         raise UserError(
             f"{said}: launch again; if this persists, check which `sbatch` this is (`type sbatch`)"
@@ -85,7 +85,7 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
 
 
 def _names(job: Job) -> tuple[str, ...]:
-    """What the ledger calls a job: by the runs of a batch."""
+    """The names of a job in the ledger: those of the runs of a batch."""
     return job.run_ids if isinstance(job, Batch) else (job.name,)
 
 
@@ -97,8 +97,8 @@ def _without(job: J, busy: Collection[str]) -> J | None:
 
 
 @contextlib.contextmanager
-def _saying_if_slow() -> Iterator[None]:
-    """sbatch itself tries again for minutes where the controller takes no more jobs, and prints nothing here."""
+def _warning_if_slow() -> Iterator[None]:
+    """Print a warning if sbatch is slow: it retries for minutes, silently, if the controller accepts no more jobs."""
     timer = threading.Timer(
         SLOW_SECONDS,
         lambda: print(
@@ -126,9 +126,9 @@ def _executor(folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str,
 
 
 def _require_plain(runs: Path) -> None:
-    """Raises UserError for a folder whose name would not reach Slurm as it is.
+    """Raises UserError for a folder whose name Slurm would change or misread.
 
-    A batch script's options end with their line, and Slurm fills in `%` in the names of files of output.
+    An option of a batch script ends with its line, and Slurm expands `%` in the names of output files.
     """
     if set(str(runs)) & set("\n\r%\\"):
         raise UserError(
@@ -139,7 +139,7 @@ def _require_plain(runs: Path) -> None:
 
 @contextlib.contextmanager
 def _outside_of_jobs() -> Iterator[None]:
-    """Hide that this process may be in a Slurm job itself: its variables are not true of new ones."""
+    """Remove the variables of a Slurm job that this process may run in: they do not apply to new jobs."""
     hidden = {name: value for name, value in os.environ.items() if name.startswith("SLURM_")}
     for name in hidden.keys() - {"SLURM_CONF", "SLURM_CLUSTERS"}:
         del os.environ[name]
@@ -150,16 +150,17 @@ def _outside_of_jobs() -> Iterator[None]:
 
 
 def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
-    """Let Slurm look at a batch script without running it. Raises UserError with Slurm's objection."""
+    """Have Slurm validate a batch script without running it. Raises UserError with Slurm's objection."""
     folder = runs / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "rehearsal.sh"
     text = _executor(folder, values, spec, "rehearsal", 1)._make_submission_file_text("true", "rehearsal")
-    replace_file(script, text)  # another account's, left by a kill, could not be written to
+    # Replaced, since the file of a killed launcher of another account could not be overwritten.
+    replace_file(script, text)
     deadline = time.monotonic() + SETTLING_SECONDS
     try:
         done = _ask("sbatch", "--test-only", str(script))
-        # A controller that has just started knows no node yet, and refuses what needs one.
+        # A controller that has just started knows no nodes yet, and refuses jobs that need one.
         while (
             done.returncode
             and time.monotonic() < deadline
@@ -177,10 +178,10 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
 
 
 def _refused_for_ever(script: Path, refusal: str) -> str:
-    """What Slurm has against a job that `sbatch --test-only` refuses so; nothing if it would only have to wait.
+    """Why a job that `sbatch --test-only` refuses could never run; empty if it would only have to wait.
 
-    That test refuses what no node can take now: while nodes are drained, in a reservation or down, everything. A job
-    that is really submitted is taken then, and queued. This one is taken out again before it can begin.
+    The test refuses everything that no node can take now, also while nodes are drained, reserved or down. A real
+    submission is queued then. So the script is submitted, and cancelled before it can start.
     """
     trial = [
         "--parsable",
@@ -197,7 +198,7 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
         reason = "None"
         for _ in range(REASON_TRIES):
             reason = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()
-            if reason == "BeginTime":  # the scheduler has looked since, and put this over what is asked for
+            if reason == "BeginTime":  # the scheduler has set this in place of the reason that is needed
                 _ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             elif reason != "None":
                 break

@@ -1,4 +1,4 @@
-"""The view of runs in Slurm and the ledger for read-only commands: one `squeue`, and `sacct` for what that forgot."""
+"""A read-only view of runs in Slurm and the ledger: one `squeue`, and `sacct` for jobs that it has forgotten."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from cppo_lab.launch.slurm.ledger import NAME, Ledger, LedgerTask
 from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, ended_as
 from cppo_lab.launch.slurm.reconcile import LEFT, query_queue
 
-ANSWER_SECONDS = 60.0  # within which sbatch has answered, or its launcher is dead
+ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
 _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 
 
@@ -19,7 +19,8 @@ _UNEVENTFUL = frozenset({"", "COMPLETED", LEFT})
 class SlurmView:
     """`tasks`: the newest of each run. `here`: those in the queue, by run.
 
-    `ended`: Slurm's word for jobs that have left it lately, by job. `silent`: why the queue could not be asked.
+    `ended`: Slurm's final state of jobs that have left it recently, by job. `silent`: why the queue could not be
+    queried.
     """
 
     tasks: Mapping[str, LedgerTask] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class SlurmView:
         return run_id in self.here and self.here[run_id].state == "COMPLETING"
 
     def waiting(self, run_id: str) -> str | None:
-        """Why its job has not started; None if it does not wait, as far as anybody can say now."""
+        """Why its job has not started; None if it is not known to be pending."""
         if job := self.here.get(run_id):
             if job.state in ACTIVE:
                 return None
@@ -56,7 +57,7 @@ class SlurmView:
         return f"not known now: {self.silent}" if self.silent else None
 
     def words(self, run_ids: Iterable[str]) -> dict[str, str]:
-        """How the jobs of runs ended, in Slurm's words, where they are informative: OUT_OF_MEMORY, TIMEOUT, ..."""
+        """Slurm's final states of the jobs of runs, where informative: OUT_OF_MEMORY, TIMEOUT, ..."""
         tasks = [self.tasks[run_id] for run_id in run_ids if run_id in self.tasks and run_id not in self.here]
         unknown = [
             task.job
@@ -73,7 +74,7 @@ class SlurmView:
 
 
 def view(runs: Path) -> SlurmView:
-    """Look at what was ever submitted for the runs in folder `runs`. Writes nothing."""
+    """The state of everything that was submitted for the runs in folder `runs`. Writes nothing."""
     if not (runs / NAME).is_file():
         return SlurmView()
     with Ledger(runs) as ledger:

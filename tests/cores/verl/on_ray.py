@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from cppo_lab.cores.verl.core import _signals_after_ray, own_ray
-from cppo_lab.cores.verl.ray_local import patient_start
+from cppo_lab.cores.verl.ray_local import longer_start_timeout
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rules
 from tests.cores.verl.story import OVERRIDES
@@ -327,7 +327,7 @@ class Job:
             config.ray_kwargs.ray_init = ray_init
             set_answers(config, one.tracking.answers)
             check_config(one.run, one.layout, config)
-            with patient_start(), _signals_after_ray() as runner:
+            with longer_start_timeout(), _signals_after_ray() as runner:
                 run_ppo(config, task_runner_class=self._here(runner))
 
     def _here(self, runner: Any) -> Any:

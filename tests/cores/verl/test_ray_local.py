@@ -85,7 +85,7 @@ def test_ray_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         ray_local, "time", SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda _: None)
     )
-    with ray_local.patient_start():
+    with ray_local.longer_start_timeout():
         assert services.get_node("address", "node") == "found"
         assert asked == [("address", "node")] * 4
         monkeypatch.setattr(ray_local, "START_SECONDS", 1.0)

@@ -48,7 +48,7 @@ class Task(Protocol):
         ...
 
     def answer(self, response: list[int]) -> str | None:
-        """What grading takes from one response: its values with blanks between them; None if it has no answer."""
+        """The answer that grading extracts from a response: its values separated by spaces; None if there is none."""
         ...
 
 

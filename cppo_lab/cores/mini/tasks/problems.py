@@ -1,4 +1,4 @@
-"""Problems of any embedded task as one batch of tensors: what they are, how they are written, what is right."""
+"""Problems of any embedded task as one batch of tensors: their definition, prompts and true answers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Problems:
-    """N problems. The spelling of a prompt is no part of a problem: `values` alone make it."""
+    """N problems. `values` alone define a problem; the spelling of its prompt does not matter."""
 
     values: Tensor  # [N, F] the numbers and operators that define the problem, laid out by its task
     answers: Tensor  # [N, A] the values that grading compares

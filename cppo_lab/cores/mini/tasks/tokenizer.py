@@ -67,7 +67,7 @@ class Tokenizer:
         return " ".join(self.name(i) for i in ids if i != self.pad)
 
     def names(self, ids: list[int]) -> list[str]:
-        """The text of each symbol by itself; of padding, nothing."""
+        """The text of each symbol; empty for padding."""
         return [self.decode([i]) for i in ids]
 
     def name(self, symbol: int) -> str:

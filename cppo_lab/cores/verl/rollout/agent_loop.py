@@ -1,7 +1,7 @@
 """verl's single-turn agent loop with a seed per request and mu's Top-K carried to TransferQueue.
 
 Selected with `rollout.agent.default_agent_loop=cppo_single_turn`, together with
-`rollout.agent.agent_loop_manager_class` (see `dispatch`), which tells it training from validation.
+`rollout.agent.agent_loop_manager_class` (see `dispatch`), which marks training and validation rows.
 """
 
 from typing import Any
@@ -24,12 +24,12 @@ from cppo_lab.cores.verl.rollout.settings import (
 from cppo_lab.errors import UserError
 
 AGENT_LOOP_NAME = "cppo_single_turn"
-# Column that says whether a row is for validation: verl's agent loop workers know, but do not tell their loops.
+# Column that marks validation rows: verl's agent loop workers know, but do not pass it to their loops.
 VALIDATE = "cppo_validate"
 
 
 class TopKAgentLoopOutput(AgentLoopOutput):
-    """A response with mu's Top-K, as columns of its own.
+    """A response with mu's Top-K in separate columns.
 
     Not in `extra_fields`: those travel to the reward workers as well, and as pickled objects.
     """
@@ -54,12 +54,12 @@ class TopKAgentLoop(SingleTurnAgentLoop):
 
         `row`: the columns of the data set, and verl's `global_steps`, `session_id` and our `VALIDATE`.
 
-        Raises UserError when a training row comes without Top-K although it is asked for, or when a row lacks
-        what its seed is made of.
+        Raises UserError if the Top-K of a training row is requested but missing, or if a row lacks the fields that its
+        seed is derived from.
         """
         settings = RolloutSettings.read(self.rollout_config.engine_kwargs)
         validate = _validates(row)
-        request = dict(sampling_params)  # verl hands the same dict to all sessions of a prompt
+        request = dict(sampling_params)  # verl passes the same dict to all sessions of a prompt
         if settings.seed_requests or validate:
             request["seed"] = _seed(settings, row, validate)
         wanted = 0 if validate else settings.topk

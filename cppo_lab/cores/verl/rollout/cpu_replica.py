@@ -1,4 +1,4 @@
-"""The CPU rollout server inside verl: Ray actor, replica, and the way the actor's weights take to it.
+"""The CPU rollout server inside verl: Ray actor, replica, and transfer of the actor's weights.
 
 Selected with `rollout.name=cppo_cpu`.
 """
@@ -29,7 +29,7 @@ def end_tokens(tokenizer_eos: int, generation: GenerationConfig | None) -> set[i
 
 
 class CpuServerActor(CpuServer):
-    """The server in a Ray process of its own, with the model of verl's configs in float32."""
+    """The server in a separate Ray process, with the model of verl's configs in float32."""
 
     def __init__(self, config: RolloutConfig, model_config: Any) -> None:
         named: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
@@ -48,7 +48,7 @@ class CpuServerActor(CpuServer):
         super().__init__(model, limits, end_tokens(named.tokenizer.eos_token_id, named.generation_config))
 
     async def ready(self) -> None:
-        """Answers once the model is loaded."""
+        """Returns when the model is loaded."""
 
 
 def server_name(replica: int, suffix: str = "") -> str:
@@ -60,9 +60,9 @@ class CpuReplica(RolloutReplica):
     """One server per replica; several replicas share the requests through verl's load balancer."""
 
     async def launch_servers(self) -> None:
-        """Starts the server and waits until it has its model.
+        """Starts the server and waits until its model is loaded.
 
-        Raises UserError for a replica over several ranks: there is no tensor parallelism here.
+        Raises UserError for a replica over several ranks, since there is no tensor parallelism.
         """
         if self.world_size != 1:
             raise UserError(

@@ -1,7 +1,7 @@
 """A rollout server for CPUs that decodes with transformers and records mu.
 
-It speaks the interface of verl's vLLM server (verl/workers/rollout/vllm_rollout/vllm_async_server.py) as far as the
-synchronous trainer uses it. `cpu_replica` starts it in verl.
+It implements the part of the interface of verl's vLLM server
+(verl/workers/rollout/vllm_rollout/vllm_async_server.py) that the synchronous trainer uses. `cpu_replica` starts it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from cppo_lab.cores.verl.rollout.sampling import SamplingRule, unused
 from cppo_lab.cores.verl.rollout.settings import TOPK_DTYPE_REQUEST, TOPK_IDS, TOPK_LOGP, TOPK_REQUEST
 from cppo_lab.errors import UserError
 
-# A batch starts when no request has come for this long: the requests of one step arrive one by one over Ray.
+# A batch starts when no request has arrived for this long, since those of one step arrive one by one over Ray.
 GATHER_SECONDS = 0.02
 
 
@@ -33,7 +33,7 @@ class Limits:
     max_num_seqs: int  # rows of one batch
 
     def max_tokens(self, prompt: int, parameters: dict[str, Any]) -> int:
-        """Tokens a request may generate, with verl's defaults for vLLM; takes the limit out of `parameters`.
+        """Tokens a request may generate, with verl's defaults for vLLM; removes the limit from `parameters`.
 
         Raises UserError when the prompt leaves no room in the model's context.
         """
@@ -145,7 +145,7 @@ class CpuServer:
                 for place, item in enumerate(members):
                     if not item.batch.done():  # its client may have gone
                         item.batch.set_result((batch, place))
-                # A failure is raised where each request awaits the batch; here it must only not end the server.
+                # A failure is raised where each request awaits the batch; it must not end the server.
                 await asyncio.wait([batch])
 
     async def _gather(self) -> None:

@@ -50,7 +50,7 @@ def log_policy(logits: Tensor, rule: SamplingRule) -> Tensor:
 
     mu is the *untruncated* softmax: under top_p < 1 or top_k >= 1 a drawn token's probability under the truncated
     distribution is higher by the mass cut off. Training samples untruncated, so there the two are the same; with
-    truncation (validation) the number says what the model gives the token, not how often it is drawn. With
+    truncation (validation) the number is the model's probability, not the frequency of draws. With
     temperature 0 it is the softmax at temperature 1. vLLM's `processed_logprobs` differ under truncation only.
     """
     return torch.log_softmax(logits.float() / (rule.temperature or 1.0), -1)
@@ -87,7 +87,7 @@ def draw(log_mu: Tensor, rule: SamplingRule, uniforms: Tensor) -> Tensor:
 
 
 def unused(parameters: Mapping[str, Any]) -> None:
-    """Raises UserError when `parameters` holds keys that nothing has taken: ignoring them would sample wrongly."""
+    """Raises UserError if `parameters` has unused keys: ignoring them would sample from another distribution."""
     if parameters:
         names = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
         raise UserError(

@@ -9,15 +9,15 @@ from cppo_lab.errors import UserError, unknown
 
 CPU_ROLLOUT = "cppo_cpu"  # `rollout.name` of the CPU server
 ENGINE_KEY = "cppo_lab"
-# How many of mu's most likely tokens one request wants. The agent loop adds it to `sampling_params` of training
-# requests only, and the rollout servers take it out again before an engine sees it.
+# The number of mu's most likely tokens that a request asks for. The agent loop adds it to `sampling_params` of training
+# requests only, and the rollout servers remove it before they call an engine.
 TOPK_REQUEST = "cppo_topk"
 TOPK_DTYPE_REQUEST = "cppo_topk_dtype"
 # Names of the columns, the same in `TokenOutput.extra_fields` and in TransferQueue.
 TOPK_IDS = "rollout_topk_ids"
 TOPK_LOGP = "rollout_topk_logp"
 TOPK_DTYPES = ("float16", "float32")
-# Stands for the training step in the seeds of validation, which are therefore the same at every validation.
+# Replaces the training step in the seeds of validation, which are thus the same at every validation.
 VALIDATION_STEP = -1
 
 
@@ -40,7 +40,7 @@ class RolloutSettings:
 
     @classmethod
     def read(cls, engine_kwargs: Mapping[str, Any]) -> "RolloutSettings":
-        """The settings below `rollout.engine_kwargs`; defaults where nothing is said.
+        """The settings below `rollout.engine_kwargs`; defaults for missing keys.
 
         Raises UserError for an unknown key or an invalid value.
         """
@@ -52,7 +52,7 @@ class RolloutSettings:
         return cls(**given)
 
     def request_seed(self, step: int, source: str, index: object, session: int) -> int:
-        """Seed of one request, 63 bits: a stable hash, so a resumed run draws what an unbroken one would have.
+        """Seed of one request, 63 bits: a stable hash, so that a resumed run draws the same as an uninterrupted one.
 
         `step`: training step or `VALIDATION_STEP`; `source` and `index` name the problem (indices of different
         data sets overlap); `session` numbers the responses of one problem.

@@ -1,4 +1,4 @@
-"""verl's hands in vLLM's own process, where both run on the CPU: for `layout=cpu_vllm`, which tries a GPU's path."""
+"""verl's extension of vLLM's worker process on the CPU, for `layout=cpu_vllm`, which tests the code path of GPUs."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 import vllm._custom_ops
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-# With oneDNN vLLM packs the weights that it loads first and drops the originals, which new ones would be copied to.
+# With oneDNN vLLM packs its first weights and drops the originals, so that new weights could not be copied to them.
 vllm._custom_ops._supports_onednn = False
 
 

@@ -73,9 +73,9 @@ class TopKServer(vLLMHttpServer):
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **arguments: Any
     ) -> TokenOutput:
-        """verl's `generate`; with `TOPK_REQUEST` in `sampling_params` mu's Top-K comes along.
+        """verl's `generate`; with `TOPK_REQUEST` in `sampling_params` it also returns mu's Top-K.
 
-        Raises UserError when the request's log-probabilities would not be mu's.
+        Raises UserError if the request's log-probabilities would not be mu's.
         """
         sampling = dict(sampling_params)
         capture = Capture(int(sampling.pop(TOPK_REQUEST, 0)))

@@ -25,7 +25,7 @@ class SampledLogprob(NamedTuple):
 
 @dataclass
 class Capture:
-    """What one request wants of mu, and what came."""
+    """The Top-K that a request asks for, and its result."""
 
     topk: int
     ids: NDArray[np.int32] | None = field(default=None)  # [n, K]
@@ -34,7 +34,7 @@ class Capture:
     def take(self, completion: Any) -> None:
         """Keeps the Top-K of a finished `CompletionOutput`, and leaves in it the sampled tokens' log-probabilities.
 
-        What stays behind is read by verl's server as `logprobs[t][token_ids[t]].logprob`; from `FlatLogprobs` that
+        verl's server reads the rest as `logprobs[t][token_ids[t]].logprob`; from `FlatLogprobs` that
         expression would build all K + 1 objects of every token.
         """
         tokens = completion.token_ids

@@ -1,17 +1,17 @@
-"""The socket over which a run's trainer hands new weights to its own rollout engines, and to no other run's.
+"""Makes the name of the weight-sync socket unique, so that a run's rollout engines get weights from its own trainer.
 
-verl 0.9.1 names it by Ray's job id on both ends. Every run has a Ray cluster of its own here, whose first job is always
-01000000: of two runs on one machine one's engines would take the other's weights, without an error. What goes over
-it is unpickled too, so its name must be none that another user could guess.
+verl 0.9.1 names the socket by Ray's job id on both ends. Every run has a separate Ray cluster, whose first job is
+always 01000000: with two runs on one machine, the engines of one would silently take the weights of the other. The
+messages are unpickled, so the name must also be unpredictable for other users.
 """
 
 import os
 import re
 import secrets
 
-# In the environment of all processes of a run: replaces the job's id in the socket's name.
+# In the environment of all processes of a run; replaces the job id in the socket's name.
 VARIABLE = "CPPO_LAB_WEIGHT_SOCKET"
-VERL_VARIABLE = "VERL_RAY_JOB_ID"  # where the engine's process looks for it
+VERL_VARIABLE = "VERL_RAY_JOB_ID"  # read by the engine's process
 _JOB = re.compile(r"(?<=/rl-colocate-zmq-)[0-9a-zA-Z]+(?=-replica-)")
 
 
@@ -21,9 +21,9 @@ def new_name() -> str:
 
 
 def of_this_run(handle: str) -> str:
-    """verl's address of a socket with this run's name in place of the job's id.
+    """verl's socket address with this run's name in place of the job id.
 
-    Raises RuntimeError if the address is not as verl 0.9.1 makes it, or the run has no name.
+    Raises RuntimeError if the address is not in the format of verl 0.9.1, or the run has no name.
     """
     renamed, found = _JOB.subn(_name(), handle)
     if not found:
@@ -32,7 +32,7 @@ def of_this_run(handle: str) -> str:
 
 
 def tell_engine() -> None:
-    """Let the engine's processes that this one starts look for this run's sockets."""
+    """Set the environment so that engine processes started from this one use this run's sockets."""
     os.environ[VERL_VARIABLE] = _name()
 
 
