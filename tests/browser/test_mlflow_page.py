@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.reports.run_list import mlflow_link
+from cppo_lab.reports.run_list import mlflow_link, mlflow_path
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
@@ -175,10 +175,15 @@ def test_the_descriptions_are_rendered(
 def test_the_link_of_a_report_opens_the_run(
     browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
 ) -> None:
-    one, start = specs()["cppo", 0], urlsplit(links[0])
-    browser_page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", mlflow_id(store, one)))
-    browser_page.get_by_text(one.run_id).first.wait_for()
+    page, one, start = browser_page, specs()["cppo", 0], urlsplit(links[0])
+    experiment = MlflowClient(store).get_experiment_by_name("cppo-mini").experiment_id
+    path = mlflow_path(experiment, mlflow_id(store, one))
+    page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", path))
+    page.get_by_text(one.run_id).first.wait_for()
     shot("7-run-of-a-report")
+    menu = page.locator("nav").all_inner_texts()
+    assert any("Model registry" in text for text in menu)
+    assert not any("Evaluation runs" in text for text in menu)  # of MLflow's pages for language models
 
 
 def test_the_answers_of_a_run_are_a_table(
