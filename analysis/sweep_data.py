@@ -32,8 +32,8 @@ class SweepData:
     `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
     `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty
     where a run logged none. `versions`: MLflow run -> what changes with its result (`run_versions.result_version`).
-    `outcomes`: MLflow run -> each problem's outcome at each validation, of the runs that kept them. `experiment_id`: the
-    experiment's id in the store, empty where there are no runs.
+    `outcomes`: MLflow run -> each problem's outcome at each validation, of the runs that kept them. `experiment_id`:
+    that of the experiment in the store, empty where there are no runs.
     """
 
     experiment: str

@@ -18,9 +18,9 @@ MANY = 1000  # rows of one list: some 400 KB; the files beside the page have eve
 
 @dataclass(frozen=True)
 class RunLine:
-    """One row of the list of runs, as text. `path`: its page behind the address of an MLflow server; `link`: that page on
-    the server of the store. Both are empty where there is none. `settings`: what it has otherwise than other runs of the
-    sweep on its model, but for its seed.
+    """One row of the list of runs, as text. `path`: its page behind the address of an MLflow server; `link`: that page
+    on the server of the store. Both are empty where there is none. `settings`: what it has otherwise than other runs
+    of the sweep on its model, but for its seed.
     """
 
     label: str
@@ -64,7 +64,8 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     for pair, anchor in islice(anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
         lines = tuple(
-            run_line(run, board.data.experiment_id, uri, _settings(board, run, differing)) for run in runs[:most]
+            run_line(run, board.data.experiment_id, uri, _settings(board, run, differing))
+            for run in runs[:most]
         )
         found.append(RunGroup(anchor, lines, len(runs) - len(lines)))
     rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in found)

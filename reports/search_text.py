@@ -156,11 +156,13 @@ def override(name: str, value: Value) -> str:
     return shlex.quote(f"{name}={written}")
 
 
-def launch_commands(result: SearchResult, chosen: Sequence[str] = ()) -> tuple[str, ...]:
+def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> tuple[str, ...]:
     """Lines for a shell: the paper's main sweep with the settings of the best trial, or of each of the front, and as
-    many seeds that the search has not seen. Comments distinguish several. `chosen`: what names the runs of the sweep
-    that the search was about (`variant=cppo`).
+    many seeds that the search has not seen. Comments distinguish several. `chosen`: words that make the sweep train the
+    runs of the search (`variant=cppo`); None if none do, and there are no lines.
     """
+    if chosen is None:
+        return ()
     front = set(front_of(result))
     ranked = ranking(result)
     single = len(result.objectives) == 1

@@ -366,7 +366,10 @@ def test_cells_of_csv(text: str) -> None:
     ("uri", "link"),
     [
         ("javascript:alert(1)//http://x", ""),
-        ("http://ada:s3cret@host:5000/", "http://host:5000/#/experiments/1%22/runs/a%22b?workflowType=machine_learning"),
+        (
+            "http://ada:s3cret@host:5000/",
+            "http://host:5000/#/experiments/1%22/runs/a%22b?workflowType=machine_learning",
+        ),
         ("sqlite:////x.db", ""),
     ],
 )
