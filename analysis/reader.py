@@ -141,7 +141,8 @@ def _sweep_data(
     versions = {run.info.run_id: result_version(run) for run in kept}
     points = read_points(client, uri, kept, metrics)
     outcomes = read_outcomes(uri, {run.info.run_id: run.info.artifact_uri for run in kept})
-    return SweepData(experiment, sweep, runs, points, params, versions, outcomes)
+    own_id = str(found[0].info.experiment_id) if found else ""
+    return SweepData(experiment, sweep, runs, points, params, versions, outcomes, own_id)
 
 
 def _nothing_found(experiment: str, sweep: str, runs: Iterable[Run]) -> str:

@@ -18,8 +18,9 @@ MANY = 1000  # rows of one list: some 400 KB; the files beside the page have eve
 
 @dataclass(frozen=True)
 class RunLine:
-    """One row of the list of runs, as text. `link`: the run's page on the MLflow server, empty where there is none.
-    `settings`: its settings other than the seed that differ from those of other runs of the sweep on the same model.
+    """One row of the list of runs, as text. `path`: its page relative to the address of an MLflow server; `link`: that
+    page on the store's server. Both are empty if there is none. `settings`: its settings other than the seed that
+    differ from those of other runs of the sweep on the same model.
     """
 
     label: str
@@ -31,6 +32,7 @@ class RunLine:
     score: str
     run_id: str
     mlflow_id: str
+    path: str
     link: str
     settings: str = ""
 
@@ -63,7 +65,10 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     found, differing = [], differing_settings(board)
     for pair, anchor in islice(anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
-        lines = tuple(run_line(run, uri, _settings(board, run, differing)) for run in runs[:most])
+        lines = tuple(
+            run_line(run, board.data.experiment_id, uri, _settings(board, run, differing))
+            for run in runs[:most]
+        )
         found.append(RunGroup(anchor, lines, len(runs) - len(lines)))
     rest = len(board.runs) - sum(len(group.runs) + group.left_out for group in found)
     return (*found, RunGroup("", (), rest)) if rest else tuple(found)
@@ -95,9 +100,10 @@ def _settings(board: Scoreboard, run: RunScore, differing: Mapping[str, tuple[st
     return ", ".join([*shown[:MOST_SETTINGS], *more])
 
 
-def run_line(run: RunScore, uri: str, settings: str = "") -> RunLine:
+def run_line(run: RunScore, experiment_id: str, uri: str, settings: str = "") -> RunLine:
     """The row of a run in the list."""
     choice = run.choice
+    path = "" if run.mlflow_id is None else mlflow_path(experiment_id, run.mlflow_id)
     score = ABSENT if choice.score is None else str(round_half_up(percent(choice.score)))
     return RunLine(
         label=display_name(run.variant),
@@ -109,19 +115,25 @@ def run_line(run: RunScore, uri: str, settings: str = "") -> RunLine:
         score=score,
         run_id=run.run_id or ABSENT,
         mlflow_id=run.mlflow_id or ABSENT,
-        link="" if run.mlflow_id is None else mlflow_link(uri, run.mlflow_id),
+        path=path,
+        link=mlflow_link(uri, path) if path else "",
         settings=settings,
     )
 
 
-def mlflow_link(uri: str, mlflow_id: str) -> str:
-    """The URL of a run's page on the server at `uri`, without user and password; empty for any other store.
+def mlflow_path(experiment_id: str, mlflow_id: str) -> str:
+    """A run's page relative to the address of an MLflow server.
 
-    MLflow resolves the experiment of `#/runs/<id>` itself.
+    MLflow redirects `#/runs/<id>` to its pages for language-model traces.
     """
+    ids = quote(experiment_id, safe=""), quote(mlflow_id, safe="")
+    return "#/experiments/{}/runs/{}?workflowType=machine_learning".format(*ids)
+
+
+def mlflow_link(uri: str, path: str) -> str:
+    """The address of a page on the server at `uri`, without user and password; empty for any other store."""
     parts = urlsplit(uri)
     if parts.scheme not in ("http", "https"):
         return ""
     host = parts.netloc.rpartition("@")[2]
-    place = urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", ""))
-    return f"{place}#/runs/{quote(mlflow_id, safe='')}"
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/") + "/", "", "")) + path

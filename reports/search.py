@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from cppo_lab.analysis.search import FAILED, SearchResult, Value
+from cppo_lab.analysis.search import FAILED, SearchResult, Value, ranking
 from cppo_lab.analysis.search_file import read_search
 from cppo_lab.analysis.search_noise import SeedValues, read_seed_values
 from cppo_lab.reports.build import Collected, Contents
@@ -36,7 +36,7 @@ class SearchRequest:
     command: str = ""
     tune: str = ""
     shipped: Mapping[str, Value] = field(default_factory=dict)
-    chosen: tuple[str, ...] = ()
+    chosen: tuple[str, ...] | None = ()
 
     def collect(self) -> Collected:
         """Raises UserError as `read_search`."""
@@ -47,7 +47,9 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class SearchPage:
-    """The content of the page, apart from `About`. `failures`: (number of the trial, reason)."""
+    """The content of the page, apart from `About`. `failures`: (number of the trial, reason). `not_in_main`: whether
+    the main sweep cannot train the best trial.
+    """
 
     title: str
     mlflow_id: str
@@ -60,6 +62,7 @@ class SearchPage:
     trials: TrialTable
     failures: tuple[tuple[int, str], ...]
     launches: tuple[str, ...]
+    not_in_main: bool
     tune: str
     trial_count: int
 
@@ -110,7 +113,7 @@ def _page(
     tables: tuple[TextTable, TrialTable],
     figures: Sequence[SearchFigure],
     tune: str,
-    chosen: Sequence[str],
+    chosen: Sequence[str] | None,
 ) -> SearchPage:
     space, trials = tables
     return SearchPage(
@@ -129,6 +132,7 @@ def _page(
             if trial.state == FAILED
         ),
         launches=launch_commands(result, chosen),
+        not_in_main=chosen is None and bool(ranking(result)),
         tune=tune,
         trial_count=len(result.trials),
     )

@@ -156,11 +156,14 @@ def override(name: str, value: Value) -> str:
     return shlex.quote(f"{name}={written}")
 
 
-def launch_commands(result: SearchResult, chosen: Sequence[str] = ()) -> tuple[str, ...]:
+def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> tuple[str, ...]:
     """Shell commands for the paper's main sweep with the settings of the best trial (or of each trial on the front),
     and the same number of seeds that the search has not used. With several commands, comments tell them apart.
-    `chosen`: overrides that select the sweep's runs that the search tuned (`variant=cppo`).
+    `chosen`: overrides that select the sweep's runs that the search tuned (`variant=cppo`); None if no overrides do,
+    and then there are no commands.
     """
+    if chosen is None:
+        return ()
     front = set(front_of(result))
     ranked = ranking(result)
     single = len(result.objectives) == 1

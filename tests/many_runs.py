@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.rules.strokes import colours
 from cppo_lab.runs.events import Begin
 from cppo_lab.runs.folder import announce, read_status, write_status
 from cppo_lab.runs.offsets import Shipped, ShippedRecord, save_shipped
@@ -30,7 +31,6 @@ from cppo_lab.store.history import HISTORY
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.launch import sweep_tags
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.colours import colour
 from cppo_lab.tracking.environment import environment_tags
 from cppo_lab.tracking.naming import names, resolved_yaml
 from cppo_lab.tracking.parents import ensure_parent
@@ -69,6 +69,7 @@ def make_runs(folder: Path, plan: Plan, uri: str) -> list[str]:
     client = open_client(uri)
     experiment = ensure_experiment(client, uri, schema.experiment_name(plan.core))
     parent, environment = ensure_parent(client, uri, experiment, plan.name), environment_tags()
+    drawn = colours(tuple(dict.fromkeys(run.variant for run in plan.runs)))
     kinds = [_KINDS.get(number % 100, schema.DONE) for number in range(len(plan.runs))]
     finished = [number for number, kind in enumerate(kinds) if kind == schema.DONE]
     unsent = set(finished[len(finished) - min(UNSENT, len(finished) // 10) :])
@@ -79,7 +80,7 @@ def make_runs(folder: Path, plan: Plan, uri: str) -> list[str]:
         if kind == schema.QUEUED:
             announce(runs / run.run_id, names(run.spec))
             continue
-        nested = {schema.TAG_PARENT: parent, schema.TAG_COLOUR: colour(run.variant)}
+        nested = {schema.TAG_PARENT: parent, schema.TAG_COLOUR: drawn[run.variant]}
         tags = {**environment, **sweep_tags(plan, run), **nested, schema.TAG_CODE_VERSION: "made"}
         known = originals.setdefault((run.spec.rule.name, kind), [])
         if number in unsent or len(known) < ORIGINALS:

@@ -366,6 +366,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     from cppo_lab.reports.build import make_report
     from cppo_lab.reports.search import SearchRequest
     from cppo_lab.store import address
+    from cppo_lab.sweep.search.reuse import main_overrides
     from cppo_lab.sweep.search.space import resolve
 
     if options.partial:
@@ -386,22 +387,10 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             command=redacted(shlex.join(["cppo", "report", *words])),
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
-            chosen=_tuned_runs(tuning),
+            chosen=main_overrides(tuning),
         ),
         options.force,
     )
-
-
-def _tuned_runs(tuning: "Tuning") -> tuple[str, ...]:
-    """What chooses, in the main sweep, the runs that the search tuned: its variant and model, where it has them."""
-    from cppo_lab.sweep.declare import Sweep, load_sweep
-
-    main = load_sweep("main")
-    assert isinstance(main, Sweep)
-    rule = tuning.search.settings.get("rule")
-    models = main.models.get(tuning.core) or main.models.get("any", ())
-    words = [f"variant={rule}"] if rule in main.variants else []
-    return (*words, *([f"model={tuning.model}"] if tuning.model in models else []))
 
 
 def _shipped(tuning: "Tuning") -> dict[str, Any]:

@@ -50,7 +50,7 @@ NAMED: Mapping[str, Variant] = MappingProxyType({one.name: one for one in (*BUIL
 METHODS: tuple[Rule, ...] = tuple(
     sorted((rule for rule in BUILT_IN if rule.place), key=lambda one: one.place)
 )
-# Their colours in the paper, for figures and MLflow's page.
+# The paper's colours of them.
 METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
     {one.name: one.stroke.colour for one in METHODS if one.stroke}
 )

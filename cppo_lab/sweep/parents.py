@@ -12,11 +12,12 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.launch.run_state import RunState
 from cppo_lab.launch.snapshot import Snapshot
+from cppo_lab.rules.strokes import colours
 from cppo_lab.store.client import STORE_FAULTS, open_client
 from cppo_lab.store.records import AttemptRecord
+from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.colours import colour
 from cppo_lab.tracking.experiment_note import describe_experiment
 from cppo_lab.tracking.naming import flatten
 from cppo_lab.tracking.parents import ensure_parent, living, nest, update_parent
@@ -31,9 +32,10 @@ TRIES = 3
 @dataclass(frozen=True)
 class Parents:
     """The parents of a plan's sweeps: MLflow ids by sweep. `alive` are these and other parents that have runs of the
-    plan.
+    plan. `colours`: by sweep, the colours of its variants.
     """
 
+    colours: Mapping[str, Mapping[str, str]]
     by_sweep: Mapping[str, str] = field(default_factory=dict)
     alive: frozenset[str] = frozenset()
 
@@ -44,7 +46,8 @@ class Parents:
 
     def tags(self, run: PlannedRun, past: Sequence[AttemptRecord]) -> dict[str, str]:
         """The tags that nest a run about to be trained, and give its curves their colour."""
-        parent, look = self.of(run, past), {schema.TAG_COLOUR: colour(run.variant)}
+        sweep, variant = next(iter(run.variants.items()))
+        parent, look = self.of(run, past), {schema.TAG_COLOUR: self.colours[sweep][variant]}
         return {**look, schema.TAG_PARENT: parent} if parent else look
 
 
@@ -58,16 +61,27 @@ def _warn_on_store_fault(what: str) -> Iterator[None]:
         print(f"tracking store did not accept {what}: {line}", file=sys.stderr, flush=True)
 
 
+def sweep_colours(plan: Plan, sweep: Sweep) -> dict[str, str]:
+    """The colour of each variant of a sweep, as its report has it.
+
+    A launch of some variants gives them the colours that they have among all. Settings of an axis are variants as far
+    as they are planned.
+    """
+    planned = dict.fromkeys(run.variants[sweep.name] for run in plan.runs if sweep.name in run.variants)
+    return colours(tuple(sweep.variants) if planned.keys() <= sweep.variants.keys() else tuple(planned))
+
+
 def ensure_parents(plan: Plan, uri: str, experiment_id: str, look: Snapshot) -> Parents:
     """Create a parent for each sweep of the plan, and nest finished runs without a parent under it."""
-    parents = Parents()
+    drawn = {sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps}
+    parents = Parents(drawn)
     with _warn_on_store_fault("the parents of the sweeps"):
         client = open_client(uri)
         by_sweep = {
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
         }
         others = {one.parent for past in look.past.values() for one in past}
-        parents = Parents(by_sweep, frozenset({*by_sweep.values(), *living(client, others)}))
+        parents = Parents(drawn, by_sweep, frozenset({*by_sweep.values(), *living(client, others)}))
         orphans = {
             one.mlflow_id: parents.of(run, [])
             for run in plan.runs

@@ -14,6 +14,8 @@ MARK = "*Written by `cppo launch`, and anew when its text changes, unless you ta
 _COMPARE = """\
 - *One sweep*: the menu of views at the top right has one for each sweep, with its columns and charts; its description \
 is that of the run `sweep NAME`.
+- *Means over seeds*: each sweep has a second view, `mean of each variant`: lines are means, bands go from the lowest \
+seed to the highest. MLflow chooses the colours of groups; single runs have those of the report.
 - *All curves at once*: the view `Training runs`. Sorted by *Created*, MLflow folds runs under their sweep; sorted by \
 anything else, it lists them.
 - *Two methods*: filter (as below), tick the runs, *Compare*. Every metric is logged by training step, under the same \

@@ -17,7 +17,7 @@ from importlib import resources
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.tracking.colours import colour
+from cppo_lab.rules.strokes import colours
 
 MAIN = "main"
 ARTICLE = "https://arxiv.org/abs/2606.10968"
@@ -63,7 +63,7 @@ class ReferenceRun:
             schema.TAG_CORE: schema.PAPER,
             schema.TAG_SEED: "unknown",
             schema.TAG_T_STOP: str(self.t_stop),
-            schema.TAG_COLOUR: colour(self.variant),
+            schema.TAG_COLOUR: colours((self.variant,))[self.variant],
             schema.TAG_NOTE: f"{self.variant} on {self.model}, as plotted in the paper ({ARTICLE}).",
         }
         return tags | {schema.sweep_tag(sweep): variant for sweep, variant in self.sweeps.items()}

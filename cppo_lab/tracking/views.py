@@ -12,7 +12,7 @@ import shlex
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -39,8 +39,11 @@ _SECTIONS = {
     "Response length": ("train/response_length",),
     "Trainer and rollout engine": ("train/relative_logprob_error",),
     "Masking": ("rule/masked_fraction", "rule/prefix_budget_share"),
-    "System": ("system/cpu_utilization_percentage", "system/system_memory_usage_percentage"),
 }
+# The page adds a chart of every other metric to the section that has the name of the metric's folder, and if there is
+# none, such a section behind all others. It calls the machine's "System metrics".
+_SYSTEM = {"System metrics": ("system/cpu_utilization_percentage", "system/system_memory_usage_percentage")}
+_MOST_FOLDERS = 30
 
 
 def page(experiment: Experiment, key: str = OVERVIEW) -> str:
@@ -95,23 +98,37 @@ def save_views(client: MlflowClient, experiment_id: str) -> dict[str, str]:
     experiment = client.get_experiment(experiment_id)
     runs = list(itertools.islice(experiment_runs(client, experiment.name), _NEWEST))
     metrics = _validation_metrics(runs)
+    names = {name for run in runs if schema.TAG_RUN_ID in run.data.tags for name in run.data.metrics}
     has = experiment.tags
-    states = {"Training runs": (OVERVIEW, _state(OVERVIEW, metrics, None))}
+    states = {"Training runs": (OVERVIEW, _state(OVERVIEW, metrics, names, None))}
     for sweep in _sweeps(runs):
         key, means = sweep_key(sweep), means_key(sweep)
-        states[f"Sweep {sweep}"] = key, _state(key, metrics, sweep)
-        states[f"Sweep {sweep}, mean of each variant"] = means, _grouped(_state(means, metrics, sweep), sweep)
+        states[f"Sweep {sweep}"] = key, _state(key, metrics, names, sweep)
+        grouped = _grouped(_state(means, metrics, names, sweep), _groups(sweep, runs))
+        states[f"Sweep {sweep}, mean of each variant"] = means, grouped
     for name, (key, state) in states.items():
         if _saved_state(has.get(TAG_PREFIX + key, "")) != state:
             client.set_experiment_tag(experiment_id, TAG_PREFIX + key, _envelope(name, state))
     return {name: key for name, (key, _) in states.items()}
 
 
-def _grouped(state: dict[str, Any], sweep: str) -> dict[str, Any]:
-    """The same with one line for each variant: the mean over its runs."""
-    key = {"mode": "tag", "groupByData": schema.sweep_tag(sweep)}
+def _groups(sweep: str, runs: Iterable[Run]) -> list[str]:
+    """The tags whose values make a group: the variant, and the model where the sweep has several."""
+    tag = schema.sweep_tag(sweep)
+    models = {run.data.tags.get(schema.TAG_MODEL) for run in runs if tag in run.data.tags}
+    return [tag, schema.TAG_MODEL] if len(models) > 1 else [tag]
+
+
+def _grouped(state: dict[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+    """The same with one line for each group: the mean over its runs, with a band from the lowest to the highest.
+
+    MLflow draws the band in the group's colour. It keeps the colours of groups in the browser alone, under the key
+    `experimentRunColors` of localStorage, and derives those that are not there from the group's name: no view, tag or
+    run can set them. Those of single runs come from the runs' tags.
+    """
+    keys = [{"mode": "tag", "groupByData": tag} for tag in tags]
     return state | {
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [key], "ignoreUngroupedRuns": True},
+        "groupBy": {"aggregateFunction": "average", "groupByKeys": keys, "ignoreUngroupedRuns": True},
         "groupsExpanded": {},
         "useGroupedValuesInCharts": True,
     }
@@ -132,12 +149,32 @@ def _validation_metrics(runs: Iterable[Run]) -> list[str]:
     return found or [schema.validation_metric(schema.MEAN)]
 
 
-def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, Any]:
-    """The state of the page: filter, columns, sections and charts."""
+def _folders(names: Iterable[str], charted: Collection[str]) -> list[str]:
+    """The folders of the metrics without a chart of their own, validation first; the machine's load is left out."""
+    found = {name.rpartition("/")[0] for name in names if name not in charted}
+    kept = [name for name in found if name and name.partition("/")[0] != "system"]
+    return sorted(kept, key=lambda name: (not _is_validation(name), name))[:_MOST_FOLDERS]
+
+
+def _is_validation(folder: str) -> bool:
+    return folder.partition("/")[0] == "val"
+
+
+def _state(key: str, validation: Sequence[str], names: Collection[str], sweep: str | None) -> dict[str, Any]:
+    """The state of the page: filter, columns, sections and charts. `names`: the metrics in the experiment."""
     condition = f"tags.`{schema.TAG_RUN_ID if sweep is None else schema.sweep_tag(sweep)}` LIKE '%'"
     means = [name for name in validation if f"/{schema.MEAN}/" in name]
     single = [name for name in validation if name not in means]
-    sections = {"Validation": (*means, *single[:_BENCHMARKS]), **_SECTIONS}
+    first = (*means, *single[:_BENCHMARKS])
+    charted = {*first, *itertools.chain(*_SECTIONS.values())}
+    folders = _folders(names, charted)
+    sections = {
+        "Validation": first,
+        **{name: () for name in folders if _is_validation(name)},
+        **_SECTIONS,
+        **{name: () for name in folders if not _is_validation(name)},
+        **_SYSTEM,
+    }
     tags = [*_RUN_COLUMNS, *([schema.sweep_tag(sweep)] if sweep is not None else [])]
     columns = ["attributes.`Created`", "attributes.`Duration`", *(f"tags.`{tag}`" for tag in tags)]
     columns += [f"metrics.`{name}`" for name in (*means, "train/reward")]
@@ -155,8 +192,8 @@ def _state(key: str, validation: Sequence[str], sweep: str | None) -> dict[str, 
         "hideEmptyCharts": True,
         "isAccordionReordered": True,  # else the page sorts the sections by name
         "compareRunSections": [
-            {"uuid": f"{key}-{i}", "name": name, "display": True, "isReordered": True, "columns": 2}
-            for i, name in enumerate(sections)
+            {"uuid": f"{key}-{i}", "name": name, "display": bool(charts), "isReordered": True, "columns": 2}
+            for i, (name, charts) in enumerate(sections.items())
         ],
         "compareRunCharts": [
             _line_chart(f"{key}-{metric}", f"{key}-{i}", metric)

@@ -22,6 +22,7 @@ from cppo_lab.rules.colours import (
     SKY,
     VERMILLION,
 )
+from cppo_lab.rules.strokes import OTHERS, assigned
 
 PAPER, COLORBLIND = "paper", "colorblind"
 
@@ -76,23 +77,12 @@ class Palette:
         `aliases`: variant -> the variant that it duplicates under another name.
         """
         own = {name: self.stroke(aliases.get(name, name)) for name in variants}
-        taken = set(own.values())
-        free = [stroke for stroke in self.others if stroke not in taken] or list(self.others)
-        strangers = [name for name in dict.fromkeys(variants) if own[name] is None]
-        extra = {name: free[index % len(free)] for index, name in enumerate(strangers)}
-        return {name: own[name] or extra[name] for name in variants}
+        return assigned(own, self.others)
 
 
 _PAPER = Palette(
     own=lambda one: one.stroke,
-    others=tuple(
-        Stroke(colour, dash)
-        for dash in ((), (5.0, 2.0), (1.0, 1.5))
-        for colour in (
-            *("#00A3A1", "#7B4FB5", "#E377C2", "#8C8C00", "#17699B", "#FF7F0E", "#9C755F", "#5C6B73"),
-            *("#2E8B57", "#1FA2C4"),
-        )
-    ),
+    others=OTHERS,
     reasons=MappingProxyType(
         {
             "token": "#C8384A",

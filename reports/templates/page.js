@@ -78,8 +78,8 @@
     } catch { return null; }
   })();
   if (mlflow) {
-    for (const code of document.querySelectorAll("code[data-run]")) {
-      const link = make("a", { href: `${mlflow}#/runs/${encodeURIComponent(code.dataset.run)}`, rel: "noreferrer" });
+    for (const code of document.querySelectorAll("code[data-page]")) {
+      const link = make("a", { href: mlflow + code.dataset.page, rel: "noreferrer" });
       code.replaceWith(link);
       link.append(code);
     }

@@ -9,7 +9,8 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.reports.run_list import mlflow_link
+from cppo_lab.reports.run_list import mlflow_link, mlflow_path
+from cppo_lab.rules import METHOD_COLOURS
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
@@ -21,7 +22,7 @@ from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.browser
 
@@ -57,6 +58,23 @@ def drawn(card: "Locator") -> list[list[float]]:
     return [[round(y, 6) for y in trace["y"]] for trace in traces if trace["x"] == STEPS]
 
 
+def colours_drawn(card: "Locator", y: list[float]) -> set[str]:
+    """The opaque colours in which a chart has drawn a curve of these values at STEPS."""
+    traces: list[dict[str, Any]] = card.locator(".js-plotly-plot").evaluate(
+        "plot => plot.data.filter(trace => /^#.{6}$/.test(trace.marker?.color))"
+        ".map(trace => ({y: [...trace.y], colour: trace.marker.color}))"
+    )
+    return {trace["colour"].upper() for trace in traces if [round(value, 6) for value in trace["y"]] == y}
+
+
+def bands_drawn(card: "Locator") -> list[list[float]]:
+    """The edges of each band of a chart: the lower one from right to left, then the upper one."""
+    traces: list[list[float | None]] = card.locator(".js-plotly-plot").evaluate(
+        "plot => plot.data.filter(trace => trace.fillcolor).map(trace => [...trace.y])"
+    )
+    return [[round(y, 6) for y in trace if y is not None] for trace in traces]
+
+
 def expected(spec: RunSpec) -> list[float]:
     return [round(score(spec, step), 6) for step in STEPS]
 
@@ -74,13 +92,17 @@ def test_the_link_opens_a_view_with_charts(
     card = chart(browser_page, MEAN)
     shot("1-view-charts")
     until("all curves are drawn", lambda: all(expected(spec) in drawn(card) for spec in specs().values()))
+    for (rule, _), spec in specs().items():
+        assert colours_drawn(card, expected(spec)) == {METHOD_COLOURS[rule].upper()}
     titles = browser_page.get_by_test_id("experiment-view-compare-runs-section-header").all_inner_texts()
-    assert [title.splitlines()[0] for title in titles[:5]] == [
+    assert [title.splitlines()[0] for title in titles] == [
         "Validation",
+        "val",
         "Reward",
         "Response length",
         "Trainer and rollout engine",
         "Masking",
+        "System metrics",
     ]
 
 
@@ -100,6 +122,33 @@ def test_a_view_has_the_mean_of_each_variant(
     until("the means are drawn", lambda: all(mean in drawn(card) for mean in means))
     shot("1-view-means")
     assert expected(specs()["cppo", 0]) not in drawn(card)
+    edges = bands_drawn(card)
+    for own in of_rule.values():
+        low, high = sorted(map(expected, own))
+        assert [*reversed(low), *high] in edges
+
+
+def test_the_browser_alone_has_the_colours_of_groups(browser: "Browser", links: list[str]) -> None:
+    """Or else the views should set them."""
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
+    group, colour = f"tag.{schema.sweep_tag('quickstart')}.cppo", METHOD_COLOURS["cppo"]
+    own = [spec for (rule, _), spec in specs().items() if rule == "cppo"]
+    mean = [round(sum(score(spec, step) for spec in own) / len(own), 6) for step in STEPS]
+    address = links[0].replace("cppo-runs", means_key("quickstart"))
+    seen = []
+    for _ in range(2):
+        page.goto(address)
+        card = chart(page, MEAN)
+        until("the mean is drawn", lambda card=card: mean in drawn(card))
+        seen.append(colours_drawn(card, mean) == {colour.upper()})
+        page.evaluate(
+            "([group, colour]) => localStorage.setItem('experimentRunColors', JSON.stringify({[group]: colour}))",
+            [group, colour],
+        )
+        page.goto("about:blank")
+    assert seen == [False, True]
+    page.close()
 
 
 def test_columns_filter_and_comparison_of_two_methods(
@@ -175,10 +224,15 @@ def test_the_descriptions_are_rendered(
 def test_the_link_of_a_report_opens_the_run(
     browser_page: "Page", store: str, links: list[str], shot: Callable[[str], Path]
 ) -> None:
-    one, start = specs()["cppo", 0], urlsplit(links[0])
-    browser_page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", mlflow_id(store, one)))
-    browser_page.get_by_text(one.run_id).first.wait_for()
+    page, one, start = browser_page, specs()["cppo", 0], urlsplit(links[0])
+    experiment = MlflowClient(store).get_experiment_by_name("cppo-mini").experiment_id
+    path = mlflow_path(experiment, mlflow_id(store, one))
+    page.goto(mlflow_link(f"{start.scheme}://{start.netloc}", path))
+    page.get_by_text(one.run_id).first.wait_for()
     shot("7-run-of-a-report")
+    menu = page.locator("nav").all_inner_texts()
+    assert any("Model registry" in text for text in menu)
+    assert not any("Evaluation runs" in text for text in menu)  # of MLflow's pages for language models
 
 
 def test_the_answers_of_a_run_are_a_table(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cppo_lab.reports.build import build_report
+from cppo_lab.reports.run_list import mlflow_link, mlflow_path
 from tests.browser.conftest import WAIT_MS
 from tests.reports.made_pair import request_for_pair, value, write_pair
 from tests.requirement import BROWSER
@@ -207,10 +208,10 @@ def test_runs_lead_to_the_mlflow_that_the_address_names(
     page = browser.new_page()
     page.set_default_timeout(WAIT_MS)
     page.goto(f"{address}?mlflow={mlflow}")
-    links = page.locator("#runs a[href*='#/runs/']")
+    links = page.locator("#runs a[href*='/runs/']")
     assert links.count() == count
     for link in links.all():
-        assert link.get_attribute("href") == f"{mlflow}/#/runs/{link.text_content()}"
+        assert link.get_attribute("href") == mlflow_link(mlflow, mlflow_path("1", str(link.text_content())))
     page.close()
 
 

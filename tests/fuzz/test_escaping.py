@@ -20,7 +20,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
-from cppo_lab.reports.run_list import mlflow_link
+from cppo_lab.reports.run_list import mlflow_link, mlflow_path
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.tracking.markdown import code, escaped
 from cppo_lab.tracking.report_log import ReportLog, verdict_markdown
@@ -366,9 +366,12 @@ def test_cells_of_csv(text: str) -> None:
     ("uri", "link"),
     [
         ("javascript:alert(1)//http://x", ""),
-        ("http://ada:s3cret@host:5000/", "http://host:5000/#/runs/a%22b"),
+        (
+            "http://ada:s3cret@host:5000/",
+            "http://host:5000/#/experiments/1%22/runs/a%22b?workflowType=machine_learning",
+        ),
         ("sqlite:////x.db", ""),
     ],
 )
 def test_links_to_runs(uri: str, link: str) -> None:
-    assert mlflow_link(uri, 'a"b') == link
+    assert mlflow_link(uri, mlflow_path('1"', 'a"b')) == link

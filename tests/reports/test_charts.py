@@ -93,9 +93,11 @@ def test_every_run_is_in_the_group_of_its_cell(demo_request: ReportRequest) -> N
     ]
     assert anchors_of(board, "0")["mini_base", "cppo"] == groups[1].anchor
     run = groups[1].runs[1]
-    assert run.link == f"https://host:5000/mlflow/#/runs/{run.mlflow_id}"
+    assert run.link == (
+        f"https://host:5000/mlflow/#/experiments/{data.experiment_id}/runs/{run.mlflow_id}?workflowType=machine_learning"
+    )
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////x/mlflow.db", "postgresql://u:p@host/db", "javascript:alert(1)"])
 def test_other_stores_have_no_address(uri: str) -> None:
-    assert mlflow_link(uri, "abc") == ""
+    assert mlflow_link(uri, "#/abc") == ""

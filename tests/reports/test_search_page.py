@@ -425,3 +425,10 @@ def test_the_line_to_launch_names_what_was_tuned() -> None:
     )
     assert plain.startswith("cppo launch main rule.")
     assert chosen == plain.replace("main ", "main variant=cppo model=mini_base ")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_search_that_the_main_sweep_cannot_train_has_no_line_to_launch(made: SearchRequest) -> None:
+    html = built(replace(made, chosen=None), made_search())["index.html"].decode()
+    assert "cppo launch main" not in html
+    assert "The main sweep has no variant of this search's rule." in html

@@ -10,9 +10,11 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import attempt, schema
 from cppo_lab.core_records import core_names
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
+from cppo_lab.reports.names import in_order
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.sweep import parents as sweep_parents
-from cppo_lab.sweep.declare import load_sweep
+from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking import parents
@@ -280,7 +282,49 @@ def test_views_are_written_once(uri: str) -> None:
     assert state is not None
     assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": schema.sweep_tag("quickstart")}]
     sections = [section["name"] for section in state["compareRunSections"]]
-    assert (sections[0], sections[-1]) == ("Validation", "System")
+    assert (sections[0], sections[-1]) == ("Validation", "System metrics")
+
+
+def test_means_of_several_models_are_apart(uri: str) -> None:
+    launch_quickstart(uri, "seed=0", "model=mini_small_base,mini_base")
+    tags = MlflowClient(uri).get_experiment(experiment_id(uri)).tags
+    state = _saved_state(tags[TAG_PREFIX + means_key("quickstart")])
+    assert state is not None
+    keys = [key["groupByData"] for key in state["groupBy"]["groupByKeys"]]
+    assert keys == [schema.sweep_tag("quickstart"), schema.TAG_MODEL]
+
+
+OWN_SWEEP = """\
+title: T
+question: Q?
+models: {mini: [mini_small_base]}
+variants:
+  tight: {rule: cppo, rule.delta: 0.02}
+  cppo_kl: {rule: cppo_kl}
+  cppo: {rule: cppo}
+  loose: {rule: cppo, rule.delta: 0.3}
+"""
+
+
+AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
+
+
+@pytest.mark.parametrize(("more", "overrides"), [("", ()), ("", ("variant=loose,cppo_kl",)), (AXES, ())])
+def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[str, ...]) -> None:
+    Path("own.yaml").write_text(OWN_SWEEP + more, encoding="utf-8")
+    sweep = load_sweep("./own.yaml")
+    assert isinstance(sweep, Sweep)
+    plan = make_plan(sweep, ["launcher=inline", *overrides])
+    launch(plan, uri)
+    tag = schema.sweep_tag("own")
+    found = {
+        run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in all_runs(uri) if tag in run.data.tags
+    }
+    planned = dict.fromkeys(run.variant for run in plan.runs)
+    declared = planned if planned.keys() - sweep.variants.keys() else sweep.variants
+    report = PALETTES[PAPER].strokes(in_order(declared))
+    assert found == {name: report[name].colour for name in planned}
+    assert len(set(found.values())) == len(planned)
 
 
 def test_the_parent_carries_the_means_of_the_variants(uri: str) -> None:

@@ -16,7 +16,7 @@ from cppo_lab.tracking.naming import flatten
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys
-_ELSEWHERE = ("launcher", "tracking", "paths")  # how runs are started and tracked
+ELSEWHERE = ("launcher", "tracking", "paths")  # how runs are started and tracked
 
 
 @dataclass(frozen=True)
@@ -128,14 +128,14 @@ def _check_keys(search: Search, space: Mapping[str, Parameter], rest: Sequence[s
     for key in space:
         if key == RULE_PATH:
             raise UserError(f"{where}: search.parameters.{key}: {PATH_REMEDY}")
-        if key in _CHOSEN or key.partition(".")[0] in (*_ELSEWHERE, "layout"):
+        if key in _CHOSEN or key.partition(".")[0] in (*ELSEWHERE, "layout"):
             raise UserError(f"{where}: search.parameters.{key}: this key cannot be tuned; remove it")
     for key in search.settings:
         if key in _CHOSEN:
             raise UserError(
                 f"{where}: settings.{key}={search.settings[key]!r}: use models and seeds, or {key}= on the command line"
             )
-        if key.partition(".")[0] in _ELSEWHERE:
+        if key.partition(".")[0] in ELSEWHERE:
             raise UserError(
                 f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
             )
