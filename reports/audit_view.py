@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cppo_lab.analysis.audit import AVERAGE, Audit
-from cppo_lab.reports.discrepancy import Oddity
+from cppo_lab.reports.discrepancy import Discrepancy
 from cppo_lab.reports.names import benchmark_name, display_name
 
 ABSENT = "–"
@@ -29,18 +29,18 @@ class AuditView:
     """The audit section."""
 
     summary: str
-    oddities: tuple[Oddity, ...]
+    discrepancies: tuple[Discrepancy, ...]
     cells: tuple[AuditLine, ...]
 
 
-def audit_view(audit: Audit, found: Sequence[Oddity]) -> AuditView:
-    """The audit section from the audit and its oddities."""
+def audit_view(audit: Audit, found: Sequence[Discrepancy]) -> AuditView:
+    """The audit section from the audit and its discrepancies."""
     numbers = [cell for cell in audit.cells if cell.difference is not None]
     largest = max(abs(cell.difference) for cell in numbers if cell.difference is not None)
     summary = (
         f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of "
         f"Table 4 to "
-        f"within {largest} points. The list has first the known oddities of the printed tables, each tested "
+        f"within {largest} points. The list has first the known discrepancies of the printed tables, each tested "
         f"against the curves, then those that only the curves show."
     )
     return AuditView(summary, tuple(found), tuple(audit_lines(audit)))

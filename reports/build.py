@@ -86,13 +86,13 @@ def make_report(request: BuildRequest, force: bool = False) -> Built:
     collected = request.collect()
     inputs = _inputs(request, collected.versions)
     if not force and is_current(out, inputs):
-        return Built(request.out / PAGE, anew=False)
+        return Built(request.out / PAGE, rebuilt=False)
     with without_cache(force):
         contents = collected.score()
         files = _files(contents)
     about = contents.about
     swap_in(out, files, (about.name, origin(about.core)), inputs)
-    return Built(request.out / PAGE, anew=True)
+    return Built(request.out / PAGE, rebuilt=True)
 
 
 def current_inputs(request: BuildRequest) -> str:

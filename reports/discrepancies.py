@@ -1,4 +1,4 @@
-"""The known oddities of the paper's tables, which a faithful report must show, and what the curves say about each.
+"""The known discrepancies of the paper's tables, which a faithful report must show, and what the curves say about each.
 
 The claims were noted when the tables and curves were taken from the paper. Each one is tested against the curves, and
 some are not confirmed.
@@ -13,15 +13,15 @@ import pandas as pd
 from cppo_lab.analysis.audit import AVERAGE, Audit, AuditCell, AuditRun, Printing, same_curve
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import SelectionState
-from cppo_lab.reports.discrepancy import CONFIRMED, NOT_SEEN, Oddity, found_in_curves, listed, run_name
+from cppo_lab.reports.discrepancy import CONFIRMED, NOT_SEEN, Discrepancy, found_in_curves, listed, run_name
 from cppo_lab.reports.headlines import points
 from cppo_lab.reports.names import OURS, benchmark_name, display_name
 
 
-def oddities(
+def discrepancies(
     audit: Audit, board: Scoreboard, ablations: pd.DataFrame, shared: dict[tuple[str, str], str]
-) -> list[Oddity]:
-    """The known oddities first, in the order they were noted, then what only the curves show.
+) -> list[Discrepancy]:
+    """The known discrepancies first, in the order they were noted, then what only the curves show.
 
     `ablations`: see `printed.ablation_curves`; `shared`: see `audit.shared_curves`.
     """
@@ -43,7 +43,7 @@ def _remainder(cell: AuditCell) -> Decimal:
     return (cell.exact or Decimal(0)) * 100 % 1
 
 
-def _cutting(audit: Audit) -> Oddity:
+def _cutting(audit: Audit) -> Discrepancy:
     telling = [cell for cell in audit.cells if cell.printing in (Printing.TRUNCATED, Printing.ROUNDED)]
     cut = [cell for cell in telling if cell.printing is Printing.TRUNCATED]
     rounded = [cell for cell in telling if cell.printing is Printing.ROUNDED]
@@ -58,7 +58,7 @@ def _cutting(audit: Audit) -> Oddity:
         f"{display_name(c.method)} on {c.model}, {_column(c.column)}: {c.exact} printed {c.printed}"
         for c in above
     )
-    return Oddity(
+    return Discrepancy(
         "The paper truncates instead of rounding, but not everywhere.",
         CONFIRMED if cut and rounded else NOT_SEEN,
         f"{either} printed numbers are the same either way, {len(cut)} are truncated, {len(rounded)} are rounded, "
@@ -75,12 +75,12 @@ def _column(column: str) -> str:
     return "mean" if column == AVERAGE else benchmark_name(column)
 
 
-def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> Oddity:
+def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> Discrepancy:
     cells = [audit.cell(model, method, column) for column in claimed]
     off = [cell for cell in cells if cell.difference is None or abs(cell.difference) >= Decimal("0.01")]
     run = audit.run(model, method)
     noted = ", ".join(f"{_column(column)} {value}" for column, value in claimed.items())
-    return Oddity(
+    return Discrepancy(
         f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the "
         f"printed row.",
         CONFIRMED if off else NOT_SEEN,
@@ -90,12 +90,12 @@ def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str,
     )
 
 
-def _collapse(audit: Audit, run: AuditRun) -> Oddity:
+def _collapse(audit: Audit, run: AuditRun) -> Discrepancy:
     choice, model = run.score.choice, run.score.model
     others = [r for r in audit.runs if r.score.model == model and r.score.state is SelectionState.SCORED]
     below = [run_name(r) for r in others if (r.score.choice.score or 0.0) < (choice.score or 0.0)]
     printed = audit.cell(model, run.score.variant, AVERAGE).printed
-    return Oddity(
+    return Discrepancy(
         f"{run_name(run)} is printed “{printed}” although its best mean inside the window is a finite "
         f"number.",
         CONFIRMED if choice.score else NOT_SEEN,
@@ -106,7 +106,7 @@ def _collapse(audit: Audit, run: AuditRun) -> Oddity:
     )
 
 
-def _noise(audit: Audit, board: Scoreboard) -> Oddity:
+def _noise(audit: Audit, board: Scoreboard) -> Discrepancy:
     noise = sorted(run.noise for run in audit.runs if run.noise is not None)
     margins = []
     for model in board.models:
@@ -116,7 +116,7 @@ def _noise(audit: Audit, board: Scoreboard) -> Oddity:
         margins += [100 * (high - low) for high, low in itertools.pairwise(scores)]
     middle = statistics.median(noise)
     smaller = sum(margin < middle for margin in margins)
-    return Oddity(
+    return Discrepancy(
         "The step-to-step noise of one run is as large as several of the printed margins.",
         CONFIRMED if smaller else NOT_SEEN,
         f"In the last 30 % of the window one evaluation scatters by {noise[0]:.2f} to {noise[-1]:.2f} points "
@@ -126,7 +126,7 @@ def _noise(audit: Audit, board: Scoreboard) -> Oddity:
     )
 
 
-def _late(audit: Audit, board: Scoreboard) -> Oddity:
+def _late(audit: Audit, board: Scoreboard) -> Discrepancy:
     parts, all_first = [], True
     for model in board.models:
         runs = sorted(
@@ -143,7 +143,7 @@ def _late(audit: Audit, board: Scoreboard) -> Oddity:
         parts.append(
             f"{model}: {top}" + (f" (rank differs from print for {', '.join(moved)})" if moved else "")
         )
-    return Oddity(
+    return Discrepancy(
         "The mean of the last 30 % of the window keeps CPPO first in every column, but not every second "
         "place.",
         CONFIRMED if all_first else NOT_SEEN,
@@ -151,7 +151,7 @@ def _late(audit: Audit, board: Scoreboard) -> Oddity:
     )
 
 
-def _ordering(ablations: pd.DataFrame) -> Oddity:
+def _ordering(ablations: pd.DataFrame) -> Discrepancy:
     def curve(ablation: str) -> pd.Series:
         rows = ablations[
             (ablations["ablation"] == ablation) & (ablations["variant"] == "cppo_no_prefix_budget")
@@ -159,7 +159,7 @@ def _ordering(ablations: pd.DataFrame) -> Oddity:
         return rows.set_index("step")["value"].sort_index()
 
     same = same_curve(curve("position_weight_ordering"), curve("single_mechanism"))
-    return Oddity(
+    return Discrepancy(
         "The panel on the ordering of position weights compares CPPO without prefix budget, ordered "
         "against shuffled.",
         CONFIRMED if same else NOT_SEEN,
@@ -168,14 +168,14 @@ def _ordering(ablations: pd.DataFrame) -> Oddity:
     )
 
 
-def _shared(shared: dict[tuple[str, str], str]) -> Oddity:
+def _shared(shared: dict[tuple[str, str], str]) -> Discrepancy:
     by_method: dict[str, list[str]] = {}
     for (ablation, variant), method in sorted(shared.items()):
         by_method.setdefault(method, []).append(
             ablation if variant == method else f"{ablation} (as {variant})"
         )
     evidence = listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
-    return Oddity(
+    return Discrepancy(
         "Two ablation curves, DPPO and full CPPO, are runs of the main table.",
         CONFIRMED if {"dppo", "cppo"} == set(by_method) else NOT_SEEN,
         f"Equal point by point with the main grid: {evidence}.",

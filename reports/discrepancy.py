@@ -1,7 +1,7 @@
-"""One oddity of the paper's results: a claim, whether the curves confirm it, and the evidence.
+"""One discrepancy of the paper's results: a claim, whether the curves confirm it, and the evidence.
 
-This module finds the ones that only the curves show; `discrepancies.oddities` has those known from the printed tables,
-and the whole list.
+This module finds the ones that only the curves show; `discrepancies.discrepancies` adds those known from the printed
+tables.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in 
 
 
 @dataclass(frozen=True)
-class Oddity:
+class Discrepancy:
     """One claim about the printed tables, whether the curves confirm it, and the evidence in one or two sentences."""
 
     claim: str
@@ -34,15 +34,15 @@ def listed(items: Iterable[str]) -> str:
     return "; ".join(items) or "none"
 
 
-def found_in_curves(audit: Audit) -> list[Oddity]:
-    """The oddities that only the curves show."""
+def found_in_curves(audit: Audit) -> list[Discrepancy]:
+    """The discrepancies that only the curves show."""
     return [_two_evaluations(audit), _ties(audit), _early(audit), _untrained(audit)]
 
 
-def _two_evaluations(audit: Audit) -> Oddity:
+def _two_evaluations(audit: Audit) -> Discrepancy:
     averaged = [run for run in audit.runs if run.half_grid > 0.1 * run.values]
     stray = [run for run in audit.runs if 0 < run.half_grid <= 0.1 * run.values]
-    return Oddity(
+    return Discrepancy(
         "Some curves are the mean of two evaluations.",
         FOUND if averaged else NOT_SEEN,
         "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values "
@@ -55,9 +55,9 @@ def _two_evaluations(audit: Audit) -> Oddity:
     )
 
 
-def _ties(audit: Audit) -> Oddity:
+def _ties(audit: Audit) -> Discrepancy:
     tied = [run for run in audit.runs if len(run.score.choice.ties) > 1]
-    return Oddity(
+    return Discrepancy(
         "Where several steps share the best mean, the table shows the earliest.",
         FOUND if tied else NOT_SEEN,
         listed(
@@ -70,9 +70,9 @@ def _ties(audit: Audit) -> Oddity:
     )
 
 
-def _early(audit: Audit) -> Oddity:
+def _early(audit: Audit) -> Discrepancy:
     early = [run for run in audit.runs if run.ends_early]
-    return Oddity(
+    return Discrepancy(
         "Some runs end before T_stop, so their window is shorter than that of their neighbours.",
         FOUND if early else NOT_SEEN,
         listed(f"{run_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
@@ -80,7 +80,7 @@ def _early(audit: Audit) -> Oddity:
     )
 
 
-def _untrained(audit: Audit) -> Oddity:
+def _untrained(audit: Audit) -> Discrepancy:
     bases: dict[str, list[float]] = {}
     for run in audit.runs:
         if run.score.choice.base is not None:
@@ -93,7 +93,7 @@ def _untrained(audit: Audit) -> Oddity:
                 f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
                 f"(standard deviation {points(stat.std)})"
             )
-    return Oddity(
+    return Discrepancy(
         "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
         FOUND if parts else NOT_SEEN,
         listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",

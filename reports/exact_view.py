@@ -29,7 +29,7 @@ from cppo_lab.reports.figures.exact_core import (
     ExactInfo,
     contrast_name,
     draw_exact,
-    draw_exact_alone,
+    draw_exact_figure,
     exact_info,
 )
 from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
@@ -185,7 +185,7 @@ def inline_exact(info: ExactInfo) -> tuple[tuple[str, tuple[InlineFigure, ...]],
     rows: dict[str, list[InlineFigure]] = {}
     for i, panel in enumerate(info.panels):
         label = f"{panel.label}, {panel.model}"
-        svg = inline_svg(partial(draw_exact_alone, panel), f"exact{i}", DIAGNOSTIC_INCHES, label)
+        svg = inline_svg(partial(draw_exact_figure, panel), f"exact{i}", DIAGNOSTIC_INCHES, label)
         rows.setdefault(panel.model, []).append(InlineFigure(panel.label, svg))
     return tuple((model, tuple(figures)) for model, figures in rows.items())
 

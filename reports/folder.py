@@ -38,7 +38,7 @@ class Built:
     """The page of a report, and whether it was rebuilt or already up to date."""
 
     page: Path
-    anew: bool
+    rebuilt: bool
 
 
 def require_ours(out: Path) -> None:

@@ -148,9 +148,9 @@ def full_latex(table: FullTable) -> str:
 def audit_markdown(view: AuditView) -> str:
     """The audit of the printed tables as a Markdown document."""
     lines = [view.summary, "", "## Oddities", ""]
-    for number, oddity in enumerate(view.oddities, start=1):
-        claim, evidence = escape_markdown(oddity.claim), escape_markdown(oddity.evidence)
-        lines += [f"{number}. **{claim}** ({oddity.verdict}) {evidence}"]
+    for number, discrepancy in enumerate(view.discrepancies, start=1):
+        claim, evidence = escape_markdown(discrepancy.claim), escape_markdown(discrepancy.evidence)
+        lines += [f"{number}. **{claim}** ({discrepancy.verdict}) {evidence}"]
     lines += ["", "## Every printed number", ""]
     cells = [(c.model, c.label, c.column, c.printed, c.exact, c.difference, c.printing) for c in view.cells]
     headings = ("Model", "Method", "Column", "Printed", "Curve", "Difference", "Printed digits")

@@ -12,7 +12,7 @@ HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this
 YES, NO, UNKNOWN = "yes", "no", "–"
 
 
-def distinction_table(title: str, used: Collection[str]) -> TextTable:
+def comparison_table(title: str, used: Collection[str]) -> TextTable:
     """All built-in rules, and the others in `used`, the rules of the report's runs."""
     others = sorted(set(used) - set(RULES))
     rows = tuple(

@@ -24,7 +24,7 @@ from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.record import About
 from cppo_lab.reports.registration import Hypotheses, registration_words
-from cppo_lab.reports.rule_comparison import distinction_table
+from cppo_lab.reports.rule_comparison import comparison_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, page_figure, study_core, study_page
 from cppo_lab.reports.tables import MainTable, full_table, main_table
@@ -136,7 +136,7 @@ def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
     main = None if board is None else main_table(board, "Mean score by model (Table 1)", found[MAIN])
     return StudyTables(
         main=main,
-        distinction=distinction_table("How the rules differ (Table 2)", used),
+        rule_comparison=comparison_table("How the rules differ (Table 2)", used),
         configuration=None
         if board is None
         else configuration_table(board, study.models, "Configuration of each model (Table 3)"),
@@ -185,7 +185,7 @@ def _texts(study: StudyResults, tables: StudyTables) -> dict[str, str]:
     """Every table in Markdown, LaTeX and CSV, and the list of runs of every sweep."""
     found: dict[str, Table | None] = {
         "table_1": tables.main,
-        "table_2": tables.distinction,
+        "table_2": tables.rule_comparison,
         "table_3": tables.configuration,
         "table_4": tables.full,
         "verdicts": verdict_table(tables.verdicts),

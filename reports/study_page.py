@@ -44,7 +44,7 @@ class StudyTables:
     """
 
     main: MainTable | None
-    distinction: TextTable
+    rule_comparison: TextTable
     configuration: TextTable | None
     full: FullTable | None
     ablations: tuple[Ablation, ...]

@@ -19,7 +19,7 @@ from cppo_lab.reports.audit_view import AuditView, audit_view
 from cppo_lab.reports.build import Collected, Contents
 from cppo_lab.reports.charts import Charts, charts_of
 from cppo_lab.reports.collapse_view import CollapseView, collapse_view
-from cppo_lab.reports.discrepancies import oddities
+from cppo_lab.reports.discrepancies import discrepancies
 from cppo_lab.reports.exact_view import ExactView, exact_view, inline_exact
 from cppo_lab.reports.figures import axes, curves, diagnostics
 from cppo_lab.reports.figures.data import figure_csv
@@ -339,6 +339,6 @@ def _axes_words(info: axes.AxesInfo | None) -> str:
 def _audit(board: Scoreboard) -> tuple[AuditView, dict[str, str]]:
     audit = audit_tables(board, printed_table("table_full"))
     ablations = ablation_curves()
-    found = oddities(audit, board, ablations, shared_curves(board, ablations))
+    found = discrepancies(audit, board, ablations, shared_curves(board, ablations))
     view = audit_view(audit, found)
     return view, {"audit.md": markup.audit_markdown(view), "audit.csv": csv_tables.audit_csv(audit)}

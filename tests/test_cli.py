@@ -118,7 +118,7 @@ def test_a_report_is_told_the_command_that_makes_it(
 
     def made(options: object, wanted: tuple[ReportRequest, object], said: str) -> Built:
         asked.append(wanted[0])
-        return Built(Path("page"), anew=True)
+        return Built(Path("page"), rebuilt=True)
 
     monkeypatch.setattr(reporting, "_report_runs", made)
     assert main(["report", "main", "--from", "paper", "--palette", "colorblind", "--partial"]) == 0

@@ -43,9 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(Exit.USAGE) from None
     if not getattr(options, "json", False):
         return int(_run(options)[0])
-    from cppo_lab.cli.answer import alone_on_output, document
+    from cppo_lab.cli.answer import document, exclusive_output
 
-    with alone_on_output() as out:
+    with exclusive_output() as out:
 
         def print_answer(code: int = Exit.DONE, error: str | None = None) -> None:
             if not options.answered and (options.answer is not None or error is not None):

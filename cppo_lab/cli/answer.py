@@ -166,7 +166,7 @@ def _finite(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def alone_on_output() -> Iterator[IO[str]]:
+def exclusive_output() -> Iterator[IO[str]]:
     """A stream to standard output, where nothing else is printed meanwhile: that goes to standard error, also of
     processes that are started."""
     before = sys.stdout

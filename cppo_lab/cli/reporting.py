@@ -65,7 +65,7 @@ def _answer(options: argparse.Namespace, built: "Built") -> Exit:
             "page": str(built.page),
             "folder": str(built.page.parent),
         }
-        answer(options, {**values, "rebuilt": built.anew})
+        answer(options, {**values, "rebuilt": built.rebuilt})
     return Exit.DONE
 
 
@@ -87,7 +87,7 @@ def _watch(options: argparse.Namespace) -> int:
                 built = _report_once(options, quiet=built is not None)
                 runs = read_record(built.page.parent).runs.values()
                 left = sum(run.state in gaps for run in runs)
-                if built.anew or not left:
+                if built.rebuilt or not left:
                     print(f"{len(runs) - left} of {len(runs)} runs are results", file=sys.stderr, flush=True)
                 if not left:
                     break
@@ -121,7 +121,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> "Built":
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
     said = asked(options)  # before anything is read: files may change while the report is made
     if not options.force and unchanged(said, out):
-        built = Built(out / PAGE, anew=False)
+        built = Built(out / PAGE, rebuilt=False)
     elif options.source == "paper":
         built = _report_runs(options, _paper_request(options, out, command), said)
     elif isinstance(declared := load_sweep(options.sweep), Search):
@@ -132,8 +132,8 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> "Built":
         )
     else:
         built = _report_runs(options, _own_request(options, out, command), said)
-    if not options.json and (built.anew or not quiet):
-        print(f"report: {built.page}" + ("" if built.anew else " is up to date"), flush=True)
+    if not options.json and (built.rebuilt or not quiet):
+        print(f"report: {built.page}" + ("" if built.rebuilt else " is up to date"), flush=True)
     return built
 
 
@@ -155,7 +155,7 @@ def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Bu
     state = database_state(database) if database is not None else ()
     built = make_report(request, options.force)
     if options.log:
-        if not _kept_in_store(request, text, options.force and built.anew):
+        if not _kept_in_store(request, text, options.force and built.rebuilt):
             return built
         # Keeping it has changed the database: the note is of the state after, if the runs are still the same.
         state = database_state(database) if database is not None else ()

@@ -79,9 +79,9 @@ def _show_search(tuning: "Tuning", url: str, options: argparse.Namespace) -> int
 
 def _print_outline(tuning: "Tuning", url: str) -> int:
     from cppo_lab.sweep.search.study import find_trials
-    from cppo_lab.sweep.search.summary import outline
+    from cppo_lab.sweep.search.summary import summary_text
 
-    print(outline(tuning, find_trials(tuning, url)))
+    print(summary_text(tuning, find_trials(tuning, url)))
     return Exit.DONE
 
 

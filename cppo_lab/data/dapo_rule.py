@@ -2,7 +2,7 @@
 
 Follows `is_correct_minerva` of verl's `verl/utils/reward_score/math_dapo.py`, with which the tests compare it. The
 normalisation is that of Lewkowycz et al. 2022 (Minerva, appendix D.1) as lm-evaluation-harness has it; its order
-matters and is kept. Its oddities are kept too, since it measures the reward that DAPO would have given.
+matters and is kept. Its discrepancies are kept too, since it measures the reward that DAPO would have given.
 """
 
 import re

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from cppo_lab.estimate.assumptions import MEAN_RESPONSE, MEAN_SHARE, PROBLEMS_PER_BENCHMARK, PROMPT_TOKENS
-from cppo_lab.spec import HubModel, MadeModel, MathData, RunSpec, TaskData
+from cppo_lab.spec import HubModel, MathData, RunSpec, SyntheticModel, TaskData
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def shape_of(run: RunSpec) -> ModelShape:
             model.kv_width,
             model.vocabulary,
         )
-    assert isinstance(model, MadeModel)
+    assert isinstance(model, SyntheticModel)
     return _made_shape(model, run.data)
 
 
-def _made_shape(model: MadeModel, data: object) -> ModelShape:
+def _made_shape(model: SyntheticModel, data: object) -> ModelShape:
     assert isinstance(data, TaskData)
     sizes = model.architecture
     vocabulary = data.modulus * data.spellings + 6  # numbers, and a few symbols

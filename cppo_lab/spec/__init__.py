@@ -8,7 +8,7 @@ from cppo_lab.spec.process import ProcessData, TableModel
 from cppo_lab.spec.resources import ResourcesSpec
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
 from cppo_lab.spec.run import TAGS, ExactRun, MiniRun, RunSpec, VerlRun
-from cppo_lab.spec.synthetic import Architecture, MadeModel, TaskData, WarmStart
+from cppo_lab.spec.synthetic import Architecture, SyntheticModel, TaskData, WarmStart
 
 __all__ = [
     "TAGS",
@@ -19,7 +19,6 @@ __all__ = [
     "ExactRun",
     "HubModel",
     "LayoutSpec",
-    "MadeModel",
     "MathData",
     "Megatron",
     "MiniRun",
@@ -30,6 +29,7 @@ __all__ = [
     "RuleSpec",
     "RunSpec",
     "Spec",
+    "SyntheticModel",
     "TableModel",
     "TaskData",
     "VerlRun",

@@ -14,12 +14,12 @@ from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability
 from cppo_lab.spec.hub import HubModel, MathData
 from cppo_lab.spec.process import LONGEST, ProcessData, TableModel
 from cppo_lab.spec.rule import DivergenceSpec, RuleSpec
-from cppo_lab.spec.synthetic import MadeModel, TaskData
+from cppo_lab.spec.synthetic import SyntheticModel, TaskData
 
 
 def _kind_of_model(value: object) -> str:
     """`Tag` of a model: only embedded models have an architecture."""
-    made = "architecture" in value if isinstance(value, dict) else isinstance(value, MadeModel)
+    made = "architecture" in value if isinstance(value, dict) else isinstance(value, SyntheticModel)
     return "<made>" if made else "<hub>"
 
 
@@ -115,7 +115,7 @@ class RunSpec(Spec):
 
     core: str
     seed: Seed
-    model: MadeModel | HubModel | TableModel
+    model: SyntheticModel | HubModel | TableModel
     data: TaskData | MathData | ProcessData
     rule: RuleSpec
     divergence: DivergenceSpec
@@ -150,7 +150,7 @@ class MiniRun(RunSpec):
     """A run of the embedded core."""
 
     core: Literal["mini"]
-    model: MadeModel
+    model: SyntheticModel
     data: TaskData
 
     @model_validator(mode="after")
@@ -167,7 +167,8 @@ class VerlRun(RunSpec):
 
     core: Literal["verl"]
     model: Annotated[
-        Annotated[HubModel, Tag("<hub>")] | Annotated[MadeModel, Tag("<made>")], Discriminator(_kind_of_model)
+        Annotated[HubModel, Tag("<hub>")] | Annotated[SyntheticModel, Tag("<made>")],
+        Discriminator(_kind_of_model),
     ]
     data: Annotated[
         Annotated[MathData, Tag("<math>")] | Annotated[TaskData, Tag("<task>")], Discriminator(_kind_of_data)
@@ -259,4 +260,9 @@ def check_top_k(divergence: DivergenceSpec, vocabulary: int) -> None:
         )
 
 
-TAGS: dict[str, type[Spec]] = {"<hub>": HubModel, "<made>": MadeModel, "<math>": MathData, "<task>": TaskData}
+TAGS: dict[str, type[Spec]] = {
+    "<hub>": HubModel,
+    "<made>": SyntheticModel,
+    "<math>": MathData,
+    "<task>": TaskData,
+}

@@ -58,7 +58,7 @@ class WarmStart(Spec):
         return self
 
 
-class MadeModel(Spec):
+class SyntheticModel(Spec):
     """An embedded small transformer (Qwen3 architecture), and its initialisation."""
 
     name: Name
@@ -75,7 +75,9 @@ class MadeModel(Spec):
     def start_seed(self) -> int:
         """The seed of the warm start. Raises ValueError if it has not been set (see `for_seed`)."""
         if self.warm_start.seed is None:
-            raise ValueError("the warm start has no seed of its own: MadeModel.for_seed sets that of the run")
+            raise ValueError(
+                "the warm start has no seed of its own: SyntheticModel.for_seed sets that of the run"
+            )
         return self.warm_start.seed
 
 

@@ -26,18 +26,18 @@ class Events:
 
     def __init__(self) -> None:
         self._began, self._lock = time.monotonic(), threading.Lock()
-        self.storm: NemesisRun | None = None
+        self.nemesis: NemesisRun | None = None
 
     def say(self, kind: str, text: str) -> None:
         """Print an event; `kind` is that of the fault, or empty."""
         seconds = int(time.monotonic() - self._began)
-        share = "" if self.storm is None else f"{100 * self.storm.progress:3.0f} %"
+        share = "" if self.nemesis is None else f"{100 * self.nemesis.progress:3.0f} %"
         with self._lock:
             print(f"{seconds // 60:2d}:{seconds % 60:02d} {share:>5}  {kind or '-':<9}  {text}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs it and returns the exit status: 0 if the disturbed study equals the calm one."""
+    """Runs it and returns the exit status: 0 if the disturbed study equals the control study."""
     options = _parser().parse_args(arguments)
     try:
         default = SHORT_STUDY if options.short else LONG_STUDY
@@ -83,27 +83,27 @@ def _run(study: Study, faults: tuple[Fault, ...], options: argparse.Namespace) -
         f"{study.runs} runs of {study.steps} steps, {len(faults)} faults by seed {options.seed}, in {folder}",
     )
     try:
-        with ControlRun(study, folder / "calm") as calm, Testbed(folder / "disturbed") as place:
+        with ControlRun(study, folder / "control") as control, Testbed(folder / "disturbed") as place:
             feasible = [fault for fault in faults if fault.kind != "disk" or not place.no_disk]
             if place.no_disk:
                 events.say(
                     "", f"the folder of runs is not on a separate disk, and is not filled: {place.no_disk}"
                 )
-            storm = events.storm = NemesisRun(study, place, feasible, events.say, options.minutes * 60)
-            storm.run()
-            events.say("", f"the disturbed study is trained, by {storm.launches} launches")
+            nemesis = events.nemesis = NemesisRun(study, place, feasible, events.say, options.minutes * 60)
+            nemesis.run()
+            events.say("", f"the disturbed study is trained, by {nemesis.launches} launches")
             found, report = read_study(study, place.folder, place.server.uri, place.folder / "commands.log")
             left = left_behind(place.runs)
-            expected, calm_report = calm.result()
+            expected, control_report = control.result()
         events.say("", "both studies are read")
         outcome = compare(expected, found)
-        wrong = [*outcome.faults, *left, *differences(calm_report, report)]
+        wrong = [*outcome.faults, *left, *differences(control_report, report)]
         wrong += [
             f"no {kind} was hit"
-            for kind in sorted({one.kind for one in storm.waiting} - storm.injected.keys())
+            for kind in sorted({one.kind for one in nemesis.waiting} - nemesis.injected.keys())
         ]
         well = not wrong
-        _print_outcome(study, storm, found, outcome, len(report), wrong)
+        _print_outcome(study, nemesis, found, outcome, len(report), wrong)
     finally:
         if well and not options.keep:
             shutil.rmtree(folder)
@@ -113,14 +113,14 @@ def _run(study: Study, faults: tuple[Fault, ...], options: argparse.Namespace) -
 
 
 def _print_outcome(
-    study: Study, storm: NemesisRun, found: Store, outcome: Comparison, files: int, wrong: list[str]
+    study: Study, nemesis: NemesisRun, found: Store, outcome: Comparison, files: int, wrong: list[str]
 ) -> None:
     print("\nfaults injected")
     for kind, text in KINDS.items():
-        print(f"  {storm.injected[kind]:3d}  {kind:<9}  {text}")
-    print(f"  {storm.injected.total():3d}  in all; {len(storm.waiting)} found nobody to hit")
-    anew = sum(found.statuses.values()) - found.statuses.get("FINISHED", 0)
-    print(f"runs: {study.runs}, by {storm.launches} launches; {anew} records started over")
+        print(f"  {nemesis.injected[kind]:3d}  {kind:<9}  {text}")
+    print(f"  {nemesis.injected.total():3d}  in all; {len(nemesis.waiting)} found nobody to hit")
+    restarted = sum(found.statuses.values()) - found.statuses.get("FINISHED", 0)
+    print(f"runs: {study.runs}, by {nemesis.launches} launches; {restarted} records started over")
     print(f"points checked: {outcome.points}")
     print(f"files of the report compared: {files}")
     for line in wrong:

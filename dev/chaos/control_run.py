@@ -16,7 +16,7 @@ SECONDS = 1800.0  # time limit of training, or of a report
 
 
 class ControlRun:
-    """The calm study, trained while the other one is disturbed. A context manager: it starts on entry."""
+    """The control study, trained while the other one is disturbed. A context manager: it starts on entry."""
 
     def __init__(self, study: Study, folder: Path) -> None:
         self._study, self._folder, self._log = study, folder, folder / "commands.log"
@@ -52,10 +52,10 @@ class ControlRun:
             status = self._training.wait(SECONDS)
         except subprocess.TimeoutExpired:
             raise DevError(
-                f"the calm study takes longer than {SECONDS / 60:.0f} minutes: see {self._log}"
+                f"the control study takes longer than {SECONDS / 60:.0f} minutes: see {self._log}"
             ) from None
         if status:
-            raise DevError(f"the calm study ended with status {status}: see {self._log}")
+            raise DevError(f"the control study ended with status {status}: see {self._log}")
         return read_study(self._study, self._folder, self._server.uri, self._log)
 
 

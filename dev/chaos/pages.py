@@ -39,12 +39,12 @@ def _named(data: bytes, ids: Mapping[str, str], address: str) -> bytes:
     return data.replace(address.encode(), b"http://store")
 
 
-def differences(calm: Mapping[str, bytes], disturbed: Mapping[str, bytes]) -> list[str]:
+def differences(control: Mapping[str, bytes], disturbed: Mapping[str, bytes]) -> list[str]:
     """A description of each file that differs."""
-    found = [f"the report lacks {name}" for name in sorted(calm.keys() - disturbed.keys())]
-    found += [f"the report has {name} besides" for name in sorted(disturbed.keys() - calm.keys())]
-    for name in sorted(calm.keys() & disturbed.keys()):
-        ours, theirs = calm[name], disturbed[name]
+    found = [f"the report lacks {name}" for name in sorted(control.keys() - disturbed.keys())]
+    found += [f"the report has {name} besides" for name in sorted(disturbed.keys() - control.keys())]
+    for name in sorted(control.keys() & disturbed.keys()):
+        ours, theirs = control[name], disturbed[name]
         if ours != theirs:
             at = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),

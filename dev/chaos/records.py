@@ -96,23 +96,24 @@ def _of_file(data: bytes) -> Counter[Point]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`points`: the number of points of the calm study; `lost` of them were not found exactly once, with equal value.
-    `faults` describes all differences."""
+    """`points`: the number of points of the control study; `lost`: those not found exactly once with equal value.
+    `faults` describes all differences.
+    """
 
     points: int
     lost: int
     faults: tuple[str, ...]
 
 
-def compare(calm: Store, disturbed: Store) -> Comparison:
-    """Compare the disturbed study with the calm one."""
+def compare(control: Store, disturbed: Store) -> Comparison:
+    """Compare the disturbed study with the control study."""
     faults = [
         f"{count} MLflow runs are {status} still"
         for status, count in disturbed.statuses.items()
         if status == "RUNNING"
     ]
     points = lost = 0
-    for run_id, [expected] in calm.runs.items():
+    for run_id, [expected] in control.runs.items():
         points += expected.points.total()
         found = disturbed.runs.get(run_id, [])
         if len(found) != 1:
@@ -132,7 +133,8 @@ def compare(calm: Store, disturbed: Store) -> Comparison:
             elif found[0].artifacts[name] != digest:
                 faults.append(f"run {run_id} has another artifact {name}")
     faults += [
-        f"run {run_id} is none of the calm study's" for run_id in disturbed.runs.keys() - calm.runs.keys()
+        f"run {run_id} is none of the control study's"
+        for run_id in disturbed.runs.keys() - control.runs.keys()
     ]
     return Comparison(points, lost, tuple(faults))
 

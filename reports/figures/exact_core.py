@@ -208,7 +208,7 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
     figure.legend(*contrasts, loc="outside lower center", ncols=3, fontsize="small")
 
 
-def draw_exact_alone(panel: ExactPanel, figure: Figure) -> None:
+def draw_exact_figure(panel: ExactPanel, figure: Figure) -> None:
     """Draw one panel as a separate figure."""
     draw_exact_panel(panel, figure.subplots())
 

@@ -80,7 +80,7 @@ def inline_panels(figure: SearchFigure) -> tuple[InlineFigure, ...]:
         InlineFigure(
             panel.caption,
             inline_svg(
-                partial(_draw_alone, panel),
+                partial(_draw_panel, panel),
                 f"{figure.name}{index}",
                 PAGE_INCHES,
                 f"{figure.title}: {panel.caption}",
@@ -90,7 +90,7 @@ def inline_panels(figure: SearchFigure) -> tuple[InlineFigure, ...]:
     )
 
 
-def _draw_alone(panel: SearchPanel, fig: Figure) -> None:
+def _draw_panel(panel: SearchPanel, fig: Figure) -> None:
     panel.draw(fig.subplots())
 
 

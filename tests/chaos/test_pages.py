@@ -31,27 +31,27 @@ def report(folder: Path, mlflow_id: str, address: str, **changes: str) -> dict[s
 
 
 def test_names_of_stores_do_not_count(tmp_path: Path) -> None:
-    calm = report(tmp_path / "calm", "1" * 32, "http://127.0.0.1:1")
-    assert set(calm) == {*FILES, "report.json"}
-    assert differences(calm, report(tmp_path / "other", "2" * 32, "http://127.0.0.1:2")) == []
+    control = report(tmp_path / "control", "1" * 32, "http://127.0.0.1:1")
+    assert set(control) == {*FILES, "report.json"}
+    assert differences(control, report(tmp_path / "other", "2" * 32, "http://127.0.0.1:2")) == []
 
 
 @pytest.mark.parametrize("name", ["index", "runs", "figure"])
 def test_a_changed_byte_is_named(tmp_path: Path, name: str) -> None:
-    calm = report(tmp_path / "calm", "1" * 32, "http://127.0.0.1:1")
+    control = report(tmp_path / "control", "1" * 32, "http://127.0.0.1:1")
     other = report(tmp_path / "other", "2" * 32, "http://127.0.0.1:2", **{name: "something else {id}"})
-    found = differences(calm, other)
+    found = differences(control, other)
     assert [line.partition(" ")[0].partition(".")[0] for line in found] == sorted([name, "report"])
 
 
 def test_a_file_too_many_or_too_few(tmp_path: Path) -> None:
-    calm = report(tmp_path / "calm", "1" * 32, "http://127.0.0.1:1")
-    assert differences(calm, {**calm, "more.md": b""}) == ["the report has more.md besides"]
-    assert differences({**calm, "more.md": b""}, calm) == ["the report lacks more.md"]
+    control = report(tmp_path / "control", "1" * 32, "http://127.0.0.1:1")
+    assert differences(control, {**control, "more.md": b""}) == ["the report has more.md besides"]
+    assert differences({**control, "more.md": b""}, control) == ["the report lacks more.md"]
 
 
 def test_a_record_of_other_files_is_another_record(tmp_path: Path) -> None:
-    calm = report(tmp_path / "calm", "1" * 32, "http://127.0.0.1:1")
-    folder = tmp_path / "calm"
+    control = report(tmp_path / "control", "1" * 32, "http://127.0.0.1:1")
+    folder = tmp_path / "control"
     (folder / "figure.svg").write_text("<svg></svg>")
-    assert len(differences(calm, read_report(folder, {"1" * 32: "abc"}, "http://127.0.0.1:1"))) == 1
+    assert len(differences(control, read_report(folder, {"1" * 32: "abc"}, "http://127.0.0.1:1"))) == 1

@@ -12,7 +12,7 @@ from dev.chaos.records import Comparison, Point, Recorded, Store, compare, read_
 
 POINTS: list[Point] = [("train/reward", step, repr(step / 8)) for step in range(5)]
 RUN = Recorded("m1", Counter(POINTS), Counter(POINTS), {"config.json": "a", "history.npz": ""})
-CALM = Store({"one": [RUN], "two": [RUN]}, {"FINISHED": 2})
+CONTROL = Store({"one": [RUN], "two": [RUN]}, {"FINISHED": 2})
 
 
 def with_run(run: Recorded, *more: Recorded, **statuses: int) -> Store:
@@ -22,7 +22,7 @@ def with_run(run: Recorded, *more: Recorded, **statuses: int) -> Store:
 
 def test_equal_stores() -> None:
     other = replace(RUN, mlflow_id="m2", artifacts={**RUN.artifacts, "output/1.log": ""})
-    assert compare(CALM, with_run(other, FINISHED=2, KILLED=1)) == Comparison(10, 0, ())
+    assert compare(CONTROL, with_run(other, FINISHED=2, KILLED=1)) == Comparison(10, 0, ())
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_equal_stores() -> None:
     ],
 )
 def test_points(points: list[Point], lost: int, said: str) -> None:
-    outcome = compare(CALM, with_run(replace(RUN, points=Counter(points))))
+    outcome = compare(CONTROL, with_run(replace(RUN, points=Counter(points))))
     assert (outcome.points, outcome.lost) == (10, lost)
     assert any(said in fault and "two" in fault for fault in outcome.faults)
 
@@ -50,7 +50,7 @@ def test_points(points: list[Point], lost: int, said: str) -> None:
         (Store({"one": [RUN]}), 5, "run two is done 0 times"),
         (with_run(RUN, RUN), 0, "run two is done 2 times"),
         (with_run(RUN, RUNNING=1), 0, "1 MLflow runs are RUNNING still"),
-        (Store({**CALM.runs, "three": [RUN]}), 0, "run three is none of the calm study's"),
+        (Store({**CONTROL.runs, "three": [RUN]}), 0, "run three is none of the control study's"),
         (with_run(replace(RUN, in_file=Counter(POINTS[1:]))), 0, "1 points in history.npz"),
         (with_run(replace(RUN, artifacts={"history.npz": ""})), 0, "lacks the artifact config.json"),
         (
@@ -61,7 +61,7 @@ def test_points(points: list[Point], lost: int, said: str) -> None:
     ],
 )
 def test_whatever_else_differs(store: Store, lost: int, said: str) -> None:
-    outcome = compare(CALM, store)
+    outcome = compare(CONTROL, store)
     assert outcome.lost == lost
     assert any(said in fault for fault in outcome.faults)
 

@@ -10,7 +10,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT, MetricSink, Resources
 from cppo_lab.safe_open import replace_file
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import MadeModel, RunSpec, Spec, TaskData
+from cppo_lab.spec import RunSpec, Spec, SyntheticModel, TaskData
 
 
 class AcmeSettings(Spec):
@@ -23,7 +23,7 @@ class AcmeRun(RunSpec):
     """What it trains."""
 
     core: Literal["acme"]
-    model: MadeModel
+    model: SyntheticModel
     data: TaskData
     acme: AcmeSettings
 

@@ -9,7 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports import markup
-from cppo_lab.reports.rule_comparison import distinction_table
+from cppo_lab.reports.rule_comparison import comparison_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.reports.text_tables import TextRow, TextTable, text_latex
@@ -109,7 +109,7 @@ def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
     sure = statistics_tables(board, "Intervals")
     files = {
         "table_1.tex": markup.main_latex(main_table(board, "Mean (Table 1)")),
-        "table_2.tex": text_latex(distinction_table("Rules", {"cppo"})),
+        "table_2.tex": text_latex(comparison_table("Rules", {"cppo"})),
         "table_4.tex": markup.full_latex(full_table(board, "All")),
         **{f"statistics_{kind}.tex": text_latex(table) for kind, table in sure.items()},
     }

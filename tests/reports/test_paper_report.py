@@ -12,8 +12,8 @@ import pytest
 from cppo_lab.analysis.audit import audit_tables, shared_curves
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.reports import csv_tables, markup
-from cppo_lab.reports.discrepancies import oddities
-from cppo_lab.reports.discrepancy import CONFIRMED, FOUND, NOT_SEEN, Oddity
+from cppo_lab.reports.discrepancies import discrepancies
+from cppo_lab.reports.discrepancy import CONFIRMED, FOUND, NOT_SEEN, Discrepancy
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import BEST, SECOND, FullTable, MainTable, full_table, main_table
 from cppo_lab.tracking.reference_curves import read_rows
@@ -32,13 +32,13 @@ def full(paper_board: Scoreboard) -> FullTable:
 
 
 @pytest.fixture(scope="module")
-def found(paper_board: Scoreboard) -> list[Oddity]:
+def found(paper_board: Scoreboard) -> list[Discrepancy]:
     return found_with(paper_board, printed_table("table_full"))
 
 
-def found_with(board: Scoreboard, printed: list[dict[str, str]]) -> list[Oddity]:
+def found_with(board: Scoreboard, printed: list[dict[str, str]]) -> list[Discrepancy]:
     ablations = ablation_curves()
-    return oddities(audit_tables(board, printed), board, ablations, shared_curves(board, ablations))
+    return discrepancies(audit_tables(board, printed), board, ablations, shared_curves(board, ablations))
 
 
 def rows_of(text: str) -> list[dict[str, str]]:
@@ -115,8 +115,8 @@ def test_the_printed_tie_is_the_earliest_step(paper_board: Scoreboard) -> None:
     assert (run.choice.step, run.choice.ties) == (150, (150, 160, 310))
 
 
-def test_known_oddities_have_the_verdict_of_the_curves(found: list[Oddity]) -> None:
-    assert [oddity.verdict for oddity in found] == [
+def test_known_discrepancies_have_the_verdict_of_the_curves(found: list[Discrepancy]) -> None:
+    assert [discrepancy.verdict for discrepancy in found] == [
         CONFIRMED,  # digits are truncated, not everywhere
         NOT_SEEN,  # DPPO on Qwen3-1.7B
         NOT_SEEN,  # TRM-Avg on Qwen3-1.7B-Base

@@ -22,7 +22,7 @@ from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.picture import Absent
 from cppo_lab.reports.folder import MARKER
 from cppo_lab.reports.names import METHOD_ORDER
-from cppo_lab.reports.rule_comparison import distinction_table
+from cppo_lab.reports.rule_comparison import comparison_table
 from cppo_lab.reports.study import StudyRequest, paper_study_request
 from cppo_lab.rules import RULES
 from tests.reports.made_study import BENCHMARKS, METHODS, MODELS, SWEEPS, MadeStudy
@@ -298,13 +298,13 @@ def test_the_papers_own_curves_make_the_figures_they_can(reference_uri: str, tmp
 def test_table_2_describes_the_built_in_rules() -> None:
     assert all(rule.row is not None for rule in RULES.values())
     assert METHOD_ORDER == ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")
-    table = distinction_table("Table 2", {"cppo", "dppo"})
+    table = comparison_table("Table 2", {"cppo", "dppo"})
     assert len(table.rows) == len(RULES)
     assert [row.label for row in table.rows if row.cells[-1] == "yes"] == ["DPPO", "CPPO"]
     assert {len(row.cells) for row in table.rows} == {len(table.headings)}
 
 
 def test_table_2_shows_a_rule_that_nobody_described() -> None:
-    *described, last = distinction_table("Table 2", {"a_new_rule", "cppo"}).rows
+    *described, last = comparison_table("Table 2", {"a_new_rule", "cppo"}).rows
     assert len(described) == len(RULES)
     assert (last.label, last.cells) == ("a_new_rule", ("–", "–", "–", "–", "–", "yes"))

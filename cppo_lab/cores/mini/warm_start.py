@@ -21,7 +21,7 @@ from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks.base import Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.safe_open import open_lock
-from cppo_lab.spec import MadeModel, Spec, TaskData, WarmStart, fingerprint
+from cppo_lab.spec import Spec, SyntheticModel, TaskData, WarmStart, fingerprint
 from cppo_lab.spec.synthetic import ANNEAL_STEPS
 
 OWN_SHARE = 0.1  # random share of a further spelling's initial embedding; the rest is the first spelling's
@@ -40,10 +40,10 @@ class _Identity(Spec):
     data: dict[str, object]
 
 
-def warm_start_file(made: MadeModel, data: TaskData, folder: Path) -> Path:
+def warm_start_file(made: SyntheticModel, data: TaskData, folder: Path) -> Path:
     """The file of the warm start of `made` on the task of `data` below `folder`.
 
-    Raises ValueError if the seed of the warm start is not set (`MadeModel.for_seed`).
+    Raises ValueError if the seed of the warm start is not set (`SyntheticModel.for_seed`).
     """
     _ = made.start_seed
     identity = _Identity(model=made.model_dump(mode="json"), data=data.model_dump(mode="json"))
@@ -51,11 +51,11 @@ def warm_start_file(made: MadeModel, data: TaskData, folder: Path) -> Path:
 
 
 def load_warm_start(
-    made: MadeModel, data: TaskData, model: Transformer, folder: Path, doing: Doing = say_nothing
+    made: SyntheticModel, data: TaskData, model: Transformer, folder: Path, doing: Doing = say_nothing
 ) -> str:
     """Load the warm-started weights into `model`, training them first if no run has done so yet.
 
-    Returns their digest. `made` has the seed of its warm start (`MadeModel.for_seed`).
+    Returns their digest. `made` has the seed of its warm start (`SyntheticModel.for_seed`).
     """
     path = warm_start_file(made, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ class NotLearned(ValueError):
 
 
 def train_warm_start(
-    made: MadeModel, data: TaskData, model: Transformer, doing: Doing = say_nothing
+    made: SyntheticModel, data: TaskData, model: Transformer, doing: Doing = say_nothing
 ) -> float:
     """Train a new `model` in place on noisy worked examples; the validation problems are not among them.
 
@@ -152,7 +152,7 @@ def _one_cycle(settings: WarmStart, optimizer: torch.optim.Optimizer) -> Iterato
 
 
 def _until_learned(
-    made: MadeModel, optimizer: torch.optim.Optimizer, accuracy: Callable[[], float]
+    made: SyntheticModel, optimizer: torch.optim.Optimizer, accuracy: Callable[[], float]
 ) -> Iterator[int]:
     """The steps of a warm start with a target: linear rise, constant rate until it is reached, linear fall to 0.
 

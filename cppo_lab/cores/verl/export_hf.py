@@ -21,7 +21,7 @@ from cppo_lab.cores.mini.tasks.tokenizer import Tokenizer
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.layout import write_rows
 from cppo_lab.safe_open import open_lock
-from cppo_lab.spec import MadeModel, TaskData, VerlRun
+from cppo_lab.spec import SyntheticModel, TaskData, VerlRun
 
 # The chat template adds nothing around the symbols of a prompt.
 PAD = "<pad>"
@@ -98,7 +98,7 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
     """Create `folder` with the model and tokenizer of `spec`, unless it exists; the first run that needs it does so."""
-    assert isinstance(spec.model, MadeModel) and isinstance(spec.data, TaskData)
+    assert isinstance(spec.model, SyntheticModel) and isinstance(spec.data, TaskData)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open_lock(folder.with_suffix(".lock")) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

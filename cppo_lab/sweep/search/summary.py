@@ -9,7 +9,7 @@ from cppo_lab.sweep.search.progress import counted
 from cppo_lab.sweep.search.space import Tuning, describe
 
 
-def outline(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
+def summary_text(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
     """The plan of a search as text; `trials` are those of its study."""
     search, spec = tuning.search, tuning.search.search
     width = max(len(key) for key in tuning.space)
