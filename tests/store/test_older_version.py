@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with sqlite3.connect(tmp_path / "mlflow.db") as store:  # MLflow keeps absolute paths
         for table, column in (("experiments", "artifact_location"), ("runs", "artifact_uri")):
             store.execute(
-                f"UPDATE {table} SET {column} = replace({column}, '/tmp/w/old/killed', ?)",  # noqa: S608
+                f"UPDATE {table} SET {column} = replace({column}, '/tmp/w/old/killed', ?)",
                 (str(tmp_path),),
             )
     monkeypatch.chdir(tmp_path)
@@ -72,8 +72,7 @@ def stored(folder: Path) -> Points:
 def expected(folder: Path) -> Points:
     whole: Mapping[str, Mapping[str, Any]] = json.loads((folder / "expected.json").read_text())
     return {
-        run: {metric: {step: value for step, value in points} for metric, points in metrics.items()}
-        for run, metrics in whole.items()
+        run: {metric: dict(points) for metric, points in metrics.items()} for run, metrics in whole.items()
     }
 
 
