@@ -192,7 +192,7 @@ def copies(empty_store: Path, source: str, folder: Path, order: Sequence[int]) -
 
 
 def without_ids(request: ReportRequest) -> Iterator[tuple[str, bytes]]:
-    """The files with MLflow's ids of runs as the ids of the configurations, and those of experiments as N. The marker is
+    """The files with MLflow's ids of runs as the ids of the configurations, experiments as N. The marker is
     about the store.
     """
     ids = {run.info.run_id: run.data.tags[schema.TAG_RUN_ID] for run in found_runs(request)}
