@@ -20,16 +20,18 @@ from cppo_lab.hub import hub_cache
 from cppo_lab.redaction import redacted
 from cppo_lab.runs.folder import begin_status, forget_cancelled, is_cancelled
 from cppo_lab.runs.lock import AlreadyRunning, held
+from cppo_lab.runs.offsets import forget_shipped, unsent
 from cppo_lab.runs.spool import Record, newest_record
 from cppo_lab.signals import Interrupted, find_interruption, handle_signals, hold_signals, ignore_signals
 from cppo_lab.spec import AnswersSpec, HubModel, LayoutSpec, MathData, PathsSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.layout import layout_tag
 from cppo_lab.store import address
+from cppo_lab.tracking.environment import Environment
+from cppo_lab.tracking.naming import resolved_yaml
+from cppo_lab.tracking.recorder import Recorder, close_dead
 
 if TYPE_CHECKING:
     from cppo_lab.store.records import AttemptRecord
-    from cppo_lab.tracking.environment import Environment
-    from cppo_lab.tracking.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -167,15 +169,11 @@ def execute(attempt: Attempt) -> None:
         handle_signals(now=False)  # inline launcher: the next run raises a pending signal
 
 
-def begin_record(
-    attempt: Attempt, record: Record | None, environment: "Environment | None" = None
-) -> "Recorder":
+def begin_record(attempt: Attempt, record: Record | None, environment: Environment | None = None) -> Recorder:
     """Begin the record of an attempt; `record` is the newest one in the folder. The caller holds the folder's lock.
 
     An OSError while writing is recorded as a failure of the run and re-raised.
     """
-    from cppo_lab.tracking.naming import resolved_yaml
-    from cppo_lab.tracking.recorder import Recorder
     from cppo_lab.tracking.shipper import record_unstarted
 
     spec, folder = attempt.spec, attempt.folder
@@ -215,7 +213,6 @@ def is_done(attempt: Attempt, record: Record | None, look: Callable[[], bool | N
     The tracking store decides, since the run may have been trained from another folder. If the store does not answer,
     the run's own folder decides.
     """
-    from cppo_lab.runs.offsets import forget_shipped, unsent
     from cppo_lab.tracking.shipper import Shipper
 
     ours = has_finished(record) and (not attempt.replaces or _replacing(attempt, record.begin.tags))
@@ -309,7 +306,6 @@ def abandon(attempt: Attempt, why: str) -> None:
 
     Raises AlreadyRunning if another process trains it.
     """
-    from cppo_lab.tracking.recorder import close_dead
     from cppo_lab.tracking.shipper import Shipper
 
     with held(attempt.folder):

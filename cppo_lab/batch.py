@@ -39,11 +39,11 @@ from cppo_lab.signals import (
     ignore_signals,
 )
 from cppo_lab.spec import ResourcesSpec, canonical
+from cppo_lab.tracking.environment import Environment
+from cppo_lab.tracking.recorder import Recorder
 
 if TYPE_CHECKING:
     from cppo_lab.store.records import AttemptRecord
-    from cppo_lab.tracking.environment import Environment
-    from cppo_lab.tracking.recorder import Recorder
 
 
 RUNS = 120  # the maximum per job
@@ -161,7 +161,7 @@ class _Member:
     """A run of a batch that is being trained. `ended` once its end is on record."""
 
     attempt: Attempt
-    recorder: "Recorder"
+    recorder: Recorder
     ended: bool = False
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -216,7 +216,6 @@ def execute_together(batch: Batch) -> None:
 def _execute_group(attempts: Sequence[Attempt]) -> None:
     """Train runs together that differ only in the seed, and upload their records."""
     # Imported here: thread counts and visible devices must be set before torch is loaded.
-    from cppo_lab.tracking.environment import Environment
     from cppo_lab.tracking.shipper import FinalUploads
 
     with contextlib.ExitStack() as locks:
@@ -276,7 +275,7 @@ def _known(attempts: Sequence[Attempt]) -> Mapping[str, "Sequence[AttemptRecord]
 
 
 def _begin(
-    attempt: Attempt, past: "Sequence[AttemptRecord] | None", environment: "Environment"
+    attempt: Attempt, past: "Sequence[AttemptRecord] | None", environment: Environment
 ) -> _Member | None:
     """The run with its record begun; None if it is done, or cannot be recorded."""
     record = own_record(attempt)

@@ -1,12 +1,13 @@
 """The picture of the rooms in docs/architecture.md, drawn from the imports: `python3 -m dev.rooms` redraws it.
 
-An arrow goes from the importing to the imported room. Arrows that follow from others are left out.
+An arrow goes from the importing to the imported room. Arrows that follow from others are left out. Imports for type
+checkers alone (`if TYPE_CHECKING:`) do not count, since they load nothing.
 """
 
 import ast
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -29,8 +30,8 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
     for name, folder in {"cppo_lab": "cppo_lab", **BESIDE}.items():
         base = root / folder
         for path in sorted(base.rglob("*.py")):
-            parts = path.relative_to(base).with_suffix("").parts
-            if "build" in parts or path.is_symlink() or any(up.is_symlink() for up in path.parents):
+            *folders, _ = parts = path.relative_to(base).with_suffix("").parts
+            if "build" in folders or path.is_symlink() or any(up.is_symlink() for up in path.parents):
                 continue
             found[".".join([name, *parts]).removesuffix(".__init__")] = path
     return found
@@ -38,26 +39,33 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[tuple[str, bool]]:
     """The modules of ours that a file imports; whether only when a function runs. Types alone do not count."""
-    tree = ast.parse(path.read_text())
-    yield from _imports(tree.body, known, late=False)
+    for node, late in statements(ast.parse(path.read_text()).body):
+        yield from ((name, late) for name in targets(node, known) if name in known)
 
 
-def _imports(body: list[ast.stmt], known: Mapping[str, Path], late: bool) -> Iterator[tuple[str, bool]]:
+def statements(
+    body: list[ast.stmt], late: bool = False
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The import statements in a body of code, without those for type checkers; whether each is in a function."""
     for node in body:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
-        if isinstance(node, ast.Import):
-            yield from ((one.name, late) for one in node.names if one.name in known)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for one in node.names:
-                whole = f"{node.module}.{one.name}"
-                name = whole if whole in known else node.module
-                if name in known:
-                    yield name, late
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, late
         inside = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for field in ("body", "orelse", "finalbody", "handlers", "cases"):
             for part in getattr(node, field, []):
-                yield from _imports(part.body if not isinstance(part, ast.stmt) else [part], known, inside)
+                yield from statements(part.body if not isinstance(part, ast.stmt) else [part], inside)
+
+
+def targets(node: ast.Import | ast.ImportFrom, known: Collection[str]) -> list[str]:
+    """The modules that a statement imports; `known` tells those of ours from names within a module."""
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    if node.level or not node.module:
+        return []
+    whole = (f"{node.module}.{one.name}" for one in node.names)
+    return [name if name in known else node.module for name in whole]
 
 
 def room(module: str) -> str:

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cppo_lab.cli.answer import document, exclusive_output
 from cppo_lab.cli.command_parser import UsageError
 from cppo_lab.cli.completion import COMPLETE, complete
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.parser import build_parser, parse
 from cppo_lab.errors import StoreAway, UserError, message
+from cppo_lab.redaction import redacted
 from cppo_lab.sweep.paths import share_with_group
 
 REMEDIES = {
@@ -43,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(Exit.USAGE) from None
     if not getattr(options, "json", False):
         return int(_run(options)[0])
-    from cppo_lab.cli.answer import document, exclusive_output
 
     with exclusive_output() as out:
 
@@ -60,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_answer(options: argparse.Namespace, code: int, error: str | None) -> None:
-    from cppo_lab.cli.answer import document
-
     print(document(options, code, error))
 
 
@@ -104,8 +103,6 @@ def _of_the_system(error: OSError) -> str:
 
 def _refuse(text: str) -> str:
     """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
-    from cppo_lab.redaction import redacted
-
     line = redacted(message(text))
     print(f"cppo: error: {line}", file=sys.stderr)
     return line

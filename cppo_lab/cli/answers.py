@@ -4,10 +4,14 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import known_store
 from cppo_lab.errors import UserError, printable
+from cppo_lab.plugins import entry_points
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import runs_folder
 
 if TYPE_CHECKING:
     from cppo_lab.answers.reading import AnswerFiles
@@ -92,11 +96,8 @@ def replay(options: argparse.Namespace) -> int:
 
 def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     """The run, and its files: those of its folder, else the tracking store's."""
-    from cppo_lab import schema
     from cppo_lab.answers.reading import FolderFiles
-    from cppo_lab.store import address
     from cppo_lab.sweep.find import find_recorded_run
-    from cppo_lab.sweep.paths import runs_folder
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     run = find_recorded_run(beginning, uri, runs)
@@ -140,7 +141,6 @@ def _assignment(text: str) -> tuple[str, float | int | str]:
 
 def _path(rule: str) -> str | None:
     """Where a rule of another package is, as in a run's configuration."""
-    from cppo_lab.plugins import entry_points
     from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, from_environment
 
     if rule in RULES:

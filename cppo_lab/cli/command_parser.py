@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from cppo_lab import schema
 from cppo_lab.cli.exit_codes import codes_text
 from cppo_lab.errors import UserError
+from cppo_lab.sweep.groups import groups
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
@@ -65,7 +66,6 @@ class CommandParser(argparse.ArgumentParser):
             text += f"\nexit codes:\n{codes_text()}\n"
         if not self.lists_groups:
             return text
-        from cppo_lab.sweep.groups import groups
 
         lines = [
             textwrap.fill(", ".join(options), 100, initial_indent=f"  {name}=", subsequent_indent="      ")

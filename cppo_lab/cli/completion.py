@@ -13,6 +13,7 @@ from cppo_lab.cli.answer import answer
 from cppo_lab.cli.command_parser import subcommands
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.exporting_parser import with_action
+from cppo_lab.sweep.groups import groups
 
 COMPLETE = "_complete"  # what the scripts call
 _LENGTH = 12  # digits of a run's id
@@ -110,7 +111,6 @@ def _places(
 
 def _values(place: str, choices: Iterable[str] | None, typed: str, given: Sequence[str]) -> list[str]:
     """What an argument called `place` may be; nothing where the shell should offer files."""
-    from cppo_lab.sweep.groups import groups
     from cppo_lab.sweep.words import sweep_names
 
     if choices is not None:

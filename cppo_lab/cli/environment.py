@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import runs_folder
 
 if TYPE_CHECKING:
     from cppo_lab.data.manifest import FileRecord
@@ -44,9 +46,7 @@ def _file_values(folder: Path, records: "dict[str, FileRecord]") -> dict[str, ob
 def doctor(options: argparse.Namespace) -> int:
     """Say what this machine has and lacks for a run; 0 only if the run could start here."""
     from cppo_lab.doctor import examine, lines, ready
-    from cppo_lab.store import address
     from cppo_lab.sweep.compose import compose
-    from cppo_lab.sweep.paths import runs_folder
 
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())

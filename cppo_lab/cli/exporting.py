@@ -3,21 +3,21 @@
 import argparse
 import sys
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import runs_folder
 
 
 def model(options: argparse.Namespace) -> int:
     """Write a run's best checkpoint in Hugging Face's format."""
-    from cppo_lab import schema
     from cppo_lab.export import being_trained
     from cppo_lab.export import export as write
     from cppo_lab.export.folder import require_free
     from cppo_lab.monitor.logs import run_by_beginning
     from cppo_lab.monitor.status import Label, run_statuses
-    from cppo_lab.store import address
     from cppo_lab.sweep.find import require_beginning
-    from cppo_lab.sweep.paths import runs_folder
 
     require_beginning(options.run)
     require_free(options.out)

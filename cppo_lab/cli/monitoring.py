@@ -7,10 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import known_store
+from cppo_lab.cli.terminal import coloured, counter, width
+from cppo_lab.cli.training import answer_nothing_to_train, planned, train
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.sweep.states import parse_states
 
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
@@ -21,16 +28,14 @@ if TYPE_CHECKING:
 
 def status(options: argparse.Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
-    from cppo_lab.cli.terminal import coloured, width
     from cppo_lab.monitor import table
-    from cppo_lab.sweep.states import parse_states
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
     run_statuses, uri = _asked(options)
     if options.repair:
         from cppo_lab.monitor.repair import repair
 
-        for line in repair(_runs(), uri, run_statuses()):
+        for line in repair(runs_folder(), uri, run_statuses()):
             print(line, file=sys.stderr)
     everything = run_statuses()
     shown = table.ordered(table.only(everything, states), options.sort and options.sort.replace("-", "_"))
@@ -39,7 +44,7 @@ def status(options: argparse.Namespace) -> int:
     elif options.csv:
         print(table.to_csv(shown), end="")
     elif not everything:
-        print(f"there are no runs in {_runs()}: `cppo launch SWEEP` trains some")
+        print(f"there are no runs in {runs_folder()}: `cppo launch SWEEP` trains some")
     else:
         print(
             table.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
@@ -52,8 +57,6 @@ def watch(options: argparse.Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     import os
 
-    from cppo_lab import schema
-    from cppo_lab.cli.terminal import coloured
     from cppo_lab.monitor import table, watch
 
     if not 0.2 <= options.every <= 86_400:
@@ -76,7 +79,7 @@ def logs(options: argparse.Namespace) -> int:
     """Print what a run has printed."""
     from cppo_lab.monitor import logs
 
-    runs = _runs()
+    runs = runs_folder()
     run_id = logs.run_by_beginning(runs, options.run)
     if options.json:
         if options.follow:
@@ -96,14 +99,11 @@ def sync(options: argparse.Namespace) -> int:
     """Send what is on file and not in the tracking store."""
     import time
 
-    from cppo_lab.cli.terminal import counter
     from cppo_lab.monitor.logs import run_folders
-    from cppo_lab.redaction import redacted
     from cppo_lab.runs.offsets import unsent
-    from cppo_lab.store import address
     from cppo_lab.tracking.sync import send
 
-    runs, uri = _runs(), known_store(address.tracking_uri())
+    runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
     said = ""
@@ -148,7 +148,7 @@ def cancel(options: argparse.Namespace) -> int:
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
-    runs = _runs()
+    runs = runs_folder()
     found = _asked(options)[0]() if options.sweep else _these(options.run)
     chosen = candidates(found, options.queued)
     names = {one.run_id: f"{one.run_id} {_name(one)}" for one in found}
@@ -175,8 +175,6 @@ def retry(options: argparse.Namespace) -> int:
     """Train failed runs of a sweep again."""
     from dataclasses import replace
 
-    from cppo_lab import schema
-    from cppo_lab.cli.training import answer_nothing_to_train, planned, train
     from cppo_lab.sweep.plan_states import plan_states
 
     if options.failed == bool(options.run):
@@ -211,22 +209,14 @@ def _one_of(plan: "Plan", beginning: str) -> str:
     return found[0]
 
 
-def _runs() -> Path:
-    from cppo_lab.sweep.paths import runs_folder
-
-    return runs_folder()
-
-
 def _asked(options: argparse.Namespace) -> "tuple[Callable[[], list[RunStatus]], str]":
     """What looks at the runs that were asked for, those of a sweep or all known ones; and the store to use."""
     from cppo_lab.monitor.status import run_statuses
-    from cppo_lab.store import address
 
-    runs = _runs()
+    runs = runs_folder()
     if not options.sweep:
         uri = known_store(address.tracking_uri())
         return (lambda: run_statuses(runs, uri)), uri
-    from cppo_lab.cli.training import planned
 
     plan, uri = planned(options)
     labels = _labels(plan)
@@ -246,15 +236,12 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     """The known runs whose ids begin so."""
     from cppo_lab.monitor.logs import run_by_beginning
     from cppo_lab.monitor.status import run_statuses
-    from cppo_lab.store import address
 
-    run_ids = {run_by_beginning(_runs(), beginning) for beginning in beginnings}
-    return [one for one in run_statuses(_runs(), address.tracking_uri()) if one.run_id in run_ids]
+    run_ids = {run_by_beginning(runs_folder(), beginning) for beginning in beginnings}
+    return [one for one in run_statuses(runs_folder(), address.tracking_uri()) if one.run_id in run_ids]
 
 
 def _lives(run_id: str) -> bool:
-    from cppo_lab import schema
-
     return any(one.state in schema.ALIVE for one in _these([run_id]))
 
 

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
+from cppo_lab.core_records import core_names, miniature_of
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -136,7 +137,6 @@ def _means_with(claim: "Claim", planned: Mapping[str, Mapping[str, int]], effect
 def _paper_means(plan: "Plan", sweep: str) -> Means:
     """The paper's final means for the models of the plan: each stands for the one at its place among the published."""
     from cppo_lab.analysis.statistics.claims import named
-    from cppo_lab.core_records import core_names, miniature_of
     from cppo_lab.tracking.reference_curves import reference_runs
 
     metric = schema.validation_metric(schema.MEAN)

@@ -7,14 +7,14 @@ from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import require_plan
 from cppo_lab.cli.training import planned
+from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.sweep.paths import require_folder, runs_folder
 
 
 def preflight(options: argparse.Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
     from cppo_lab.launch.launchers import launcher_of
-    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep import preflight as short
-    from cppo_lab.sweep.paths import require_folder, runs_folder
 
     found, uri = planned(options)
     runs = runs_folder()

@@ -8,11 +8,13 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError
 from cppo_lab.redaction import redacted
+from cppo_lab.store import address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -148,7 +150,6 @@ def _report_runs(options: argparse.Namespace, wanted: "Asked", said: str) -> "Bu
     """The report of a sweep or study, kept in MLflow too; its folder notes what it was made of and what was `said`."""
     from cppo_lab.cli.unchanged import database_state, note
     from cppo_lab.reports.build import current_inputs, make_report
-    from cppo_lab.store import address
 
     request, text = wanted
     database = address.sqlite_file(request.uri)
@@ -194,7 +195,6 @@ def _kept_in_store(request: "Request", text: "SweepText", again: bool) -> bool:
 def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab.reports.study import paper_study_request
     from cppo_lab.reports.sweep import paper_request
-    from cppo_lab.store import address
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.tracking.sweep_note import SweepText
 
@@ -217,11 +217,9 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 
 
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
-    from cppo_lab import schema
     from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
-    from cppo_lab.store import address
     from cppo_lab.tracking.sweep_note import SweepText
 
     plan, uri = planned(options)
@@ -362,10 +360,8 @@ def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypothe
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":
     import shlex
 
-    from cppo_lab import schema
     from cppo_lab.reports.build import make_report
     from cppo_lab.reports.search import SearchRequest
-    from cppo_lab.store import address
     from cppo_lab.sweep.search.reuse import main_overrides
     from cppo_lab.sweep.search.space import resolve
 
@@ -405,7 +401,6 @@ def _shipped(tuning: "Tuning") -> dict[str, Any]:
 
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
-    from cppo_lab.store import address
     from cppo_lab.sweep.declare import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.reference import import_reference
     from cppo_lab.tracking.reference_parents import nest_reference

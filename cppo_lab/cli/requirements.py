@@ -3,7 +3,10 @@
 import sys
 from typing import TYPE_CHECKING
 
+from cppo_lab.core_records import BUILT_IN, core_of
 from cppo_lab.errors import UserError
+from cppo_lab.store.address import require_place
+from cppo_lab.sweep.paths import runs_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +20,6 @@ def known_store(uri: str) -> str:
 
     Raises StoreAway for a SQLite file in a folder that does not exist.
     """
-    from cppo_lab.store.address import require_place
-
     if note := require_place(uri):
         print(f"cppo: note: {note}", file=sys.stderr)
     return uri
@@ -48,7 +49,6 @@ def _require_packages(core: str, launcher: str) -> None:
     """Raises ModuleNotFoundError for a package without which nothing could be started, or no run could train."""
     import importlib.util
 
-    from cppo_lab.core_records import BUILT_IN
     from cppo_lab.launch.launchers import launcher_of, load_launcher
 
     load_launcher(launcher)
@@ -62,13 +62,11 @@ def require_machine(kinds: "Sequence[Composed]", uri: str) -> None:
 
     Raises UserError naming everything that is missing.
     """
-    from cppo_lab.core_records import core_of
     from cppo_lab.launch.launchers import launcher_of
 
     if not core_of(kinds[0].run.core).uses_layout or not launcher_of(kinds[0].launcher.name).one_machine:
         return  # a cluster's nodes are other machines than this one
     from cppo_lab.doctor import MISSING, examine
-    from cppo_lab.sweep.paths import runs_folder
 
     missing = []
     for composed in kinds:

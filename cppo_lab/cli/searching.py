@@ -4,9 +4,15 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.cli.requirements import require_machine
 from cppo_lab.errors import UserError
+from cppo_lab.redaction import redacted
+from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import runs_folder
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.search.declare import Search
@@ -15,13 +21,7 @@ if TYPE_CHECKING:
 
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another one, is."""
-    from cppo_lab import schema
-    from cppo_lab.cli.requirements import require_machine
-    from cppo_lab.redaction import redacted
-    from cppo_lab.signals import interrupt_on_termination
-    from cppo_lab.store import address
     from cppo_lab.sweep.declare import load_sweep
-    from cppo_lab.sweep.paths import runs_folder
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import resolve
     from cppo_lab.sweep.search.storage import storage_url
@@ -68,8 +68,6 @@ def plan_search(search: "Search", options: argparse.Namespace) -> int:
 
 def _show_search(tuning: "Tuning", url: str, options: argparse.Namespace) -> int:
     """What `tune` would go on with. Trains nothing."""
-    from cppo_lab.redaction import redacted
-
     if options.json:
         values = {"search": _values(tuning, url), "storage": redacted(url), "dry_run": True, "text": ""}
         answer(options, values)

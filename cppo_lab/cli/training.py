@@ -4,11 +4,18 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
 from cppo_lab.cli.requirements import known_store, require_plan
+from cppo_lab.cli.searching import plan_search
 from cppo_lab.cli.terminal import coloured, passing, width
+from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError
+from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.store import address
+from cppo_lab.sweep.paths import runs_folder
+from cppo_lab.sweep.states import parse_states
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -25,8 +32,6 @@ MANY = 150  # runs: after a launch of more, the finished ones are not listed; a 
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
-    from cppo_lab.store import address
-
     found = _plan_of(options)
     return found, known_store(address.tracking_uri(found.tracking.uri))
 
@@ -40,14 +45,11 @@ def _plan_of(options: argparse.Namespace) -> "Plan":
 
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep."""
-    from cppo_lab.cli.searching import plan_search
-    from cppo_lab.store import address
     from cppo_lab.sweep import listing
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.declare import load_sweep
     from cppo_lab.sweep.plan_states import plan_states
     from cppo_lab.sweep.search.declare import Search
-    from cppo_lab.sweep.states import parse_states
     from cppo_lab.sweep.table import cost_summary, table
 
     declared = load_sweep(options.sweep)
@@ -103,10 +105,8 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
 
 def show(options: argparse.Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
-    from cppo_lab.core_records import core_of, cores_that
     from cppo_lab.sweep.describe import describe, to_yaml
     from cppo_lab.sweep.find import is_run_id
-    from cppo_lab.sweep.paths import runs_folder
 
     if is_run_id(options.sweep):
         return _show_run(options)
@@ -167,9 +167,7 @@ def diff(options: argparse.Namespace) -> int:
 
 
 def _find(beginning: str, options: argparse.Namespace) -> "Found":
-    from cppo_lab.store import address
     from cppo_lab.sweep.find import find_run
-    from cppo_lab.sweep.paths import runs_folder
 
     return find_run(beginning, known_store(address.tracking_uri()), runs_folder(), options.within)
 
@@ -184,8 +182,6 @@ def train(
     found: "Plan", uri: str, options: argparse.Namespace, retry: "Collection[str]" = frozenset()
 ) -> int:
     """Train the runs of a plan, failed ones only if `retry` names them, and say what came of it."""
-    from cppo_lab import schema
-    from cppo_lab.signals import interrupt_on_termination
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import table
@@ -266,7 +262,6 @@ def _what_is_left(found: "Plan", done: "Launched", options: argparse.Namespace) 
     import shlex
     from collections import Counter
 
-    from cppo_lab import schema
     from cppo_lab.launch.launchers import launcher_of
 
     sweep = shlex.join([options.sweep, *options.overrides])

@@ -5,16 +5,19 @@ import contextlib
 import sys
 from pathlib import Path
 
+from cppo_lab import schema
 from cppo_lab.cli.answer import answer
 from cppo_lab.cli.exit_codes import Exit
+from cppo_lab.core_records import core_names
+from cppo_lab.errors import UserError
+from cppo_lab.file_cache import FileCache
+from cppo_lab.redaction import redacted
+from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.store.address import require_store, sqlite_file, tracking_uri
 
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
-    from cppo_lab.file_cache import FileCache
-    from cppo_lab.redaction import redacted
-    from cppo_lab.signals import interrupt_on_termination
-    from cppo_lab.store.address import require_store, sqlite_file, tracking_uri
     from cppo_lab.store.create import is_new
 
     uri = tracking_uri()
@@ -60,8 +63,6 @@ def ui(options: argparse.Namespace) -> int:
 
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
     """What there is to open, with its address: the runs of each experiment, and of all of them together."""
-    from cppo_lab import schema
-    from cppo_lab.core_records import core_names
     from cppo_lab.store.client import open_client
     from cppo_lab.tracking.views import comparison, page, save_views
 
@@ -88,7 +89,6 @@ def report_link(folder: Path, address: str) -> tuple[str, str]:
     """The page of a report, whose runs then lead to MLflow's page at `address`. Raises UserError if there is none."""
     from urllib.parse import urlencode
 
-    from cppo_lab.errors import UserError
     from cppo_lab.reports.folder import PAGE
 
     page = folder / PAGE

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -16,10 +16,8 @@ from cppo_lab.spec.resources import Features, Hours, Word
 from cppo_lab.sweep.declared import ANY_CORE, Declared, Scalar
 from cppo_lab.sweep.hypotheses import Hypotheses, Pairing, check_hypotheses, statement
 from cppo_lab.sweep.rule_files import read_rules
+from cppo_lab.sweep.search.declare import Search
 from cppo_lab.sweep.source import mapping, read_text
-
-if TYPE_CHECKING:
-    from cppo_lab.sweep.search.declare import Search
 
 SHIPPED = PARTS_FOLDER / "sweeps"
 
@@ -237,7 +235,7 @@ def is_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
-def load_sweep(name: str) -> "Sweep | Study | Search":
+def load_sweep(name: str) -> Sweep | Study | Search:
     """The sweep, study or search called `name`, or the one in the file `name` if that is a path to a YAML file.
 
     Raises UserError for an unknown name, an unreadable file, or a key or value that does not belong there.
@@ -277,10 +275,8 @@ def load_sweep(name: str) -> "Sweep | Study | Search":
     return found
 
 
-def _kind(values: Mapping[str, Any]) -> "type[Sweep] | type[Study] | type[Search]":
+def _kind(values: Mapping[str, Any]) -> type[Sweep] | type[Study] | type[Search]:
     """The kind of a file, determined by a key that only this kind has."""
     if "search" in values:
-        from cppo_lab.sweep.search.declare import Search
-
         return Search
     return Study if "sweeps" in values else Sweep

@@ -10,6 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from cppo_lab.cores.verl.checks import check_config
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.run_settings import settings
 from cppo_lab.errors import UserError, unknown
@@ -80,8 +81,6 @@ def plain_config(spec: VerlRun, layout: LayoutSpec, paths: PathsSpec, runs: Path
 
     Raises UserError as `verl_config` and `checks.check_config`.
     """
-    from cppo_lab.cores.verl.checks import check_config
-
     config = verl_config(spec, layout, planned_files(spec, paths, runs, runs / spec.run_id))
     check_config(spec, layout, config)
     values = OmegaConf.to_container(config, resolve=True)

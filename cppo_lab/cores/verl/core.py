@@ -15,6 +15,17 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Allocation, MetricSink, Resources
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.verl import checkpoints, steps
+from cppo_lab.cores.verl.ray_folder import own_folder
+from cppo_lab.cores.verl.ray_local import (
+    local_ray_settings,
+    logical_cpus,
+    longer_start_timeout,
+    object_store_bytes,
+    own_handlers,
+    plugin_environment,
+    shut_down_after,
+)
+from cppo_lab.cores.verl.ray_nodes import head
 from cppo_lab.cores.verl.rollout import weight_socket
 from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.cores.verl.validation import score_name
@@ -123,8 +134,6 @@ def own_ray(
     layout: LayoutSpec, memory_gb: float | None = None, allocation: Allocation | None = None
 ) -> Iterator[dict[str, Any]]:
     """Arguments of `ray.init` for a new cluster on this machine or the allocation, which is shut down afterwards."""
-    from cppo_lab.cores.verl.ray_local import plugin_environment
-
     cpu = layout.device == "cpu"
     plugin = plugin_environment(cpu) | {
         weight_socket.VARIABLE: weight_socket.new_name(),
@@ -151,17 +160,7 @@ def own_ray(
 def _cluster(
     layout: LayoutSpec, memory_gb: float | None, allocation: Allocation | None
 ) -> Iterator[dict[str, Any]]:
-    from cppo_lab.cores.verl.ray_folder import own_folder
-    from cppo_lab.cores.verl.ray_local import (
-        local_ray_settings,
-        logical_cpus,
-        object_store_bytes,
-        shut_down_after,
-    )
-
     if allocation is not None:
-        from cppo_lab.cores.verl.ray_nodes import head
-
         with head(layout, allocation, memory_gb) as ray_init:
             yield ray_init
         return
@@ -183,8 +182,6 @@ def _run(config: Any) -> None:
     """
     from ray.exceptions import RayTaskError
     from verl.trainer.main_ppo import run_ppo
-
-    from cppo_lab.cores.verl.ray_local import longer_start_timeout
 
     try:
         with longer_start_timeout(), _signals_after_ray() as runner:
@@ -217,7 +214,6 @@ def _signals_after_ray() -> Iterator[Any]:
     Slurm sends its warnings to every process of a job, and SIGUSR2 kills a process without a handler. The processes
     that Ray starts inherit the signal mask.
     """
-    from cppo_lab.cores.verl.ray_local import own_handlers
     from cppo_lab.cores.verl.task_runner import TaskRunner
 
     actor: Any = TaskRunner  # the class as wrapped by `ray.remote`

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.cores.base import BEST_MODEL, Exported
+from cppo_lab.cores.verl.hub_folder import quiet, require_complete
 from cppo_lab.errors import UserError
 from cppo_lab.installed import install_extra
 from cppo_lab.safe_open import open_below
@@ -32,7 +33,6 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) 
     from cppo_lab.cores.mini.model import Transformer
     from cppo_lab.cores.mini.tasks.base import make_task
     from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
-    from cppo_lab.cores.verl.hub_folder import quiet, require_complete
 
     tokenizer = make_task(spec.data).tokenizer
     context = spec.data.prompt_length + spec.rollout.max_response_length

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from cppo_lab.cores.base import CHECKPOINTS
+from cppo_lab.cores.mini.tasks.base import make_task
 from cppo_lab.cores.verl.files import Files
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, TaskData, VerlRun
@@ -107,7 +109,6 @@ def top_k(spec: VerlRun) -> int:
     """How many of mu's most likely tokens the rollout must keep; 0: none. D_t is reported for verl's own losses too."""
     if spec.divergence.estimator == "exact":
         assert isinstance(spec.data, TaskData)
-        from cppo_lab.cores.mini.tasks.base import make_task
 
         return make_task(spec.data).tokenizer.vocabulary
     return spec.divergence.k or 0
@@ -146,8 +147,6 @@ def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
 
 
 def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
-    from cppo_lab.cores.base import CHECKPOINTS
-
     values: dict[str, Any] = {
         "total_epochs": EPOCHS,
         "total_training_steps": spec.training.t_stop,
