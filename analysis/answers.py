@@ -81,7 +81,7 @@ def _stored_files(uri: str) -> Callable[[str], reading.AnswerFiles]:
 
     @cache
     def client() -> Any:
-        from cppo_lab.analysis.listing import open_store
+        from cppo_lab.store.listing import open_store
 
         return open_store(uri)
 

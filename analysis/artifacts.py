@@ -19,9 +19,9 @@ from mlflow.tracking import MlflowClient
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
-from cppo_lab.analysis.listing import open_store, unreadable
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
+from cppo_lab.store.listing import open_store, unreadable
 
 FOLDER = "diagnostics"
 LARGEST = 5_000_000  # bytes; a run writes some kilobytes

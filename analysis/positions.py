@@ -11,6 +11,7 @@ import pandas as pd
 
 from cppo_lab.analysis.artifacts import PositionGaps
 from cppo_lab.analysis.statistics.bands import band
+from cppo_lab.rules.weights import position_weight
 
 BINS = 60  # points per line at most
 FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position
@@ -70,8 +71,6 @@ def _curve(steps: Sequence[float], runs: Sequence[Sequence[float]]) -> GapCurve:
 def induced_threshold(delta: float, w_min: float, length: int, span: int | None = None) -> tuple[float, ...]:
     """delta / w_t at t = 1..length of a response of that length: the limit on D_t that w_t D_t <= delta sets.
 
-    w_t = 1 - (1 - w_min)/(T - 1) (t - 1) as in `maths.weights`, which analysis may not import (torch); T is `span`, or
-    the length if that is None.
+    T of w_t is `span`, or the length if that is None.
     """
-    last = max(1, (span or length) - 1)
-    return tuple(delta / (1 - (1 - w_min) * index / last) for index in range(length))
+    return tuple(delta / position_weight(t, span or length, w_min) for t in range(1, length + 1))

@@ -16,13 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.histories import read_points
-from cppo_lab.analysis.listing import all_runs, experiment_id, open_store, unreadable
 from cppo_lab.analysis.newest import newest_of_each, run_id_of, status_of
 from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
-from cppo_lab.store.listing import stored_run
+from cppo_lab.store.listing import all_runs, experiment_id, open_store, stored_run, unreadable
 from cppo_lab.store.reader import StoredRun
 
 

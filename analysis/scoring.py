@@ -19,8 +19,8 @@ from cppo_lab.analysis.selection import (
     RunScore,
     SelectionState,
     choose,
-    run_state,
     score_cell,
+    state_in_store,
 )
 from cppo_lab.analysis.sweep_data import SweepData
 from cppo_lab.errors import UserError
@@ -197,7 +197,7 @@ def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
         status=row.status,
         reason=row.reason,
         t_stop=t_stop,
-        state=run_state(row.status, row.core, choice),
+        state=state_in_store(row.status, row.core, choice),
         choice=choice,
     )
 

@@ -10,11 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
 from cppo_lab.analysis.histories import Wanted, read_points
-from cppo_lab.analysis.listing import open_store, unreadable
 from cppo_lab.analysis.newest import newest_of_each
 from cppo_lab.analysis.reader import list_runs
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.store.listing import stored_run
+from cppo_lab.store.listing import open_store, stored_run, unreadable
 from cppo_lab.store.reader import StoredRun
 
 

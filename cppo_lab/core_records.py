@@ -58,8 +58,10 @@ class CoreRecord:
     own_models: the models of conf/model that only this core of the product trains; empty: it trains those that no core
     claims.
     miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
-    preflight: it writes the timers of each step (cores/verl/phases.py), from which a short run predicts a long one.
+    preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long one.
     no_preflight: why it has no preflight.
+    stand_ins: a `StandIns` (cores/base.py), for a preflight without downloads; None: its models have none.
+    extra: the extra of pyproject.toml that has its packages; empty: it needs none, or is another package's.
     config: further sections of its configuration, as conf/core/<name>.yaml has them for a core of the product.
     """
 
@@ -84,6 +86,8 @@ class CoreRecord:
     miniature: str = ""
     preflight: bool = False
     no_preflight: str = "it writes no timers that a preflight could read"
+    stand_ins: str | None = None
+    extra: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def nodes(self, layout: Layout | None) -> int:

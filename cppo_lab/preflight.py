@@ -21,8 +21,8 @@ from typing import Any
 
 from cppo_lab.attempt import describe, lend_machine, prepare_process, read_folders, resources_of
 from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import Allocation, load_core
-from cppo_lab.cores.verl import phases
+from cppo_lab.cores import phases
+from cppo_lab.cores.base import Allocation, load_core, load_stand_ins
 from cppo_lab.errors import UserError
 from cppo_lab.installed import install_extra
 from cppo_lab.redaction import mask_output
@@ -36,17 +36,19 @@ SYSTEM_SECONDS = 1.0  # sampling interval of the memory of machine and GPUs
 
 
 def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
-    """Write models of the same shapes with random weights, and problems; returns the paths.
+    """Write models of the same shapes with random weights, and problems, for runs of one core; returns the paths.
 
-    Raises UserError for a model without a stand-in, or if packages are missing.
+    Raises UserError for a core or a model without a stand-in, or if packages are missing.
     """
+    core = core_of(specs[0].core)
     try:
-        from cppo_lab.cores.verl import stand_in
+        maker = load_stand_ins(core.name)
     except ModuleNotFoundError as error:
+        remedy = install_extra(core.extra) if core.extra else f"install the packages of core={core.name}"
         raise UserError(
-            f"package {error.name!r} is not installed, and stand-ins are made by it: {install_extra('verl')}"
+            f"package {error.name!r} is not installed, and stand-ins are made by it: {remedy}"
         ) from None
-    return stand_in.make_stand_ins(specs, folder, say)
+    return maker(specs, folder, say)
 
 
 def shortened(spec: RunSpec, last: int) -> RunSpec:
@@ -254,7 +256,7 @@ def _redirect_output(path: Path) -> None:
 
 
 def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | None:
-    """Seconds from the start of a part to the first timer of verl; None if it did not get that far.
+    """Seconds from the start of a part to the first timer; None if it did not get that far.
 
     A row is logged after its step and its validation have been timed.
     """
@@ -266,7 +268,7 @@ def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | Non
 
 
 def _step(row: Mapping[str, float], line: phases.Phases) -> Step:
-    whole = line.seconds["step"] - line.seconds.get("save_checkpoint", 0.0)  # verl includes it
+    whole = line.seconds["step"] - line.seconds.get("save_checkpoint", 0.0)  # the step's timer includes it
     rollout, update = row["perf/rollout_seconds"], row["perf/update_seconds"]
     weights = line.seconds.get("update_weights", 0.0)
     return Step(

@@ -26,6 +26,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     ),
     "launch/slurm": (FULL, "Slurm and root"),
     "launch/slurm/test_random_kills.py": (SOAK, "launchers killed at random moments"),
+    "old_store": (FULL, "five processes of the command line, one trains: 30 s"),
     "reports/test_exact_report.py": (FULL, "trains sixteen short runs"),
     "reports/test_latex.py": (FULL, "LaTeX"),
     "reports/test_mismatch.py": (FULL, "builds ten reports"),

@@ -168,6 +168,16 @@ class Exporter(Protocol):
     def __call__(self, spec: RunSpec, runs: Path, target: Path, say: Callable[[str], None]) -> Exported: ...
 
 
+class StandIns(Protocol):
+    """Make what these runs read in `folder`: models of the same shapes with random weights, and problems; what is there
+    already stays. Returns paths to them.
+
+    `say` takes lines of progress. Raises UserError for a model that has no stand-in.
+    """
+
+    def __call__(self, runs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec: ...
+
+
 def load_core(name: str) -> Core:
     """The core called `name`. Importing it is slow.
 
@@ -216,4 +226,15 @@ def load_companion(name: str) -> Companion:
     found: Companion | None = core_of(name).load("worker_node")
     if found is None:
         raise unknown("core that uses several machines", name, cores_that("worker_node"))
+    return found
+
+
+def load_stand_ins(name: str) -> StandIns:
+    """What makes models with random weights in the place of those of the core called `name`.
+
+    Raises UserError for a core without them, ModuleNotFoundError if a package is not installed.
+    """
+    found: StandIns | None = core_of(name).load("stand_ins")
+    if found is None:
+        raise unknown("core with models of random weights", name, cores_that("stand_ins"))
     return found

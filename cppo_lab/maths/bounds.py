@@ -29,6 +29,8 @@ Every function raises ValueError for a value out of range, naming the value, the
 import math
 from collections.abc import Sequence
 
+from cppo_lab.rules.weights import AT_MOST, position_weight
+
 LONGEST = 10**9  # far above any response length; keeps every constant finite
 
 
@@ -79,7 +81,7 @@ def weighted_constant(horizon: int, delta: float, delta_b: float, w_min: float, 
 def largest_divergence(delta: float, w_min: float) -> float:
     """l = delta / w_min, the limit from w_t D_t <= delta at the last token. As in the paper, it is not clipped at 1."""
     _within("delta", delta, 1)
-    _within("w_min", w_min, 1)
+    _within("w_min", w_min, AT_MOST)
     return delta / w_min
 
 
@@ -139,17 +141,17 @@ def uniform_ratio(delta: float, delta_b: float) -> float:
 
 def weighted_ratio(delta: float, delta_b: float, w_min: float) -> float:
     """C_impl / C_uniform = delta_b / (delta w_min) with position weights; below 1: tighter than DPPO."""
-    _within("w_min", w_min, 1)
+    _within("w_min", w_min, AT_MOST)
     return uniform_ratio(delta, delta_b) / w_min
 
 
 def linear_weight(t: int, horizon: int, w_min: float) -> float:
-    """w_t = 1 - (1 - w_min) (t - 1) / (T - 1) for t = 1..T; w_1 = 1 when T = 1."""
+    """The position weight w_t for t = 1..T, T = `horizon`, with checked arguments."""
     whole_horizon(horizon)
-    _within("w_min", w_min, 1)
+    _within("w_min", w_min, AT_MOST)
     if not 1 <= t <= horizon:
         raise ValueError(f"t={t!r} must lie in 1..{horizon}: positions count from 1")
-    return 1.0 if horizon == 1 else 1 - (1 - w_min) * (t - 1) / (horizon - 1)
+    return position_weight(t, horizon, w_min)
 
 
 def schedule(t: int, horizon: int, w_min: float) -> float:

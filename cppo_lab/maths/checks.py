@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from cppo_lab.rules.weights import is_w_min
+
 
 def positive(name: str, value: float, *, allow_inf: bool = False) -> None:
     """Raise ValueError unless `value` > 0 (and finite, unless `allow_inf`)."""
@@ -23,12 +25,10 @@ def non_negative(name: str, value: float) -> None:
         raise ValueError(f"{name}={value!r} must be a finite number >= 0: pass 0 or more")
 
 
-def in_unit_interval(name: str, value: float) -> None:
-    """Raise ValueError unless 0 < `value` <= 1."""
-    if not 0 < value <= 1:
-        raise ValueError(
-            f"{name}={value!r} must lie in (0, 1]: pass 1.0 to switch it off, or a smaller value"
-        )
+def valid_w_min(value: float) -> None:
+    """Raise ValueError unless w_min may have this value."""
+    if not is_w_min(value):
+        raise ValueError(f"w_min={value!r} must lie in (0, 1]: pass 1.0 to switch it off, or a smaller value")
 
 
 def ratio_bounds(low: float, high: float) -> None:

@@ -9,7 +9,7 @@ its divergence counts in full. T is the response's own length unless `span` fixe
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.checks import compute_dtype, in_unit_interval, row_counts, same_shape, token_mask
+from cppo_lab.maths.checks import compute_dtype, row_counts, same_shape, token_mask, valid_w_min
 
 
 def position_weights(
@@ -33,7 +33,7 @@ def position_weights(
         ValueError: w_min outside (0, 1], or a span shorter than the tensor (weights would fall below w_min).
     """
     mask = token_mask(valid)
-    in_unit_interval("w_min", w_min)
+    valid_w_min(w_min)
     if span is not None and span < mask.shape[1]:
         raise ValueError(f"span={span!r} is shorter than T={mask.shape[1]}: pass T or more, or None")
     # PAPER: T is the response's own length; releases that use the padded width correspond to `span`.

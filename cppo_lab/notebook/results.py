@@ -13,7 +13,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.curves import ValidationCurves, validation_curves
 from cppo_lab.analysis.newest import run_id_of, status_of
 from cppo_lab.analysis.run_source import RunSource
-from cppo_lab.analysis.selection import Choice, SelectionState, choose, run_state
+from cppo_lab.analysis.selection import Choice, SelectionState, choose, state_in_store
 from cppo_lab.analysis.window import late_curve
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError, unknown
@@ -238,7 +238,7 @@ def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurv
 
 def _state(status: str, core: str, choice: Choice) -> str:
     """The run's status. The paper's runs have none; their collapses are detected from the curve."""
-    collapsed = run_state(status, core, choice) is SelectionState.COLLAPSE
+    collapsed = state_in_store(status, core, choice) is SelectionState.COLLAPSE
     return schema.COLLAPSED if collapsed else status
 
 

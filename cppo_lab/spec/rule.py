@@ -9,6 +9,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from cppo_lab.plugins import PATH
 from cppo_lab.rules import ENTRY_POINT, RULES
+from cppo_lab.rules.weights import ABOVE, AT_MOST
 from cppo_lab.spec.base import Count, Finite, NonNegative, Positive, Probability, Spec
 
 VERL = "verl_"  # prefix of the names of verl's own losses
@@ -47,7 +48,7 @@ class RuleSpec(Spec):
     delta: Positive | None = None
     delta_b: Positive | None = None
     delta_b_mode: Literal["fixed", "adaptive"] | None = None
-    w_min: Annotated[float, Field(gt=0, le=1)] | None = None
+    w_min: Annotated[float, Field(gt=ABOVE, le=AT_MOST)] | None = None
     delta_max: Positive | None = None
     delta_avg: Positive | None = None
     gate: Literal["inverse", "sapo_admissible"] | None = None

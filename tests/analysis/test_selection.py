@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.curves import validation_curves
-from cppo_lab.analysis.selection import GAPS, Choice, SelectionState, Stat, choose, run_state
+from cppo_lab.analysis.selection import GAPS, Choice, SelectionState, Stat, choose, state_in_store
 from tests.analysis.made_sweeps import MadeRun, both, make_data
 
 NAN = float("nan")
@@ -120,14 +120,15 @@ def test_the_largest_number_of_samples_counts() -> None:
 
 def test_status_outranks_the_choice() -> None:
     choice = Choice(SelectionState.SCORED, step=10, score=0.4)
-    assert run_state(schema.DONE, "mini", choice) is SelectionState.SCORED
-    assert run_state(schema.RUNNING, "mini", choice) is SelectionState.RUNNING
-    assert run_state(schema.FAILED, "mini", choice) is SelectionState.FAILED
-    assert run_state(schema.PARTIAL, "mini", choice) is SelectionState.PARTIAL
+    assert state_in_store(schema.DONE, "mini", choice) is SelectionState.SCORED
+    assert state_in_store(schema.RUNNING, "mini", choice) is SelectionState.RUNNING
+    assert state_in_store(schema.FAILED, "mini", choice) is SelectionState.FAILED
+    assert state_in_store(schema.PARTIAL, "mini", choice) is SelectionState.PARTIAL
     assert SelectionState.PARTIAL in GAPS
-    assert run_state(schema.COLLAPSED, "mini", choice) is SelectionState.COLLAPSE
+    assert state_in_store(schema.COLLAPSED, "mini", choice) is SelectionState.COLLAPSE
     assert (
-        run_state(schema.COLLAPSED, "mini", Choice(SelectionState.NO_VALIDATION)) is SelectionState.COLLAPSE
+        state_in_store(schema.COLLAPSED, "mini", Choice(SelectionState.NO_VALIDATION))
+        is SelectionState.COLLAPSE
     )
 
 
@@ -209,7 +210,7 @@ def test_the_last_score_of_a_collapse_is_the_last_whole_one() -> None:
 def test_every_status_has_a_state(status: str) -> None:
     """None of them is taken for a result by accident."""
     for choice in (Choice(SelectionState.SCORED, step=1, score=0.1), Choice(SelectionState.NO_VALIDATION)):
-        state = run_state(status, "mini", choice)
+        state = state_in_store(status, "mini", choice)
         finished = status == schema.COLLAPSED or (
             status == schema.DONE and choice.state is SelectionState.SCORED
         )

@@ -11,7 +11,7 @@ import pytest
 
 from cppo_lab import PARTS_FOLDER, core_records
 from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of
-from cppo_lab.cores.base import Resources, load_companion, load_exporter
+from cppo_lab.cores.base import Resources, load_companion, load_exporter, load_stand_ins
 from cppo_lab.cores.mini.record import MINI
 from cppo_lab.errors import UserError
 from cppo_lab.parse import run_kind
@@ -223,3 +223,5 @@ def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_exporter("bare")
     with pytest.raises(UserError, match=r"unknown core that uses several machines 'bare'.*verl"):
         load_companion("bare")
+    with pytest.raises(UserError, match=r"unknown core with models of random weights 'bare'.*verl"):
+        load_stand_ins("bare")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cppo_lab.maths import bounds
 from cppo_lab.maths.weights import position_weights
+from cppo_lab.rules.weights import position_weight
 from tests.maths.maths_cases import check_all
 from tests.maths.maths_golden import ARRAYS, MANIFEST
 
@@ -105,11 +106,15 @@ def test_the_linear_schedule_falls(horizon: int, w_min: float) -> None:
 
 
 @SOME
-@given(horizon=LENGTHS, w_min=FRACTIONS)
-def test_linear_weight_is_the_rules_weight(horizon: int, w_min: float) -> None:
-    weights = position_weights(torch.ones(1, horizon), w_min, dtype=torch.float64)[0].tolist()
-    expected = [bounds.linear_weight(t, horizon, w_min) for t in range(1, horizon + 1)]
-    assert weights == pytest.approx(expected, rel=1e-12)
+@given(horizon=LENGTHS, w_min=FRACTIONS, padding=st.integers(0, 5))
+def test_the_weight_without_torch_is_the_rules_weight(horizon: int, w_min: float, padding: int) -> None:
+    """`rules/weights.py` has the formula for bounds and figures: T the own length, or the padded width."""
+    valid, width = torch.ones(1, horizon), horizon + padding
+    for span, length in ((None, horizon), (width, width)):
+        weights = position_weights(valid, w_min, span, dtype=torch.float64)[0].tolist()
+        expected = [position_weight(t, length, w_min) for t in range(1, horizon + 1)]
+        assert weights == pytest.approx(expected, rel=1e-12)
+    assert bounds.linear_weight(horizon, horizon, w_min) == position_weight(horizon, horizon, w_min)
 
 
 CALLS = [

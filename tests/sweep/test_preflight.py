@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.cores.verl import phases
+from cppo_lab.cores import phases
 from cppo_lab.errors import UserError
 from cppo_lab.preflight import _Part, shortened
 from cppo_lab.spec import VerlRun

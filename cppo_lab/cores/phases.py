@@ -1,7 +1,8 @@
 """The time of each part of a step, and peak memory: lines of `verl_phases.jsonl` in the run's folder.
 
-Seconds are verl's own timers (`gen`, `update_actor`, `update_weights`, `save_checkpoint`, `testing`, `step`, ...).
-Memory is in 2^30 bytes, of the trainer's process on one device and of the host.
+Written by a core whose record has `preflight`. A preflight reads the timers `step` (with the checkpoint), `testing`
+(the validation), `save_checkpoint` and `update_weights` (from trainer to engine); others are kept. The names are
+verl's. Memory is in 2^30 bytes, of the trainer's process on one device and of the host.
 """
 
 import json

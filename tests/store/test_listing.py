@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from cppo_lab.analysis import listing
-from cppo_lab.analysis.listing import all_runs
-from cppo_lab.store import database
+from cppo_lab.store import database, listing
+from cppo_lab.store.listing import all_runs
 
 
 @pytest.fixture(params=["database", "server"])
@@ -22,7 +21,7 @@ def client(
 
 
 def test_pages(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "PAGE", 2)
+    monkeypatch.setattr(listing, "WHOLE_PAGE", 2)
     number = client.create_experiment("e")
     ids = [client.create_run(number, start_time=time).info.run_id for time in (5, 5, 5, 3, 4)]
     client.create_run(client.create_experiment("another"))
@@ -34,7 +33,7 @@ def test_pages(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_that_starts_meanwhile_hides_none(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "PAGE", 2)
+    monkeypatch.setattr(listing, "WHOLE_PAGE", 2)
     number = client.create_experiment("e")
     ids = [client.create_run(number, start_time=time).info.run_id for time in range(1, 6)]
     found = []
