@@ -1,1 +1,13 @@
-"""From MLflow to tidy frames, selection and statistics. Nothing here draws."""
+"""From MLflow to tidy frames, selection and statistics. Nothing here draws.
+
+What this room promises:
+
+- Results are checked against the grid that a sweep declares; every gap is named, with its state (`scoring.py`).
+- The checkpoint that is scored follows the paper's selection rule; interpretations are marked `PAPER` (`selection.py`).
+- A configuration that was trained more than once counts once (`newest.py`).
+- Files from a store are not trusted: every field is checked, and errors name it (`fields.py`, `artifacts.py`).
+- No trainer is imported, no run folder is read, and a store is only read.
+
+Begin with `reader.py` (runs), `histories.py` (metrics), `selection.py`, `scoring.py`. `statistics/` compares methods;
+`search.py` has the results of a search, `exact_study.py` those of the exact core.
+"""

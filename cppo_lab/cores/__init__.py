@@ -1,0 +1,13 @@
+"""Trainer cores: functions from a `RunSpec` to metrics.
+
+What this room promises:
+
+- A core knows no sweep, launcher or store: it takes a specification, a sink and resources (`base.py`: `Core`).
+- A run that was killed continues from its last checkpoint with the numbers of an unbroken one.
+- Loss and collapse are the same for every core: a rule of `cppo_lab.maths`, and `collapse.py`.
+- What the rest of the product knows of a core is in its record (`cppo_lab.core_records`), which imports no trainer.
+
+Begin with `base.py`. `mini/` trains small transformers in this process, `exact/` computes expected returns, `verl/`
+runs verl's trainer. `loop.py`, `rule_loss.py` and `diagnostics.py` are shared by the embedded ones, `mini` and `exact`.
+`cppo_lab.testing.CoreTests` checks a core; docs/architecture.md says how to add one.
+"""

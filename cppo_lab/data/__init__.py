@@ -1,1 +1,12 @@
-"""DAPO-Math-17k and AIME in verl's layout (`prepare`, `manifest`), and the grading of answers (`grading`, `reward`)."""
+"""DAPO-Math-17k and AIME in verl's layout, and the grading of answers.
+
+What this room promises:
+
+- Prepared data are the same every time, and the folder appears whole or not at all (`prepare.py`).
+- `manifest.json` has the checksums; `cppo data check` finds every change (`manifest.py`).
+- A row that cannot be read is one error with its place, and a prompt is taken once (`read.py`, `deduplicate.py`).
+- A grade takes a bounded time: math-verify runs in child processes that can be killed (`grading.py`, `grader_pool.py`).
+
+Begin with `prepare.py` and `sources.py` for data, `grading.py` for grades. `reward.py` is what verl calls;
+`dapo_rule.py` grades by DAPO's own rule, for comparison.
+"""

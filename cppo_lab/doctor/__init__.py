@@ -1,4 +1,15 @@
-"""`cppo doctor`: what this machine has and lacks for one run, line by line, with what to do. Writes nothing."""
+"""`cppo doctor`: what this machine has and lacks for one run, line by line, with what to do.
+
+What this room promises:
+
+- It writes nothing and starts no training. Only Slurm's container check runs a job, of a few seconds.
+- Each line names what was looked for, what was found, and the remedy if that is not enough (`check.py`).
+- MISSING keeps a run from starting, WARNING does not; `cppo launch` stops at the same lines (core=verl).
+- What is checked for one core or one launcher is named in its record (`core_checks.py`), not here.
+
+Begin with `examine` below. `machine.py`: GPUs and disk; `packages.py`: versions; `inputs.py`: data, models, store;
+`slurm.py`, `container.py`, `verl.py`: what belongs to one launcher or core.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

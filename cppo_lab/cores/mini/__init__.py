@@ -1,0 +1,13 @@
+"""The embedded core: GRPO with any rule on a small transformer and arithmetic tasks, in one process.
+
+What this package promises:
+
+- mu is the sampler's own log-probability of each token, never recomputed by the training pass (`sampler.py`).
+- A checkpoint has all that decides further numbers, and is replaced as a whole (`checkpoint.py`).
+- A model's warm start is trained once for all runs that begin with it, and kept in the folder of all runs
+  (`warm_start.py`).
+- Groups without variance in their rewards, which have no learning signal, take part in no update (`trainer.py`).
+
+Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py`. `tasks/`: problems and their grading;
+`policy.py`: a rollout policy that differs as rollout engines do.
+"""
