@@ -6,6 +6,7 @@ checkers alone (`if TYPE_CHECKING:`) do not count, since they load nothing.
 
 import ast
 import itertools
+import textwrap
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,8 @@ EVERYWHERE = frozenset(
         *("redaction", "rules", "npz", "safe_open", "schema", "signals"),
     }
 )
-WIDTH, LANE, HEIGHT, GAP_X, GAP_Y, MARGIN = 104, 4, 34, 18, 48, 20
+WIDTH, LANE, HEIGHT, GAP_X, GAP_Y, MARGIN, LINE = 104, 4, 34, 18, 48, 20, 18
+LETTER = 8.0  # pixels for a character: 6.5 on average in Chromium, more in wider fonts
 
 
 def modules(root: Path = ROOT) -> dict[str, Path]:
@@ -159,7 +161,11 @@ def picture(known: Mapping[str, Path]) -> str:
     at, width = _places(layers, lanes)
     bottom = MARGIN + len(layers) * (HEIGHT + GAP_Y)
     common = [one for one in sorted(EVERYWHERE) if one in {room(name) for name in known}]
-    height = bottom + HEIGHT + MARGIN
+    texts = textwrap.wrap(
+        "may be imported everywhere: " + ", ".join(common), int((width - 4 * MARGIN) / LETTER)
+    )
+    low = HEIGHT + (len(texts) - 1) * LINE
+    height = bottom + low + MARGIN
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" font-family="sans-serif" '
         'font-size="13" role="img" aria-label="The rooms of CPPO Lab and what each imports">',
@@ -180,10 +186,8 @@ def picture(known: Mapping[str, Path]) -> str:
         lines.append(f'<path d="{drawn}" fill="none" stroke="#667085" marker-end="url(#tip)"/>')
     for name in names:
         x, y = at[name]
-        lines += _box(x - WIDTH / 2, y, WIDTH, name, "#eef4ff")
-    lines += _box(
-        MARGIN, bottom, width - 2 * MARGIN, "may be imported everywhere: " + ", ".join(common), "#f2f4f7"
-    )
+        lines += _box(x - WIDTH / 2, y, WIDTH, HEIGHT, [name], "#eef4ff")
+    lines += _box(MARGIN, bottom, width - 2 * MARGIN, low, texts, "#f2f4f7")
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -222,12 +226,16 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _box(x: float, y: float, width: float, text: str, colour: str) -> list[str]:
-    corner = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{HEIGHT}"'
-    middle = f'x="{x + width / 2:.0f}" y="{y + HEIGHT / 2 + 4.5:.1f}"'
+def _box(x: float, y: float, width: float, height: float, texts: list[str], colour: str) -> list[str]:
+    corner = f'x="{x:.0f}" y="{y:.0f}" width="{width:.0f}" height="{height}"'
+    middle, first = x + width / 2, y + HEIGHT / 2 + 4.5
+    style = 'text-anchor="middle" fill="#101828"'
     return [
         f'<rect {corner} rx="6" fill="{colour}" stroke="#98a2b3"/>',
-        f'<text {middle} text-anchor="middle" fill="#101828">{text}</text>',
+        *(
+            f'<text x="{middle:.0f}" y="{first + row * LINE:.1f}" {style}>{text}</text>'
+            for row, text in enumerate(texts)
+        ),
     ]
 
 

@@ -17,6 +17,13 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 _LINK = re.compile(r'\]\(([^()\s]+)\)|src="([^"]+)"')
 _BLOCK = re.compile(r"^ *```(?:bash)?\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+# In backticks in docs/architecture.md, and in no checkout: the names and files that a reader chooses.
+PLACEHOLDERS = {
+    "rule/one_sided.yaml",
+    "conf/divergence/sample_NAME.yaml",
+    "conf/core/<name>.yaml",
+    "conf/launcher/<name>.yaml",
+}
 _INLINE = re.compile(r"`(cppo [a-z-]+(?: [^`]+)?)`")  # not names of runs, such as `cppo w_min=0.6`
 
 
@@ -105,3 +112,26 @@ def test_the_code_in_the_rules_document_runs() -> None:
     padded, packed = objectives
     torch.testing.assert_close(padded, packed)
     assert names["logp"].grad.abs().sum() > 0
+
+
+def missing_paths(text: str) -> set[str]:
+    """Paths in backticks that lead nowhere from the root, from cppo_lab/ or from a room named before on the same line."""
+    missing = set()
+    for line in text.splitlines():
+        folders = [ROOT, ROOT / "cppo_lab"]
+        for path in re.findall(r"`([^`\s]+)`", line):
+            found = [folder / path for folder in folders if (folder / path).exists()]
+            folders += [one if one.is_dir() else one.parent for one in found[:1]]
+            if not found and path.endswith((".py", ".yaml", ".md", "/")):
+                missing.add(path)
+    return missing
+
+
+def test_the_paths_of_the_architecture_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert missing_paths(text) == PLACEHOLDERS
+
+
+def test_a_path_that_leads_nowhere_is_found() -> None:
+    text = "| `cores/verl/export.py`, `export_fsdp.py`, `gone.py` |\n`conf/`, `export_fsdp.py`, `schema.py` and `no/`"
+    assert missing_paths(text) == {"gone.py", "export_fsdp.py", "no/"}

@@ -1,4 +1,15 @@
-"""The `cppo` command. Only the standard library is imported before a subcommand is chosen."""
+"""The `cppo` command. Only the standard library is imported before a subcommand is chosen.
+
+What this room promises:
+
+- A subcommand loads its own files only, so that each answers at once (`dev/late_imports.py` has the rule and its cost).
+- A user's mistake is one line on standard error with a remedy, and no traceback; `exit_codes.py` has the exit codes.
+- `--json` prints one object on standard output, with the same heading for every command, errors included (`answer.py`).
+- Functions here read arguments and print. What a command does is in the other rooms.
+
+Begin with `parser.py` (all subcommands and the function of each) and `main` below, then the subcommand's file:
+`training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
+"""
 
 import argparse
 import errno

@@ -1,4 +1,15 @@
-"""What a run costs before it is run: GPU-hours, and the memory of one GPU. Pure arithmetic."""
+"""What a run costs before it is run: GPU-hours, and the memory of one GPU.
+
+What this room promises:
+
+- Pure arithmetic: it needs no GPU, no model and no file, only the run and its layout.
+- Every assumed number is in `assumptions.py`, with unit and source; hours are good to a factor of `UNCERTAINTY`.
+- Memory is that of the two peaks, training and rollout (`memory.py`); time is decoding plus training (`time.py`).
+- A core without an estimate, and a run without a GPU, give None, never a guess (`estimate` below).
+
+Begin with `estimate_on_gpus` below, then `shape.py` (what is known of model and run). Measured costs (preflights,
+past runs) are in `cppo_lab.sweep.cost`.
+"""
 
 from dataclasses import dataclass
 

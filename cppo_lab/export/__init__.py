@@ -1,4 +1,16 @@
-"""A run's best checkpoint as a folder that `transformers` loads: `cppo export`."""
+"""What runs have learned and logged, for other programs: `cppo export`.
+
+What this room promises:
+
+- A model is a folder that `transformers` loads, with its tokenizer and a model card that names the run (`card.py`).
+- A folder appears as a whole or not at all, and nothing that is there is overwritten unasked (`folder.py`).
+- A run that is being trained is refused: its best checkpoint may change.
+- A model is read from the run's own folder, without the tracking store (`subject.py`), and written by the `Exporter` of
+  its core (`cppo_lab.cores.base`).
+- `metrics.py` writes the metrics of a sweep as Parquet, CSV or TensorBoard events.
+
+Begin with `export` below.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,16 @@
-"""Typed, frozen configs. `run` has everything that determines a run's numbers, `layout` where it runs."""
+"""Typed, frozen configs. `run` has everything that determines a run's numbers, `layout` where it runs.
+
+What this room promises:
+
+- A config is immutable and rejects unknown keys and values out of range (`base.py`).
+- `run_id` is the hash of the resolved `RunSpec`, seed included (`run.py`). Null fields do not count, so a new optional
+  field changes no existing id.
+- Layout, paths, resources and kept answers are not part of the id (`layout.py`, `resources.py`, `answers.py`).
+- Nothing here reads a file or imports a trainer; YAML and Hydra are the matter of `cppo_lab.sweep.compose`.
+
+Begin with `base.py` and `run.py`; `rule.py`: the rule's constants and the divergence; `synthetic.py`, `hub.py`,
+`process.py`: models and data of each core.
+"""
 
 from cppo_lab.spec.answers import AnswersSpec
 from cppo_lab.spec.base import Count, Name, Spec, canonical, digest, fingerprint

@@ -11,5 +11,5 @@ Guarantees of this package:
 - `database.py`, `listing.py`: the runs of an experiment, from SQL where that is faster than MLflow's search.
 - `history.py`: the metric history of a run as one file, `history.npz`, with equal bytes for equal histories.
 
-`cppo_lab.tracking` decides what is written, and when.
+Begin with `address.py` and `client.py`. `cppo_lab.tracking` decides what is written, and when.
 """

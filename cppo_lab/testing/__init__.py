@@ -2,6 +2,14 @@
 
 Each consists of a class of tests, which pytest collects from a subclass, and a `check_...` function that calls them all
 without pytest. The modules are imported on first use, since those of cores and launchers do not need torch.
+
+What this room promises:
+
+- The tests check what the interfaces say and the product relies on, nothing of an implementation.
+- A subclass names a record, and the few constants or overrides with which it is tested.
+- The names in `__all__` are public, for other packages.
+
+Begin with `rules.py`, `cores.py` or `launchers.py`. docs/architecture.md ("Adding things") shows one subclass each.
 """
 
 import importlib

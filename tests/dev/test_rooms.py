@@ -1,8 +1,12 @@
 """The picture of the rooms is that of the imports, and no files import each other in a circle."""
 
+import ast
+import re
 from pathlib import Path
 
-from dev.rooms import PICTURE, arrows, circles, imports, modules, picture, room
+import pytest
+
+from dev.rooms import PICTURE, ROOT, arrows, circles, imports, modules, picture, room
 
 
 def test_the_picture_is_up_to_date() -> None:
@@ -30,3 +34,28 @@ def test_a_circle_is_found_wherever_the_import_stands(tmp_path: Path) -> None:
     assert list(imports(known["cppo_lab.two"], known)) == [("cppo_lab.one", True)]
     assert arrows(known) == {"one": {"two"}, "two": {"one"}, "three": {"one"}}
     assert room("cppo_lab.tracking.spool") == "tracking"
+
+
+# Packages within a room that are small parts of it.
+PARTS_OF_ROOMS = {
+    "cppo_lab",
+    "cppo_lab.cores.mini.tasks",
+    "cppo_lab.cores.verl.rollout",
+    "cppo_lab.reports.answers",
+}
+ROOMS = [
+    name for name, path in modules().items() if path.name == "__init__.py" and name not in PARTS_OF_ROOMS
+]
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_every_room_has_a_first_page(name: str) -> None:
+    """Six lines or more, which name files of the room to begin with, and none that is not there."""
+    path = modules()[name]
+    page = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert len(page.splitlines()) >= 6
+    assert "egin with" in page
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", page)
+    assert named or "below" in page
+    for file in named:
+        assert any((folder / file).exists() for folder in (path.parent, ROOT)), file
