@@ -1,9 +1,13 @@
-"""From MLflow to tidy frames, selected checkpoints, statistics and verdicts. Nothing here draws.
+"""From MLflow to tidy frames, selection and statistics. Nothing here draws.
 
 Guarantees of this package:
 
-- Only the store is read (`reader.py`, `histories.py`), never a run folder, and nothing is written to it.
-- `grid.py` and `scoring.py`: every declared run has a score or is named as missing; no gap is hidden.
-- `selection.py` decides which checkpoint is scored, `newest.py` which attempt at a run counts.
-- `statistics/` has the intervals, tests and verdicts; docs/statistics.md states their assumptions and error rates.
+- Results are checked against the grid that a sweep declares; every gap is named, with its state (`scoring.py`).
+- The checkpoint that is scored follows the paper's selection rule; interpretations are marked `PAPER` (`selection.py`).
+- A configuration that was trained more than once counts once (`newest.py`).
+- Files from a store are not trusted: every field is checked, and errors name it (`fields.py`, `artifacts.py`).
+- No trainer is imported, no run folder is read, and a store is only read.
+
+Begin with `reader.py` (runs), `histories.py` (metrics), `selection.py`, `scoring.py`. `statistics/` compares methods;
+`search.py` has the results of a search, `exact_study.py` those of the exact core.
 """

@@ -2,11 +2,12 @@
 
 Guarantees of this package:
 
-- `build.py` has four steps for every kind of report: collect, score, draw, page.
-- The same runs give the same bytes. A report's folder is replaced atomically (`folder.py`).
-- A page is one file: no network access, no script of others, and untrusted text is escaped (`page.py`, `escapes.py`).
-- Figures are drawn from frozen infos (`figures/`), which are also written as CSV.
-- Results of a miniature model are labelled, and never share a table with the paper's.
+- The report of a sweep, a study or a search goes through the same four steps (`build.py`).
+- A report's folder is replaced atomically, and only if it is one of our reports (`folder.py`).
+- The same runs give the same bytes: no dates, no random ids (`figures/files.py`).
+- The page is one file without network access; other people's texts are escaped in it (`page.py`, `escapes.py`).
+- `report.json` is the record for programs (`record.py`). Reading it trusts nothing in it (`saved.py`).
 
-`sweep.py`, `study.py` and `search.py` say what is on each page; `templates/` how it looks.
+Begin with `build.py`, then `sweep.py`, `study.py` or `search.py` (what each shows). `tables.py` makes tables,
+`figures/` draws, `templates/` has the pages, `paper/` the paper's numbers. docs/report_page.md explains the page.
 """

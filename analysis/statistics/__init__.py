@@ -2,9 +2,12 @@
 
 Guarantees of this package:
 
-- Every estimate comes with its standard error and interval, or the reason why there is none (`estimate.py`).
-- Whether runs are paired follows from the design, before the results are known (`values.py`).
-- `claims.py` states what is compared, `compared.py` estimates it, `verdicts.py` judges: supported, not supported or
-  undecided, in the order of the claims.
-- Error rates and power are simulated by `benchmarks/coverage.py` and `procedure.py` (docs/statistics.md).
+- Each estimate has a standard error and a 95 % interval, or the reason why there is none (`estimate.py`).
+- The unit is the run. No interval for a method comes from one run's evaluations (`one_seed.py`).
+- A verdict controls its error rate: Holm's adjustment, fixed order, intersection-union tests (`verdicts.py`).
+- Collapsed runs count; how they do is stated for each score (`values.py`).
+- Random draws come from generators with fixed seeds: the same runs give the same numbers.
+
+Begin with `values.py` (the scores of a run), `summary.py` (all statistics of a sweep), `claims.py` and `verdicts.py`;
+`problems.py`: per-problem statistics; `power.py`: how many seeds decide. docs/statistics.md has the methods.
 """

@@ -1,6 +1,6 @@
 """The `cppo` command. Only the standard library is imported before a subcommand is chosen.
 
-What this room promises:
+Guarantees of this package:
 
 - A subcommand loads its own files only, so that each answers at once (`dev/late_imports.py` has the rule and its cost).
 - A user's mistake is one line on standard error with a remedy, and no traceback; `exit_codes.py` has the exit codes.

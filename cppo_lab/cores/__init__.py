@@ -1,12 +1,13 @@
-"""Trainer cores: each turns one `RunSpec` into metrics, answers and checkpoints.
+"""Trainer cores: functions from a `RunSpec` to metrics.
 
 Guarantees of this package:
 
-- `base.py` is the interface. A core knows no sweep, launcher or store: it calls `log(step, metrics)`.
-- Metric names and their units are those of `cppo_lab.schema`, the same in every core.
-- A killed run resumes from its checkpoint with the numbers of an uninterrupted one.
-- `collapse.py` defines collapse for all cores. The rules are those of `cppo_lab.maths`, never copies.
+- A core knows no sweep, launcher or store: it takes a specification, a sink and resources (`base.py`: `Core`).
+- A run that was killed continues from its last checkpoint with the numbers of an unbroken one.
+- Loss and collapse are the same for every core: a rule of `cppo_lab.maths`, and `collapse.py`.
+- What the rest of the product knows of a core is in its record (`cppo_lab.core_records`), which imports no trainer.
 
-`mini/` trains small transformers, `exact/` tabular policies with exact returns; they share `loop.py`, `rule_loss.py`
-and `adamw.py`. `verl/` adapts verl. `cppo_lab.core_records` names the cores without importing them.
+Begin with `base.py`. `mini/` trains small transformers in this process, `exact/` computes expected returns, `verl/`
+runs verl's trainer. `loop.py`, `rule_loss.py` and `diagnostics.py` are shared by the embedded ones, `mini` and `exact`.
+`cppo_lab.testing.CoreTests` checks a core; docs/architecture.md says how to add one.
 """

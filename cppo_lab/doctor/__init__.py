@@ -1,4 +1,13 @@
-"""`cppo doctor`: checks line by line what this machine has and lacks for one run, with remedies. Writes nothing."""
+"""`cppo doctor`: checks what this machine has and lacks for one run.
+
+Guarantees of this package:
+
+- Each line has a verdict and, if something is missing, the remedy (`check.py`).
+- Nothing is written or downloaded, and a missing package is a finding, not an error.
+- What a core or a launcher needs is checked by its own list (`core_checks.py`, `slurm.py`, `container.py`, `verl.py`).
+
+Begin with `check.py` and `machine.py`. docs/verl.md shows an example.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

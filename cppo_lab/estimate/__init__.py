@@ -1,6 +1,6 @@
 """What a run costs before it is run: GPU-hours, and the memory of one GPU.
 
-What this room promises:
+Guarantees of this package:
 
 - Pure arithmetic: it needs no GPU, no model and no file, only the run and its layout.
 - Every assumed number is in `assumptions.py`, with unit and source; hours are good to a factor of `UNCERTAINTY`.

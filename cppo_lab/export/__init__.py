@@ -1,6 +1,6 @@
 """What runs have learned and logged, for other programs: `cppo export`.
 
-What this room promises:
+Guarantees of this package:
 
 - A model is a folder that `transformers` loads, with its tokenizer and a model card that names the run (`card.py`).
 - A folder appears as a whole or not at all, and nothing that is there is overwritten unasked (`folder.py`).

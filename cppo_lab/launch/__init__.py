@@ -1,13 +1,12 @@
-"""Starting runs, and finding out which exist already.
+"""Starting runs, and finding out which runs already exist.
 
 Guarantees of this package:
 
-- `run_state.py` is the only definition of a run's state; `plan`, `launch`, `status` and `watch` share it and its texts.
-- `snapshot.py` queries store, locks and queues once per command, writes nothing, and does not import MLflow.
-- `reconcile.py` repairs what killed processes left behind; only commands that write call it.
-- A launcher (`base.py`) receives jobs and reports events. It knows neither sweeps nor MLflow. `launchers.py` has one
-  record for each: `inline`, `local`, `slurm/`, and those of other packages.
+- Every job that it is given runs once; one that fails does not stop the others (`base.py`: `Launcher`, `Job`).
+- What becomes of a run is recorded by its job (`cppo_lab.attempt`), not by the launcher.
+- `run_state.py` is the only place that decides the state of a run and its text: `plan`, `launch` and `status` ask it.
+- Looking writes nothing (`snapshot.py`). Only `reconcile.py` repairs what killed processes have left.
+- Each launcher is a record (`launchers.py`), as those of other packages are; no file checks for the name of one.
 
-Whatever the launcher, a job is a `cppo_lab.attempt` (or a `batch` of them), so a run is trained by one process at a
-time.
+Begin with `base.py`, then `local.py`, the smallest launcher with processes. `cppo_lab.testing` has tests of any.
 """

@@ -1,11 +1,13 @@
-"""The rules: divergences, position weights, budgets, masks, surrogates, advantages and aggregation.
+"""The formulas: rules, divergences, advantages, aggregation, bounds. Tensors in, tensors out.
 
 Guarantees of this package:
 
-- Functions of tensors, without state, configuration or I/O. Only torch and `cppo_lab.rules` are imported.
-- Shapes are [B, T], right-padded, with a mask of valid tokens; `packed.py` has the same rules for packed responses.
-- Every rule takes the checked batch of `output.py` and returns its `RuleOutput`; `rules.py` finds a rule by name.
-- Each module cites paper and equation. Every rule matches an independent loop or golden vectors (`tests/maths`).
+- Every rule has the same signature, takes tensors [B, T] and returns a `RuleOutput` (`output.py`); `rules.py` finds it.
+- Values at padding change nothing; wrong shapes, NaN and infinite values are a ValueError (`checks.py`).
+- Only `logp` gets a gradient from a rule's objective: masks, weights and divergences are constants (`divergence.py`).
+- Each formula stands once. `packed.py` runs the same rules on responses without padding.
+- Nothing here knows a trainer, a configuration or a file.
 
-Begin with `masks.py` (DPPO, CPPO), `weights.py` and `budget.py`; the constants of the bounds are in `bounds.py`.
+Begin with `output.py`, `masks.py` (CPPO and DPPO) and `weights.py`. docs/rules.md lists all rules with their sources;
+the tests compare them with plain loops (tests/oracles).
 """

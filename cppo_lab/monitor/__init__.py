@@ -1,10 +1,13 @@
-"""Shows the state and output of runs and cancels them, whoever launched them and with whichever launcher.
+"""The state of runs, what they print, and ending them, whoever launched them and with whatever launcher.
 
 Guarantees of this package:
 
-- `status`, `logs` and `watch` answer from the run folders and one look at Slurm's queue, without MLflow, and only read
-  (apart from `status --repair`).
-- States and their texts are those of `cppo_lab.launch.run_state`.
-- `cancel.py` ends runs so that the next launch resumes them; `repair.py` records the ends that killed processes could
-  not record.
+- Looking writes nothing. A state comes from `cppo_lab.launch.run_state`, so `status` and `plan` agree (`status.py`).
+- Thousands of runs are looked at together: one small file each, one look at Slurm's queue, and the store only where a
+  folder cannot say.
+- A cancelled run ends in order, records it, and goes on with the next launch (`cancel.py`).
+- `repair.py` mends the records of runs that nobody trains any more, only when it is asked to (`--repair`).
+
+Begin with `status.py`; `table.py`: text, JSON, CSV; `logs.py`, `training.py`: what runs have printed and done;
+`watch.py`: until all have ended.
 """

@@ -1,6 +1,6 @@
 """Results as tidy pandas frames: `cppo_lab.load`.
 
-What this room promises:
+Guarantees of this package:
 
 - It reads a tracking store, or the paper's curves, and writes nothing.
 - Frames have one row for each run, for each point, for each problem, with documented columns (`results.py`).

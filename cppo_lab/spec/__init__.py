@@ -1,6 +1,6 @@
 """Typed, frozen configs. `run` has everything that determines a run's numbers, `layout` where it runs.
 
-What this room promises:
+Guarantees of this package:
 
 - A config is immutable and rejects unknown keys and values out of range (`base.py`).
 - `run_id` is the hash of the resolved `RunSpec`, seed included (`run.py`). Null fields do not count, so a new optional

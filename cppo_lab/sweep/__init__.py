@@ -1,11 +1,13 @@
-"""Sweeps: from a YAML file and overrides to a plan of typed runs, and the plan's execution.
+"""From a sweep file and a command line to runs: declaring, enumerating, planning, launching.
 
 Guarantees of this package:
 
-- `declare.py` and `enumerate.py`: the file and the whole command line are validated before anything is written, and an
-  error names the file, the key, the value and the remedy.
-- `compose/`: Hydra composes the groups; `cppo_lab.spec` types the result. A run's id is the hash of that.
-- `plan.py`: every run once, also if several sweeps share it. `plan_states.py` asks `cppo_lab.launch` for the states.
-- `launch.py` trains unfinished runs and nothing else; `hypotheses.py` are registered before the first of them starts.
-- `search/` tunes constants with Optuna, over the same runs.
+- The whole command line is validated before anything is written. A mistake is one `UserError` with file, key, value and
+  remedy (`error_location.py`).
+- A plan lists every run once, under the id of its configuration, whichever sweeps share it (`plan.py`).
+- Files are plain data: read safely, of limited size, and unable to name code (`source.py`, `rule_files.py`).
+- `launch.py` trains what is unfinished, and a second launch does not repeat it.
+
+Begin with `declare.py` (what a file may say), `enumerate.py` (its runs), `plan.py`, `launch.py`. `compose/` makes the
+configuration of one run, `search/` tunes constants. docs/sweeps.md describes the files.
 """

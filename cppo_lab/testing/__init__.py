@@ -3,7 +3,7 @@
 Each consists of a class of tests, which pytest collects from a subclass, and a `check_...` function that calls them all
 without pytest. The modules are imported on first use, since those of cores and launchers do not need torch.
 
-What this room promises:
+Guarantees of this package:
 
 - The tests check what the interfaces say and the product relies on, nothing of an implementation.
 - A subclass names a record, and the few constants or overrides with which it is tested.

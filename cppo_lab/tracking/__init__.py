@@ -1,12 +1,13 @@
-"""What runs record, and its upload to MLflow.
+"""What runs record, and how it gets into MLflow.
 
 Guarantees of this package:
 
-- `recorder.py` writes to the run's own folder first (`cppo_lab.runs`); no training step waits for a store.
-- `shipping.py` is the only way from there to MLflow. It may be killed and repeated at any point: nothing is lost or
-  recorded twice. It runs in the trainer's thread or process (`shipper.py`, `ship_process.py`) and in `cppo sync`.
-- `environment.py`, `output.py`: selected facts and masked output; secrets never reach tags, parameters or files.
-- Runs appear in MLflow as described by `naming.py`, `parents.py` and `views.py`.
+- `Recorder.log` writes to the run's spool and returns; no training step waits for a server (`recorder.py`).
+- Data of training runs reach MLflow in one way, `shipping.py`, and uploading twice gives the same result.
+- A run is found in MLflow by its record's token before it is created; its points have the times of their measurement.
+- The environment is recorded as single facts, never as a whole, and output without passwords.
+- `replace.py`: a finished run's result stays until the new one is there.
 
-Reports read the results through `analysis`.
+Begin with `recorder.py`, then `shipping.py`, `shipper.py` (the thread), `ship_process.py`. How a run's folder looks is
+the matter of `cppo_lab.runs`, MLflow's client that of `cppo_lab.store`. docs/tracking.md is for users.
 """

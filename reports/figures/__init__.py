@@ -1,6 +1,6 @@
 """Figures: data is reduced to a frozen info, which is then drawn. Only this package uses matplotlib.
 
-What this package promises:
+Guarantees of this package:
 
 - A figure's module has a frozen dataclass with all that it shows, a function that computes it, and `draw`.
 - An info has numbers, text and run ids only, so a test can compare it and a cache can tell whether it has changed.

@@ -1,11 +1,12 @@
-"""The exact core: tabular policies on a small Markov process whose returns are computed, not estimated.
+"""The exact core: tabular policies on a small Markov process, where expected returns are computed.
 
 Guarantees of this package:
 
-- `process.py` evaluates expectations by dynamic programming; tests compare them with enumeration and Monte Carlo.
-- Every step logs return, surrogate, error, movement and bounds (`trainer.py`), with J(pi) - J(mu) = L' - Delta.
-- Updates use the rules of `cppo_lab.maths` on sampled responses (`learner.py`), as the other cores do.
-- `loop.py` trains seeds together as one batch, with the results of single runs.
+- Expected rewards, the surrogate, its error and the bounds are computed by dynamic programming, in float64; only the
+  training batch is sampled (`process.py`, `trainer.py`).
+- Updates use the rules and the loss of the other cores (`learner.py`, `cppo_lab.cores.rule_loss`).
+- Runs that are trained together get the numbers that each gets alone, checkpoints included (`loop.py`).
+- It runs on the CPU, without a download; its results say nothing for or against the paper's scores.
 
-See docs/exact.md.
+Begin with `process.py`, then `policy.py`, `learner.py` and `trainer.py`. docs/exact.md has the definitions.
 """

@@ -1,11 +1,13 @@
-"""The embedded core: small transformers on synthetic tasks, on one CPU core or a GPU.
+"""The embedded core: GRPO with any rule on a small transformer and arithmetic tasks, in one process.
 
 Guarantees of this package:
 
-- Results depend on the `RunSpec` and the arithmetic of the machine alone: every random stream is seeded by the run.
-- `checkpoint.py` holds everything that determines the rest of a run.
-- `warm_start.py` replaces pre-training; a start is cached per seed and model, and its digest is a tag of the run.
+- mu is the sampler's own log-probability of each token, never recomputed by the training pass (`sampler.py`).
+- A checkpoint has all that decides further numbers, and is replaced as a whole (`checkpoint.py`).
+- A model's warm start is trained once for all runs that begin with it, and kept in the folder of all runs
+  (`warm_start.py`).
+- Groups without variance in their rewards, which have no learning signal, take part in no update (`trainer.py`).
 
-A step: `sampler.py` draws responses from `policy.py`, `objective.py` computes the loss of a minibatch, `trainer.py`
-updates `model.py`. `tasks/` has the problems and their grading.
+Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py`. `tasks/`: problems and their grading;
+`policy.py`: a rollout policy that differs as rollout engines do.
 """

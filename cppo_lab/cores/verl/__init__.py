@@ -1,12 +1,13 @@
-"""The verl core: verl's own synchronous trainer with our rules, metrics, answers and stopping.
+"""The verl core: our rules inside verl's own trainer.
 
 Guarantees of this package:
 
-- verl is not forked. `api_contract.py` lists everything that is used of it, and `check_api.py` refuses a version in
-  which one of these differs.
-- `config.py` sets values over verl's own configuration tree; a key that verl does not have is an error.
-- `policy_loss.py` is the only way from verl's tensors to a rule, on padded or packed batches, over FSDP or Megatron.
-- Ray is private to the run: on loopback with a token (`ray_local.py`), or within one Slurm job (`ray_nodes.py`).
+- Every part of verl that we use is in `api_contract.py`; `check_api.py` says where an installed verl differs.
+- The settings that decide a run's numbers come from its `RunSpec`; a layout cannot change them (`run_settings.py`,
+  `config.py`). A key that verl does not have is an error before the start.
+- Ray is this run's own and ends with it. On one machine it listens on loopback only (`ray_local.py` states the limits).
+- A killed run goes on from its last whole checkpoint, and its record is cut there (`steps.py`).
 
-`core.py` starts a run, `trainer.py` is the trainer, `worker.py` a rank, `rollout/` the sampling. See docs/verl.md.
+Begin with `core.py` (a run), `trainer.py` (verl's, extended), `policy_loss.py` (our loss), then `rollout/` (mu and its
+Top-K). Ray and verl are imported late: they read the environment. docs/verl.md is for users.
 """

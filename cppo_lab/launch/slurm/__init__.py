@@ -1,11 +1,13 @@
-"""Runs as Slurm jobs: submitted as arrays through submitit, tracked by the launcher's own ledger.
+"""Runs as Slurm jobs: submitted as arrays through submitit, known by the launcher's own ledger.
 
 Guarantees of this package:
 
-- A run has at most one job. `ledger.py` (`slurm.db` beside the runs) records a submission before `sbatch` is called, so
-  a launcher that is killed in between is detected by the next one.
-- `submit.py` submits equal jobs as one array; `parameters.py` is the only place that names Slurm's options.
-- `queue.py` calls `squeue` once for all jobs; `view.py` and `reconcile.py` compare its answer with the ledger.
-- `job.py` runs inside the job: it requeues on preemption, time limits and node failures, within `launcher.requeues`.
-- `container.py` wraps a job for pyxis or Apptainer; the run and its id do not change.
+- A run is claimed in `runs/slurm.db` before `sbatch` is called, so no kill of a launcher makes two jobs of one run
+  (`ledger.py`). Only launchers and repairs write there; jobs never do.
+- `cppo launch` returns once the jobs are in the queue. If Slurm would refuse one, none is submitted (`submit.py`).
+- A job that loses its machine goes back into the queue, as often as the settings allow, and then gives up (`job.py`).
+- The queue is asked once for all runs, and `sacct` only for what `squeue` has forgotten (`queue.py`, `view.py`).
+
+Begin with `submit.py` and `ledger.py`. `container.py`: jobs in an image. docs/slurm.md is for users, docs/slurm_dev.md
+describes the Slurm of the tests.
 """

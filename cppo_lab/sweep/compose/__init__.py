@@ -1,6 +1,6 @@
 """From override strings to typed configs: Hydra composes the group choices, and plain values are set in copies.
 
-What this package promises:
+Guarantees of this package:
 
 - The result equals that of Hydra alone, which takes 100 ms for each configuration (`settings.py`).
 - Hydra is used in `through_hydra.py` only; its errors become a `UserError` with key, value and remedy.

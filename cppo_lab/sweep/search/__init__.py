@@ -2,10 +2,12 @@
 
 Guarantees of this package:
 
-- A trial's runs have the ids that a sweep would give them, so nothing is trained twice (`reuse.py`).
-- `study.py` and `compatibility.py`: a study is continued only with the definition that created it.
-- `worker.py`: a killed worker's trial is resumed by another one under the same number, from its checkpoints.
-- `state.py` writes `search.json`, which is all that the report reads.
+- A trial trains one run per seed, by the code that trains a sweep's runs; a finished run is not repeated.
+- A study is continued only with the definition that created it (`compatibility.py`, `study.py`).
+- Workers on several machines share a study; each trial is claimed by one of them (`study.py`, `worker.py`).
+- File and command line are validated before anything runs (`declare.py`, `space.py`).
+- The state of a search is one file, which reports read (`state.py`); passwords of a storage are never printed.
 
-`declare.py` reads the file, `space.py` builds the search, `tune.py` runs it.
+Begin with `declare.py`, `space.py`, then `tune.py` and `worker.py`. docs/search.md describes the files. Only this
+package imports Optuna.
 """
