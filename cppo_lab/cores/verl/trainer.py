@@ -19,8 +19,8 @@ from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab import schema
-from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores import phases
+from cppo_lab.cores.collapse import NotFinite, collapse_reason
 from cppo_lab.cores.verl import steps
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import keep_best
