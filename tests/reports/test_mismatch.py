@@ -152,7 +152,9 @@ def test_values_that_are_not_finite_are_left_out(store: str, tmp_path: Path, val
     page = build_report(write(store, tmp_path, broken))
     table = (page.parent / "mismatch_before_update.csv").read_text()
     assert "1.0070 (1.0110)" in table and "nan" not in table and "inf" not in table
-    assert ("It was exceeded in 4 of 4 runs" in section(page)) == (value == math.inf)  # it is above the threshold
+    assert ("It was exceeded in 4 of 4 runs" in section(page)) == (
+        value == math.inf
+    )  # it is above the threshold
 
 
 def test_every_metric_that_is_shown_is_of_the_schema() -> None:
