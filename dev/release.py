@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,6 +56,15 @@ def build(root: Path, out: Path) -> list[Path]:
     return sorted(out.iterdir())
 
 
+def count(built: Path) -> int:
+    """How many files an sdist or a wheel has."""
+    if built.suffix == ".whl":
+        with zipfile.ZipFile(built) as wheel:
+            return sum(not entry.is_dir() for entry in wheel.infolist())
+    with tarfile.open(built) as sdist:
+        return sum(entry.isfile() for entry in sdist)
+
+
 def _run(root: Path, module: str, *words: str) -> None:
     if subprocess.run([sys.executable, "-m", module, *words], cwd=root, check=False).returncode:
         raise DevError(f"python -m {module} {' '.join(words)} failed: see above")
@@ -70,7 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
     except DevError as error:
         print(f"dev.release: {error}", file=sys.stderr)
         return 2
-    print(f"cppo-lab {found}: {', '.join(str(BUILT / path.name) for path in files)}")
+    print(f"cppo-lab {found}: {', '.join(f'{BUILT / path.name} ({count(path)} files)' for path in files)}")
+    print("The lists of files are compared with the tree in tests/test_wheel.py.")
     return 0
 
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
-from cppo_lab.analysis.selection import CellScore, SelectionState, Stat
+from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, SelectionState, Stat
 from cppo_lab.analysis.statistics.sampling import cell_sampling_error
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
@@ -219,6 +219,18 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     )
 
 
+# PAPER: the paper does not define the word. The shares are those of analysis/selection.py and conf/config.yaml.
+COLLAPSE_OF_PAPER = (
+    f"collapse: the curve ends below {COLLAPSE_SHARE:g} of its own best score. The paper does not define the word; our "
+    "own runs are ended during training, below 0.4 of their best."
+)
+COLLAPSE = (
+    "collapse: training was ended, because the validation score stayed below a share of the run's best "
+    "(training.collapse_share, 0.4 unless set otherwise) or a gradient or log-probability was not finite. Curves of "
+    f"the paper count as collapsed if they end below {COLLAPSE_SHARE:g} of their best."
+)
+
+
 def table_notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes that explain the table; the last one names every gap."""
     samples = board.curves.samples
@@ -235,9 +247,7 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
             "no other meaning; 95 % intervals are written (low to high)."
         )
     if any(cell.collapsed for cell in board.cells.values()):
-        stopped = any(run.status == schema.COLLAPSED for run in board.runs)
-        also = ", or its training diverged and was stopped" if stopped else ""
-        notes.append(f"collapse: a run ended below a tenth of its own best score{also}.")
+        notes.append(COLLAPSE_OF_PAPER if core_of(board) == schema.PAPER else COLLAPSE)
     if board.gaps:
         gaps = "; ".join(describe_gaps(board.gaps))
         notes.append(f"† provisional and not ranked, because these runs have no result yet: {gaps}.")

@@ -31,8 +31,9 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
             2,
             "Gap between the policies by token position",
             "Left: mean over tokens, and mean over the largest tenth. Right: the threshold δ/w that position weights "
-            "w put on the divergence, for a response of the maximum length. The paper's figure shows another drift: "
-            "that after 200 updates of GRPO, the maximum of each bin." + _seeds(study),
+            "w put on the divergence, for a response of the maximum length. Differs from the paper's figure: shown are "
+            "the runs of CPPO and DPPO at validated steps; the paper shows the drift after 200 updates of GRPO, as the "
+            "maximum in each bin of positions." + _seeds(study),
             partial(gaps.gaps_info, study, palette=palette),
             gaps.draw,
         ),
@@ -123,9 +124,9 @@ def _schematic(study: StudyResults, palette: str) -> Picture:
     model = _role(study, ROLES - 1)
     absent = model.reason if isinstance(model, Absent) else ""
     caption = (
-        "Left: four rules on one made-up response, computed by the rules themselves (the paper's schematic has PPO, "
-        "DPPO and CPPO); a bar is what the rule compares with its limit (ratio, divergence, or weighted divergence). "
-        "Right: "
+        "Left: one made-up response, masked by the rules themselves; a bar is what the rule compares with its limit "
+        "(ratio, divergence, or weighted divergence). Differs from the paper's schematic, which has PPO, DPPO and "
+        "CPPO: shown are GRPO (PPO with Clip-Higher), DPPO, TRM-Max and CPPO. Right: "
     )
     caption += (
         f"not drawn, {absent}." if absent else f"{model}, with the best score of every method.{_seeds(study)}"

@@ -1,8 +1,9 @@
-"""The embedded core passes the conformance tests; a core of another package goes from its entry point to a report."""
+"""The mini and exact cores pass the conformance tests; a core of another package goes from entry point to report."""
 
 from pathlib import Path
 from typing import ClassVar
 
+from cppo_lab.cores.exact.record import EXACT
 from cppo_lab.cores.mini.record import MINI
 from cppo_lab.testing import CoreTests
 from tests.conftest import TINY
@@ -25,6 +26,27 @@ class TestMini(CoreTests):
     overrides = tuple(TINY)
     refused: ClassVar = {
         "rollout.max_response_length=4": "raise max_response_length",
+        "rule=verl_sapo": "needs core=verl",
+    }
+
+
+class TestExact(CoreTests):
+    """The exact core, on responses of eight tokens."""
+
+    core = EXACT
+    overrides = (
+        "model=exact_early",
+        "model.stretches=4",
+        "rollout.max_response_length=8",
+        "batch.prompts=4",
+        "batch.responses=4",
+        "batch.minibatch_prompts=2",
+        "validation.every=2",
+        "training.t_stop=4",
+    )
+    refused: ClassVar = {
+        "rollout.top_p=0.9": "untruncated softmax",
+        "divergence.k=9": "the whole vocabulary",
         "rule=verl_sapo": "needs core=verl",
     }
 

@@ -26,7 +26,13 @@ MOVED = (("runs", "artifact_uri"), ("experiments", "artifact_location"))
 # Processors round differently, and training amplifies that. So the numbers of the first steps behind the checkpoint are
 # compared, with this relative tolerance; of the others, that they are there.
 NEAR, STEPS = 1e-3, 3
-OF_ANY_MACHINE = ("run_id", "method", "model", "seed", "state")  # columns of `runs.csv` for the run that continues
+OF_ANY_MACHINE = (
+    "run_id",
+    "method",
+    "model",
+    "seed",
+    "state",
+)  # columns of `runs.csv` for the run that continues
 
 
 @dataclass(frozen=True)
