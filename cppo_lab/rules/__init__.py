@@ -4,9 +4,9 @@ A rule of another package is found by an entry point of the group `cppo_lab.rule
 command line (`rule.path`) or CPPO_RULES. Either one must name a `Rule` or a function with a rule's signature. In a
 run's configuration, and so in its id, `path` is the import path or ENTRY_POINT; it is None for a built-in rule.
 
-Guarantees of this package: a record has all that the product knows of a rule except its constants (`record.py`); no torch
-is imported; no rule is imported before it trains or a report needs its title; no file can name code. Begin with
-`record.py` and `built_in.py`. The functions are in `cppo_lab.maths`, the constants in conf/rule.
+Guarantees of this package: a record has everything that the product knows of a rule except its constants
+(`record.py`). torch is not imported, no rule is imported before it trains or a report needs its title, and no file can
+name code. Begin with `record.py` and `built_in.py`. The functions are in `cppo_lab.maths`, the constants in conf/rule.
 """
 
 import inspect

@@ -8,6 +8,6 @@ Guarantees of this package:
 - `offsets.py` records how much of the spool a store has. It may be lost, since uploads are idempotent.
 - `folder.py` writes `status.json` and marks cancelled runs; `queue.py` lists what a local launcher has yet to start.
 
-Begin with `spool.py` and `folder.py`. `cppo_lab.attempt` trains a run with these. No link in a run's folder is followed: files are opened by
-`cppo_lab.safe_open` (docs/security.md).
+Begin with `spool.py` and `folder.py`. `cppo_lab.attempt` trains a run with these. No link in a run's folder is
+followed: files are opened by `cppo_lab.safe_open` (docs/security.md).
 """
