@@ -115,7 +115,7 @@ def test_the_code_in_the_rules_document_runs() -> None:
 
 
 def missing_paths(text: str) -> set[str]:
-    """Paths in backticks that lead nowhere from the root, from cppo_lab/ or from a room named before on the same line."""
+    """Paths in backticks that lead nowhere from the root, from cppo_lab/ or from a room named earlier on the line."""
     missing = set()
     for line in text.splitlines():
         folders = [ROOT, ROOT / "cppo_lab"]

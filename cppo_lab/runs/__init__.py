@@ -8,6 +8,6 @@ What this room promises:
 - `offsets.py` remembers how far a store has got with the spool. It may be lost: uploads are idempotent.
 - `folder.py` writes `status.json` and the mark of a cancelled run; `queue.py`: what a local launcher has yet to start.
 
-Begin with `spool.py` and `folder.py`. `cppo_lab.attempt` trains a run with these. No link in a run's folder is followed: files are opened by
-`cppo_lab.safe_open` (docs/security.md).
+Begin with `spool.py` and `folder.py`. `cppo_lab.attempt` trains a run with these. No link in a run's folder is
+followed: files are opened by `cppo_lab.safe_open` (docs/security.md).
 """
