@@ -106,6 +106,17 @@ def report_code() -> str:
     return fingerprint((libraries(), tree(REPORTS), tree(PARTS_FOLDER / "analysis"), shared))
 
 
+@cache
+def replay_code() -> str:
+    """The fingerprint of everything that turns recorded tokens into decisions of built-in rules: our code and torch."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = ""
+    rooms = [tree(PACKAGE_FOLDER / name) for name in ("answers", "maths", "rules")]
+    return fingerprint((libraries(), torch, tree(REPORTS / "answers"), rooms))
+
+
 def package(suffixes: Collection[str]) -> str:
     """The fingerprint of the package's files with these suffixes, the same in a checkout and in an installation."""
     beside = () if PARTS_FOLDER == PACKAGE_FOLDER else (PARTS_FOLDER / name for name in PARTS)

@@ -1,7 +1,9 @@
 """The content of the page's section on answers, as one JSON object of bounded size."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from cppo_lab.analysis.answers import RunAnswers, read_answers
@@ -13,10 +15,13 @@ from cppo_lab.reports.answers import token_traces
 from cppo_lab.reports.answers.problem_map import problem_maps
 from cppo_lab.reports.answers.samples import shown_samples
 from cppo_lab.reports.answers.token_traces import not_replayed, token_responses
+from cppo_lab.reports.drawings import kept_drawings
 from cppo_lab.reports.escapes import escape_json
+from cppo_lab.reports.fingerprint import replay_code
 from cppo_lab.reports.names import OURS, display_name
 
 TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
+_KIND = "tokens.json"  # of the cached responses
 MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its parts' limits
 
 
@@ -66,14 +71,37 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> Answer
     runs = [(run, own) for run in shown_runs(board) if (own := answers.get(run.mlflow_id or "")) is not None]
     maps = problem_maps(board)
     samples = shown_samples(runs, texts.MOST_BYTES)
-    responses = token_responses(runs, token_traces.MOST_BYTES)
-    if not (maps or samples.samples or responses):
+    tokens, reasons = _tokens(runs)
+    if not (maps or samples.samples or tokens):
         return None
     content: dict[str, Any] = {
         "maps": [one.plain() for one in maps],
         "texts": samples.plain(),
-        "tokens": [one.plain() for one in responses],
+        "tokens": tokens,
         "ours": display_name(OURS),  # its decisions are shown first
     }
-    reasons = tuple(dict.fromkeys(not_replayed(runs).values()))
-    return AnswersView(escape_json(content), bool(maps), bool(samples.samples), bool(responses), reasons)
+    return AnswersView(escape_json(content), bool(maps), bool(samples.samples), bool(tokens), tuple(reasons))
+
+
+def _tokens(runs: Sequence[tuple[RunScore, RunAnswers]]) -> tuple[list[Any], list[str]]:
+    """The responses with their decisions, as JSON values, and why some methods have none.
+
+    They are cached as drawings are: replaying a rule imports torch, which takes a second. The code of a rule of another
+    package is not part of the cache's key, so with one nothing is cached.
+    """
+    used = [(run.model, run.variant, run.seed, own.tokens[-1]) for run, own in runs if own.tokens]
+    if not used:
+        return [], []
+
+    def made() -> dict[str, bytes]:
+        responses = [one.plain() for one in token_responses(runs, token_traces.MOST_BYTES)]
+        reasons = list(dict.fromkeys(not_replayed(runs).values()))
+        return {_KIND: json.dumps([responses, reasons]).encode()}
+
+    if any(tokens.rule.path for _, _, _, tokens in used):
+        content = made()
+    else:
+        asked = (replay_code(), find_spec("torch") is not None, token_traces.MOST_BYTES, used)
+        content = kept_drawings(asked, (_KIND,), made)
+    responses, reasons = json.loads(content[_KIND])
+    return responses, reasons
