@@ -108,9 +108,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if tier(collection_path.relative_to(ROOT)) not in CHOICES[chosen] else None
 
 
-# Rooms whose tests share a server, a cluster or files made once: one process runs them all (and two Rays at once would
-# starve each other). The longest come first. Slurm's take a cluster for each of three groups: on one, they would still
-# wait for it when all others are done. verl's that need no Ray are apart for the same reason. The longest path decides.
+# Rooms whose tests share a server, a cluster or files made once: one process runs them all. The longest come first.
+# Slurm's take a cluster for each of three groups: on one, they would still wait for it when all others are done. Ray's
+# are two groups, and verl's that need no Ray are apart, for the same reason. The longest path decides.
 _WITHOUT_RAY = (
     "test_activation_memory",
     "test_engine",
@@ -126,7 +126,8 @@ _WITHOUT_RAY = (
     "vllm/test_vllm_engine",
 )
 _TOGETHER = (
-    ("ray", ("tests/cores/verl/", "tests/slurm/test_ray_nodes.py")),
+    ("ray", ("tests/cores/verl/",)),
+    ("ray on two machines", ("tests/slurm/test_ray_nodes.py",)),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
     ("verl", tuple(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY)),

@@ -169,15 +169,16 @@ def test_the_contents_stay_in_view_and_open_what_they_lead_to(opened: "Page", wi
     table = opened.locator("#runs table")
     assert table.is_hidden()
     runs.click()
-    assert table.is_visible()
+    table.wait_for()  # the page opens the section behind the click
     opened.mouse.wheel(0, 10_000)
     opened.wait_for_function("() => scrollY > 0")
     box = opened.locator(".contents").bounding_box()
     assert box is not None and -1 <= box["y"] <= 900
     assert opened.locator(".contents a").first.evaluate("link => link.getBoundingClientRect().top") >= 0
     opened.locator("#runs summary").click()
+    table.wait_for(state="hidden")
     runs.click()  # the address is the same as before
-    assert table.is_visible()
+    table.wait_for()
 
 
 def test_drawings_and_curves_are_dark_in_the_dark(opened: "Page") -> None:
