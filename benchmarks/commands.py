@@ -2,7 +2,7 @@
 
 The quickstart is trained first, a few steps of it. Seconds are those of the whole command, the start of Python
 included, the fastest of five; beside them the processor time of the fastest. `report_one_new` is a report after one
-run of the sweep was trained anew, `ui` the time until the server's page answers. benchmarks/report.py has the paper's
+run of the sweep was retrained, `ui` the time until the server's page answers. benchmarks/report.py has the paper's
 reports, which are larger.
 
     python benchmarks/commands.py [--quick]

@@ -5,7 +5,7 @@ Guarantees of this package:
 - Looking writes nothing. A state comes from `cppo_lab.launch.run_state`, so `status` and `plan` agree (`status.py`).
 - Thousands of runs are looked at together: one small file each, one look at Slurm's queue, and the store only where a
   folder cannot say.
-- A cancelled run ends in order, records it, and goes on with the next launch (`cancel.py`).
+- A cancelled run ends in order and records that; the next launch resumes it (`cancel.py`).
 - `repair.py` mends the records of runs that nobody trains any more, only when it is asked to (`--repair`).
 
 Begin with `status.py`; `table.py`: text, JSON, CSV; `logs.py`, `training.py`: what runs have printed and done;
