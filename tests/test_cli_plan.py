@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import sqlite3
 import subprocess
@@ -10,9 +11,11 @@ import sys
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.store import db_migrations as migrations
+from scipy.stats import nct, t
 
 from cppo_lab import schema
 from cppo_lab.attempt import Attempt
@@ -180,6 +183,47 @@ def test_power_says_what_the_planned_runs_can_decide(
     assert powers["cppo_best", 2.0]["seeds_needed"] > powers["cppo_best", 1.0]["seeds_needed"] > 10
     assert main(["plan", "drift_strong", "--power", "--effect=5", "--deviation=2"]) == 0
     assert "if the truth is a lead of 5 points" in capsys.readouterr().out
+
+
+TREND = """
+title: Longer
+question: Does the lead grow?
+models: [mini_base, mini_long]
+variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}
+axes: {seed: [0, 1, 2, 3, 4, 5]}
+hypotheses:
+  above: {claim: It is above, better: [cppo], than: [dppo], models: mean, smallest: 2.0, test_seeds: [2, 3, 4, 5]}
+  grows: {claim: It grows, better: [cppo], than: [dppo], models: trend, smallest: 2.0, test_seeds: [2, 3, 4, 5]}
+"""
+
+
+def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("longer.yaml").write_text(TREND)
+
+    def powers(*more: str) -> dict[str, dict[str, Any]]:
+        assert main(["plan", "./longer.yaml", "--power", "--deviation=2", "--json", *more]) == 0
+        return {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}
+
+    found = powers()
+    assert {name: one["seeds"] for name, one in found.items()} == {
+        "hypothesis above": 4,  # of six, two are not for the test
+        "hypothesis grows": 4,
+    }
+    # A lead of 4 points in the mean over two models, with a standard error of 1 point and 6 degrees of freedom.
+    assert found["hypothesis above"]["power"] == pytest.approx(0.93, abs=0.04)
+    lengths = {
+        model: compose([f"model={model}"]).run.rollout.max_response_length
+        for model in ("mini_base", "mini_long")
+    }
+    doublings = math.log2(lengths["mini_long"] / lengths["mini_base"])
+    # 4 points for each doubling: the difference of two leads has a standard error of 2 points.
+    shift = 4 * doublings / 2
+    assert found["hypothesis grows"]["power"] == pytest.approx(
+        float(nct.sf(t.ppf(0.975, 6), 6, shift)), abs=0.05
+    )
+    assert powers("--effect=0.001")["hypothesis above"]["power"] < 0.05
+    assert main(["plan", "./longer.yaml", "--power"]) == 0
+    assert "a lead of twice the smallest advantage that counts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """`cppo plan SWEEP --power`: what the planned runs can decide, before any of them is trained."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
 @dataclass(frozen=True)
 class PowerQuestion:
     """Standard `deviations` of runs over seeds, and the lead `effect` of each claim's methods over the next ones, in
-    points; None: the paper's scores.
+    points. None: the paper's scores; for a sweep's own hypotheses, twice the smallest advantage that counts.
     """
 
     deviations: tuple[float, ...]
@@ -53,38 +54,44 @@ def _points(option: str, text: str) -> float:
 
 
 def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
-    """The power of each claim that the plan's sweeps speak to, for each deviation.
+    """The power of each claim that the plan's sweeps test, for each deviation: first the sweeps' own hypotheses.
 
     Raises UserError if there is none, or nothing says what the true scores may be.
     """
-    from cppo_lab.analysis.statistics.claims import Kind, claims_about, pairs
+    from cppo_lab.analysis.statistics.claims import Kind, claims_about
     from cppo_lab.analysis.statistics.planned_power import Design, can_plan, planned_power
+    from cppo_lab.cli.stated import score_claims
 
     cells = {sweep.name: _cells(plan, sweep.name) for sweep in plan.sweeps}
     variants = {
         name: [*dict.fromkeys(one for model in found.values() for one in model)]
         for name, found in cells.items()
     }
+    own = [one for sweep in plan.sweeps for one in score_claims(sweep, plan.is_study)]
     found = []
-    for claim in claims_about(variants, plan.is_study):
-        # One lead for all lengths says nothing of how it grows with them.
-        if not can_plan(claim) or (claim.kind is Kind.TREND and question.effect is not None):
+    for claim in [*own, *claims_about(variants, plan.is_study)]:
+        if not can_plan(claim):
             continue
-        planned = cells[claim.sweep]
-        means = (
-            _paper_means(plan, claim.sweep)
-            if question.effect is None
-            else _means_with(claim, planned, question.effect / 100)
-        )
+        planned = cells[claim.sweep] if claim.seeds is None else _cells(plan, claim.sweep, claim.seeds)
+        lengths = _lengths(plan, claim.sweep)
+        if claim in own:
+            lead = claim.lead if question.effect is None else question.effect / 100
+            means = _means_with(claim, planned, lead, lengths)
+        elif question.effect is None:
+            means = _paper_means(plan, claim.sweep)
+        elif claim.kind is Kind.TREND:
+            continue  # one lead for all lengths implies no growth
+        else:
+            means = _means_with(claim, planned, question.effect / 100, lengths)
         means = {
             model: {variant: means[model][variant] for variant in planned[model] if variant in means[model]}
             for model in planned
             if model in means
         }
-        if not any(pairs(claim, tuple(of_model)) for of_model in means.values()):
+        if not any(_has_pair(claim, of_model) for of_model in means.values()):
             continue
         seeds = min(count for of_model in planned.values() for count in of_model.values())
-        design = Design(_paired(plan, claim.sweep), _lengths(plan, claim.sweep))
+        design = Design(_paired(plan, claim.sweep), lengths)
         found += [planned_power(claim, means, value / 100, seeds, design) for value in question.deviations]
     if not found:
         raise UserError(
@@ -94,11 +101,18 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
     return found
 
 
-def _cells(plan: "Plan", sweep: str) -> dict[str, dict[str, int]]:
-    """Model -> variant -> number of planned runs of a sweep."""
+def _has_pair(claim: "Claim", of_model: Mapping[str, float]) -> bool:
+    """Whether both sides of a comparison of the claim are planned on a model."""
+    from cppo_lab.analysis.statistics.claims import pairs
+
+    return any({*pair} <= of_model.keys() for pair in pairs(claim, tuple(of_model)))
+
+
+def _cells(plan: "Plan", sweep: str, seeds: Collection[int] | None = None) -> dict[str, dict[str, int]]:
+    """Model -> variant -> number of planned runs of a sweep (with these seeds; None: any)."""
     found: dict[str, Counter[str]] = {}
     for run in plan.runs:
-        if sweep in run.variants:
+        if sweep in run.variants and (seeds is None or run.spec.seed in seeds):
             found.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
     return {model: dict(counts) for model, counts in found.items()}
 
@@ -125,13 +139,24 @@ def _lengths(plan: "Plan", sweep: str) -> dict[str, float]:
     }
 
 
-def _means_with(claim: "Claim", planned: Mapping[str, Mapping[str, int]], effect: float) -> Means:
-    """Each tier of the claim leads the next one, and the last one those without a tier, by `effect`."""
+def _means_with(
+    claim: "Claim",
+    planned: Mapping[str, Mapping[str, int]],
+    effect: float,
+    lengths: Mapping[str, float],
+) -> Means:
+    """Each tier of the claim leads the next one, and the last one those without a tier, by `effect`; for a trend, by
+    `effect` for each doubling of the response length (tokens).
+    """
     from cppo_lab.analysis.statistics.claims import Kind
 
     step = 0.0 if claim.kind is Kind.EQUIVALENCE else effect
     level = {one: step * (len(claim.tiers) - i) for i, tier in enumerate(claim.tiers) for one in tier}
-    return {model: {one: level.get(one, 0.0) for one in variants} for model, variants in planned.items()}
+    doublings = {model: math.log2(lengths[model]) if claim.kind is Kind.TREND else 1.0 for model in planned}
+    return {
+        model: {one: doublings[model] * level.get(one, 0.0) for one in variants}
+        for model, variants in planned.items()
+    }
 
 
 def _paper_means(plan: "Plan", sweep: str) -> Means:
@@ -190,7 +215,9 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
         )
         for row in rows
     ]
-    effect = "the paper's scores" if question.effect is None else f"a lead of {question.effect:g} points"
+    effect = (
+        f"a lead of {question.effect:g} points" if question.effect is not None else _default_effects(found)
+    )
     note = (
         f"Power: the probability that the planned seeds support the claim, if the truth is {effect} "
         "and runs of one method have the given standard deviation over seeds (points); by simulation."
@@ -198,6 +225,15 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
     note += f" {unit}: of all runs that the claim compares, with so many seeds." if unit else ""
     note += " Claims about collapses and other quantities than scores are not simulated."
     return "\n".join(line.rstrip() for line in lines) + f"\n\n{note}"
+
+
+def _default_effects(found: "Sequence[PlannedPower]") -> str:
+    """What is assumed without `--effect`. Only a sweep's own hypotheses name the seeds that test them."""
+    own = [one for one in found if one.claim.seeds is not None]
+    lead = "a lead of twice the smallest advantage that counts"
+    if len(own) == len(found):
+        return lead
+    return "the paper's scores" + (f" (for the sweep's own hypotheses {lead})" if own else "")
 
 
 def _needed(seeds: int | None) -> str:

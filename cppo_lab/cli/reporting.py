@@ -305,55 +305,16 @@ def _baseline(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Base
 
 def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
     """The hypotheses of a sweep of the plan as claims, and what is registered for the sweep."""
-    from cppo_lab.analysis.exact_claims import ErrorClaim
-    from cppo_lab.analysis.statistics.claims import Claim, Kind
-    from cppo_lab.analysis.statistics.values import Score
+    from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import NONE_STATED, Hypotheses
     from cppo_lab.store.client import open_client
-    from cppo_lab.sweep.hypotheses import ERRORS
     from cppo_lab.tracking.registration import find_registrations
 
     if not sweep.hypotheses:
         return NONE_STATED
-    # The paper's claims have keys too, and the sweeps of a study may use the same.
-    prefix = f"hypothesis {sweep.name} " if plan.is_study else "hypothesis "
-    claims = tuple(
-        Claim(
-            key=prefix + key,
-            text=one.claim,
-            sweep=sweep.name,
-            kind=Kind.SUPERIORITY if one.within is None else Kind.EQUIVALENCE,
-            tiers=(one.better, one.than),
-            margin=None if one.within is None else one.within / 100,
-            over_models=one.models == "mean",
-            after=None if one.after is None else prefix + one.after,
-            smallest=one.smallest / 100,
-            score=Score(one.outcome),
-            seeds=one.test_seeds,
-        )
-        for key, one in sweep.hypotheses.items()
-        if one.outcome not in ERRORS
-    )
-    errors = tuple(
-        ErrorClaim(
-            key=prefix + key,
-            text=one.claim,
-            sweep=sweep.name,
-            better=one.better,
-            than=one.than,
-            slope=one.outcome == "error_slope",
-            models=one.only or (),
-            over_models=one.models == "mean",
-            smallest=one.smallest / 100,
-            within=None if one.within is None else one.within / 100,
-            after=None if one.after is None else prefix + one.after,
-            seeds=one.test_seeds,
-        )
-        for key, one in sweep.hypotheses.items()
-        if one.outcome in ERRORS
-    )
     registered = find_registrations(open_client(uri), experiment, sweep.name)
     times = tuple((one.digest, one.time_ms) for one in registered)
+    claims, errors = score_claims(sweep, plan.is_study), error_claims(sweep, plan.is_study)
     return Hypotheses(claims, errors, plan.statement(sweep)[1], times)
 
 

@@ -22,16 +22,17 @@ class Hypothesis(Spec):
     error (ratio of the surrogate's mean errors at equal movement, averaged over the horizons) or error_slope (the
     change of that ratio when the horizon is ten times as long), for which lower is better. `smallest` (points; for an
     error, percent): an advantage below it counts as none. `models`: whether the mean over the models is tested once, or
-    each model separately. `only`: a subset of the models, for outcomes that are errors. `after`: the hypothesis that
-    has to be supported first. Only runs with `test_seeds` test it; `selection_seeds` are those with which settings were
-    selected.
+    each model separately, or (trend) the growth of the advantage per doubling of the response length, the slope over
+    models that differ in it; `smallest` is then in points per doubling. `only`: a subset of the models, for outcomes
+    that are errors. `after`: the hypothesis that has to be supported first. Only runs with `test_seeds` test it;
+    `selection_seeds` are those with which settings were selected.
     """
 
     claim: Annotated[str, Field(min_length=1, max_length=300)]
     better: Names
     than: Names
     outcome: Literal["final", "area", "best", "corrected", "error", "error_slope"] = "final"
-    models: Literal["mean", "each"] = "each"
+    models: Literal["mean", "each", "trend"] = "each"
     only: Names | None = None
     smallest: Positive = 1.0
     within: Positive | None = None
@@ -50,6 +51,11 @@ class Hypothesis(Spec):
         if self.only is not None and self.outcome not in ERRORS:
             raise ValueError(
                 f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
+            )
+        if self.models == "trend" and (self.within is not None or self.outcome in ERRORS):
+            raise ValueError(
+                "models=trend is for scores, without `within`"
+                + (": outcome=error_slope is the trend of an error" if self.outcome in ERRORS else "")
             )
         if self.outcome in ERRORS and max(self.smallest, self.within or 0.0) >= 100:
             raise ValueError(
@@ -117,9 +123,11 @@ def check_hypotheses(
     models: Mapping[str, tuple[str, ...]],
 ) -> None:
     """Raises ValueError for a variant or model that the sweep does not have, an outcome that its core does not compute,
-    or a circular order.
+    a trend over a single model, or a circular order.
     """
     for key, one in hypotheses.items():
+        if one.models == "trend" and max(map(len, models.values())) < 2:
+            raise ValueError(f"{key}: models=trend needs two models or more, of different response lengths")
         if one.outcome in ERRORS:
             _check_models(key, one, models)
         for name in one.variants:

@@ -10,11 +10,13 @@ from mlflow import MlflowClient
 from cppo_lab import attempt, schema
 from cppo_lab.cli import main
 from cppo_lab.errors import UserError
+from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep import parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.registration import find_registrations, parse_registrations
 from tests.plausible import train
 
@@ -49,6 +51,9 @@ def loaded(text: str) -> Sweep:
         (FIRST + "    outcome: luck\n", "outcome"),
         (FIRST + "    smallest: 0\n", "smallest"),
         (FIRST + "    margin: 1.0\n", "margin"),
+        (FIRST + "    models: trend\n", "models=trend needs two models or more"),
+        (FIRST + "    models: trend\n    within: 1.0\n", "models=trend is for scores, without `within`"),
+        (FIRST + "    models: trend\n    outcome: error\n", "outcome=error_slope is the trend of an error"),
     ],
 )
 def test_what_is_wrong_is_named(workspace: Path, text: str, message: str) -> None:
@@ -169,6 +174,42 @@ def test_the_report_of_a_study_shows_the_hypotheses_of_its_sweeps(workspace: Pat
     assert "before any of the 4 runs that test it; unchanged." in page
     verdicts = json.loads((folder / "report.json").read_text())["verdicts"]
     assert [one["claim"] for one in verdicts] == ["hypothesis two above"]
+
+
+LEADS = {"mini_base": (20, 0.04), "mini_long": (80, 0.10)}  # response length in tokens, CPPO's lead
+
+
+def train_with_leads(spec: RunSpec, recorder: object, resources: object) -> schema.Outcome:
+    """In place of a core: seeds differ by little, and CPPO's lead on a model is as above."""
+    assert isinstance(recorder, Recorder)
+    recorder.begin(None)
+    length, lead = LEADS[spec.model.name]
+    score = 0.5 + 0.001 * spec.seed * (1 if spec.rule.name == "cppo" else -1) + lead * (spec.rule.name == "cppo")
+    for step in range(spec.training.t_stop + 1):
+        metrics = (
+            {schema.validation_metric(schema.MEAN, spec.validation.samples): score} if step % 5 == 0 else {}
+        )
+        recorder.log(step, metrics | ({"train/response_length": float(length)} if step else {}))
+    return schema.Outcome(schema.DONE, spec.training.t_stop)
+
+
+def test_a_trend_is_judged_over_the_response_lengths_of_the_models(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "load_core", lambda name: train_with_leads)
+    trend = STATED.replace("[mini_base]", "[mini_base, mini_long]").replace(
+        "smallest: 2.0", "smallest: 2.0\n    models: trend"
+    )
+    loaded(trend)
+    assert main([*LAUNCH, "training.t_stop=20"]) == 0
+    assert main(["report", "two.yaml", "training.t_stop=20"]) == 0
+    record = json.loads((workspace / "reports" / "build" / "two" / "report.json").read_text())
+    [found] = [one for one in record["verdicts"] if one["claim"] == "hypothesis above"]
+    assert (found["outcome"], found["pairs"]) == ("supported", 2)
+    assert found["estimate"] == pytest.approx(0.03)  # 6 points over two doublings, from 20 to 80 tokens
+    page = (workspace / "reports" / "build" / "two" / "index.html").read_text()
+    assert "points for each doubling of the length" in page
+    assert "before any of the 8 runs that test it; unchanged." in page
 
 
 def test_nothing_starts_if_the_store_does_not_take_them(
