@@ -135,7 +135,10 @@ _TOGETHER = (
     ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
     ("searches", ("tests/sweep/test_search_",)),
     ("launch", ("tests/launch/",)),
+    ("main job", ("tests/test_main_job.py",)),
     ("reports", ("tests/reports/",)),
+    ("foreign rules", ("tests/rules/test_foreign_rules.py",)),
+    ("plans", ("tests/sweep/test_plan.py",)),
 )
 
 
@@ -168,14 +171,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
     return ByGroup(config, log)
 
 
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the session that all of its processes see."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Histories, drawings and compositions are kept in folders of the session's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cppo_lab.analysis.history_cache.FOLDER", tmp_path_factory.mktemp("histories"))
         patch.setattr("cppo_lab.reports.drawings.FOLDER", tmp_path_factory.mktemp("drawings"))
-        compositions = tmp_path_factory.getbasetemp() / "compositions"
-        patch.setattr("cppo_lab.sweep.compose.cache.FOLDER", compositions)
+        # pytest-xdist's processes share them, as commands on one machine do.
+        patch.setattr("cppo_lab.sweep.compose.cache.FOLDER", _shared(tmp_path_factory) / "compositions")
         yield
 
 
@@ -199,9 +208,7 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     They are made once, by MLflow, and every further store of this session's processes begins as a copy.
     """
     make: Callable[[Engine], None] = db_utils._initialize_tables
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    template = shared / "mlflow-tables.db"
+    template = _shared(tmp_path_factory) / "mlflow-tables.db"
 
     def tables(engine: Engine) -> None:
         path = Path(engine.url.database or "")
