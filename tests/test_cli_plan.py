@@ -197,6 +197,11 @@ hypotheses:
 """
 
 
+def power_of_t(shift: float, degrees: int) -> float:
+    """The power of the one-sided test at 2.5 % if the true value is `shift` standard errors."""
+    return float(nct.sf(t.ppf(0.975, degrees), degrees, shift))
+
+
 def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("longer.yaml").write_text(TREND)
 
@@ -209,18 +214,15 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
         "hypothesis above": 4,  # of six, two are not for the test
         "hypothesis grows": 4,
     }
-    # A lead of 4 points in the mean over two models, with a standard error of 1 point and 6 degrees of freedom.
-    assert found["hypothesis above"]["power"] == pytest.approx(0.93, abs=0.04)
-    lengths = {
-        model: compose([f"model={model}"]).run.rollout.max_response_length
-        for model in ("mini_base", "mini_long")
-    }
-    doublings = math.log2(lengths["mini_long"] / lengths["mini_base"])
-    # 4 points for each doubling: the difference of two leads has a standard error of 2 points.
-    shift = 4 * doublings / 2
-    assert found["hypothesis grows"]["power"] == pytest.approx(
-        float(nct.sf(t.ppf(0.975, 6), 6, shift)), abs=0.05
-    )
+    # Differences on a model have a standard error of sqrt(2) points and 3 degrees of freedom. Their mean over two
+    # models, 4 points, has one of 1 point, and their difference one of 2; both have 3 to 6 degrees of freedom.
+    low, high = power_of_t(4, 3), power_of_t(4, 6)
+    assert low < found["hypothesis above"]["power"] < high + 0.01
+    lengths = [
+        compose([f"model={model}"]).run.rollout.max_response_length for model in ("mini_base", "mini_long")
+    ]
+    shift = 4 * math.log2(lengths[1] / lengths[0]) / 2  # 4 points for each doubling
+    assert power_of_t(shift, 3) < found["hypothesis grows"]["power"] < power_of_t(shift, 6) + 0.02
     assert powers("--effect=0.001")["hypothesis above"]["power"] < 0.05
     assert main(["plan", "./longer.yaml", "--power"]) == 0
     assert "a lead of twice the smallest advantage that counts" in capsys.readouterr().out
