@@ -184,7 +184,9 @@ def train_with_leads(spec: RunSpec, recorder: object, resources: object) -> sche
     assert isinstance(recorder, Recorder)
     recorder.begin(None)
     length, lead = LEADS[spec.model.name]
-    score = 0.5 + 0.001 * spec.seed * (1 if spec.rule.name == "cppo" else -1) + lead * (spec.rule.name == "cppo")
+    score = (
+        0.5 + 0.001 * spec.seed * (1 if spec.rule.name == "cppo" else -1) + lead * (spec.rule.name == "cppo")
+    )
     for step in range(spec.training.t_stop + 1):
         metrics = (
             {schema.validation_metric(schema.MEAN, spec.validation.samples): score} if step % 5 == 0 else {}
