@@ -237,6 +237,8 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
         (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),
         (["main", "--power", "--csv"], "use --json"),
         (["drift_strong", "--power"], "--effect=POINTS"),
+        (["position_order", "seed=0", "--power"], "is planned: plan their variants with seed=140,141,"),
+        (["exact", "--power"], "the surrogate's error, whose power is not simulated"),
         (["tune_cppo", "--power"], "tune_cppo is a search, which tests no claim"),
     ],
 )

@@ -94,11 +94,23 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
         design = Design(_paired(plan, claim.sweep), lengths)
         found += [planned_power(claim, means, value / 100, seeds, design) for value in question.deviations]
     if not found:
-        raise UserError(
-            f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
-            "--effect=POINTS, or a sweep of the paper (`cppo plan main --power`)"
-        )
+        raise UserError(_nothing_to_simulate(plan, own))
     return found
+
+
+def _nothing_to_simulate(plan: "Plan", own: "Sequence[Claim]") -> str:
+    """Why no claim has a power, and the remedy. `own`: the hypotheses about scores."""
+    if own:
+        seeds = ",".join(str(seed) for seed in own[0].seeds or ())
+        return (
+            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
+        )
+    if any(sweep.hypotheses for sweep in plan.sweeps):
+        return f"{plan.name}: its hypotheses are about the surrogate's error, whose power is not simulated"
+    return (
+        f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
+        "--effect=POINTS, or a sweep of the paper (`cppo plan main --power`)"
+    )
 
 
 def _has_pair(claim: "Claim", of_model: Mapping[str, float]) -> bool:
