@@ -108,7 +108,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if tier(collection_path.relative_to(ROOT)) not in CHOICES[chosen] else None
 
 
-# Rooms whose tests share a server, a cluster or files made once: one process runs them all. The longest come first.
+# Rooms whose tests share a server, a cluster or files made once: one process runs them all; and the files that take
+# longest. The longest come first.
 # Slurm's take a cluster for each of three groups: on one, they would still wait for it when all others are done. Ray's
 # are two groups, and verl's that need no Ray are apart, for the same reason. The longest path decides.
 _WITHOUT_RAY = (

@@ -89,7 +89,8 @@ def _add_training(commands: Commands) -> None:
     plan.add_argument(
         "--effect",
         metavar="POINTS",
-        help="with --power: the true lead to assume (default: the paper's scores)",
+        help="with --power: the true lead to assume (default: the paper's scores; for the sweep's own hypotheses "
+        "twice the smallest lead that counts)",
     )
     show = add_sweep(
         commands,

@@ -106,7 +106,10 @@ def _nothing_to_simulate(plan: "Plan", own: "Sequence[Claim]") -> str:
             f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
         )
     if any(sweep.hypotheses for sweep in plan.sweeps):
-        return f"{plan.name}: its hypotheses are about the surrogate's error, whose power is not simulated"
+        return (
+            f"{plan.name}: its hypotheses are about the surrogate's error, whose power is not simulated; for claims "
+            "about scores give the lead to assume with --effect=POINTS"
+        )
     return (
         f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
         "--effect=POINTS, or a sweep of the paper (`cppo plan main --power`)"
