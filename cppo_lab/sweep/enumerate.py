@@ -22,7 +22,7 @@ from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.error_location import Setting, located
 from cppo_lab.sweep.grid import Grid, changes, narrow, whole
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.labels import label, short_names
+from cppo_lab.sweep.labels import UNNAMED, label, short_names
 from cppo_lab.sweep.overrides import override
 
 MAX_RUNS = 1_000_000
@@ -102,6 +102,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
         raise together(faults.values(), f"sweep {sweep.source}: ")
     used = fitting.used()
     _check_axes(grid, used)
+    _check_hypotheses(grid)
     asked = [text for key, text in (grid.asked or {}).items() if key not in used]
     unused = [*(text for text in grid.rest if text not in used), *asked]
     return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused))
@@ -181,14 +182,37 @@ def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, 
 
     Excludes seed and model, and composes nothing. Raises UserError as `enumerate_runs`.
     """
-    grid = narrow(sweep, overrides)
-    names = short_names(grid.axes)
+    return _labels(narrow(sweep, overrides))
+
+
+def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
+    """See `axis_values`."""
+    sweep, names = grid.sweep, short_names(grid.axes)
     found: dict[str, tuple[str, dict[str, Scalar]]] = {}
     for place, fit in _places(grid, Fitting(grid)):
         own = {key: place.values[key] for key in fit.axes if key in names}
         if not any(meets(place, entry) for entry in sweep.exclude):
             found[label(place.variant, own, names, sweep.name)] = (place.variant or sweep.name, own)
     return found
+
+
+def _check_hypotheses(grid: Grid) -> None:
+    """Check that no hypothesis names a variant without the axis values that are part of its label: no run would test it.
+
+    Raises UserError for the first that does.
+    """
+    sweep = grid.sweep
+    if not sweep.hypotheses or sweep.axes.keys() <= UNNAMED:
+        return
+    labels = _labels(whole(sweep, grid.core))
+    for key, one in sweep.hypotheses.items():
+        for name in one.variants:
+            longer = [text for text in labels if text.startswith(f"{name} ")]
+            if longer and name not in labels:
+                raise UserError(
+                    f"sweep {sweep.source}: hypotheses.{key}: the file's axes are part of the names of variants: "
+                    f"{name!r} is {' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
+                )
 
 
 def _check_axes(grid: Grid, used: set[str]) -> None:

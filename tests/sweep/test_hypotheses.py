@@ -61,6 +61,16 @@ def test_what_is_wrong_is_named(workspace: Path, text: str, message: str) -> Non
         loaded(f"{HEAD}hypotheses:\n  above:\n    {text}")
 
 
+def test_a_variant_is_named_with_its_axis_values(workspace: Path) -> None:
+    text = STATED.replace("seed: [0, 1, 2]", "rule.delta: [0.1], seed: [0, 1, 2]")
+    with pytest.raises(UserError, match=r"hypotheses\.above: .*'cppo' is 'cppo delta=0\.1': name that"):
+        make_plan(loaded(text), [])
+    named = text.replace("[cppo]", "[cppo delta=0.1]").replace("[dppo]", "[dppo delta=0.1]")
+    assert len(make_plan(loaded(named), []).runs) == 6
+    # An axis of the command line makes other runs, which do not test the hypothesis.
+    assert len(make_plan(loaded(STATED), ["rule.delta=0.1,0.2"]).runs) == 12
+
+
 def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) -> None:
     first = loaded(STATED).statement()
     assert loaded(STATED.replace("Two rules", "Another title")).statement() == first
