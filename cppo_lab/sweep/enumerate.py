@@ -22,6 +22,7 @@ from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.error_location import Setting, located
 from cppo_lab.sweep.grid import Grid, changes, narrow, whole
 from cppo_lab.sweep.groups import groups
+from cppo_lab.sweep.hypotheses import ERRORS
 from cppo_lab.sweep.labels import UNNAMED, label, short_names
 from cppo_lab.sweep.overrides import override
 
@@ -197,16 +198,18 @@ def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
 
 
 def _check_hypotheses(grid: Grid) -> None:
-    """Check that no hypothesis names a variant without the axis values that are part of its label: no run would test it.
+    """Check that each hypothesis about scores names variants with the axis values in their labels.
 
-    Raises UserError for the first that does.
+    Otherwise no run tests it. An error is averaged over the horizons, so those hypotheses name the variant alone.
+
+    Raises UserError for the first that does not.
     """
     sweep = grid.sweep
     if not sweep.hypotheses or sweep.axes.keys() <= UNNAMED:
         return
     labels = _labels(whole(sweep, grid.core))
     for key, one in sweep.hypotheses.items():
-        for name in one.variants:
+        for name in one.variants if one.outcome not in ERRORS else ():
             longer = [text for text in labels if text.startswith(f"{name} ")]
             if longer and name not in labels:
                 raise UserError(
