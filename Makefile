@@ -13,13 +13,14 @@ check_verl = @$(BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 13)
 # Spinning OpenMP threads would take the core of the run next door.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: quickstart study test test-all test-rest soak lint docs release-check bench gpu-kit lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
+.PHONY: quickstart study test test-all test-rest soak lint docs release-check coverage bench gpu-kit lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
 
 help:
 	@echo "make quickstart  install, train three rules on two small trainers, write a report page of each (5 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about two hours)"
 	@echo "make test        install the development tools and run the fast tests (8 minutes; docs/tests.md)"
 	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (half an hour)"
+	@echo "make coverage    run all tests and report the lines and branches that none of them runs (docs/tests.md; an hour)"
 	@echo "make soak        search for rare failures: long fuzzing, random kills, simulations, chaos, benchmarks (hours)"
 	@echo "make lint        run ruff, import-linter and strict mypy (half a minute the first time)"
 	@echo "make docs        build the documentation as a site in build/site/html; broken links and anchors are errors"
@@ -61,6 +62,15 @@ test-all: $(VENV)/.installed-dev
 
 test-rest: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(REST_WORKERS) --tier rest
+
+# Lines and branches, of subprocesses too.
+coverage: $(VENV)/.installed-dev
+	mkdir -p build/coverage
+	$(BIN)/python -m coverage erase
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -n $(REST_WORKERS) --tier all; tests=$$?; \
+	$(BIN)/python -m coverage combine --quiet; \
+	$(BIN)/python -m coverage html --quiet --directory build/coverage/html; \
+	$(BIN)/python -m coverage report; exit $$tests
 
 soak: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --tier soak
