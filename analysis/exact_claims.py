@@ -18,10 +18,12 @@ from cppo_lab.analysis.exact_study import (
     mean_estimate,
     pairs_of,
     slope_estimate,
+    without_horizon,
 )
-from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.power import ALPHA
+from cppo_lab.analysis.statistics.reached_power import ReachedPower, reached_power
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
 
 
@@ -33,6 +35,7 @@ class ErrorClaim:
     `slope`: compare the change of the ratio with the horizon, not the ratio itself (mean over the horizons). `models`:
     the models it is about, () for all; `over_models`: test their mean once. `smallest`, `within`: fractions of the
     error. `seeds`: seeds of the runs that test it. `after`: key of the hypothesis that must be supported first.
+    `tests`: (model, variant, seed) of all runs that are declared to test it; empty if that is not known.
     """
 
     key: str
@@ -47,11 +50,34 @@ class ErrorClaim:
     within: float | None
     after: str | None
     seeds: tuple[int, ...]
+    tests: frozenset[tuple[str, str, int]] = frozenset()
 
     @property
     def variants(self) -> tuple[str, ...]:
         """All variants that are compared."""
         return self.better + self.than
+
+    @property
+    def lead(self) -> float:
+        """The true advantage at which its power is reported: twice the smallest that counts, on the log scale; 0 for an
+        equivalence.
+        """
+        return 2 * log_size(self.smallest) if self.within is None else 0.0
+
+    @property
+    def margin(self) -> float | None:
+        """The margin of an equivalence on the scale of the comparisons, None for a superiority."""
+        return None if self.within is None else log_size(self.within)
+
+    @staticmethod
+    def group_of(variant: str) -> str:
+        """The name of a run's variant in the claim: without the horizon."""
+        return without_horizon(variant)
+
+    def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
+        """Whether a run is one of those that test the claim; `variant` may have its horizon in its label."""
+        of_model = not self.models or model in self.models
+        return of_model and seed in self.seeds and without_horizon(variant) in self.variants
 
 
 @dataclass(frozen=True)
@@ -74,13 +100,14 @@ class ErrorComparison:
 @dataclass(frozen=True)
 class ErrorVerdict:
     """The verdict on one hypothesis. `closed_by`: the hypothesis that had to be supported first and is not, which makes
-    this outcome exploratory. `provisional`: runs that test it are missing.
+    this outcome exploratory. `provisional`: runs that test it are missing. `power`: of the runs at `ErrorClaim.lead`.
     """
 
     claim: ErrorClaim
     outcome: VerdictOutcome
     comparisons: tuple[ErrorComparison, ...]
     provisional: bool
+    power: ReachedPower | None
     closed_by: ErrorClaim | None = None
 
     @property
@@ -104,8 +131,14 @@ def judge_errors(
     for claim in claims:
         own = {c: of_seeds(one, claim.seeds) for c, one in curves.items() if c.variant in claim.variants}
         comparisons = _compared(claim, {c: one for c, one in own.items() if one.seeds})
-        verdict = ErrorVerdict(claim, _outcome(comparisons), comparisons, missing.get(claim.key, False))
-        found[claim.key] = verdict
+        estimates = [one.advantage for one in comparisons]
+        found[claim.key] = ErrorVerdict(
+            claim=claim,
+            outcome=_outcome(comparisons),
+            comparisons=comparisons,
+            provisional=missing.get(claim.key, False),
+            power=reached_power(claim, estimates, min((one.n for one in estimates if one), default=0)),
+        )
     return tuple(replace(one, closed_by=_closed_by(one.claim, found)) for one in found.values())
 
 
@@ -170,6 +203,17 @@ def _advantage(
     return None if found is None else replace(found, value=-found.value)
 
 
+def planned_error_power(claim: ErrorClaim, comparisons: int, spread: float, seeds: int) -> ReachedPower:
+    """The power of a claim before its runs: with `seeds` seeds, if the log ratio of one seed has the standard deviation
+    `spread`.
+    """
+    error = spread / math.sqrt(seeds)
+    one = Estimate(0.0, seeds, unknown=ONE_RUN) if seeds < 2 else Estimate(0.0, seeds, error, seeds - 1)
+    found = reached_power(claim, [one] * comparisons, seeds)
+    assert found is not None, "there are comparisons"
+    return found
+
+
 def log_size(fraction: float) -> float:
     """An advantage of a fraction of the error on the scale of the comparisons: 0.1 -> -log 0.9."""
     return -math.log1p(-fraction)
@@ -178,20 +222,18 @@ def log_size(fraction: float) -> float:
 def _p_for(claim: ErrorClaim, found: Estimate | None) -> float | None:
     if found is None:
         return None
-    if claim.within is None:
+    if claim.margin is None:
         return found.p_above(0.0)
-    margin = log_size(claim.within)
-    above, below = found.p_above(-margin), found.p_below(margin)
+    above, below = found.p_above(-claim.margin), found.p_below(claim.margin)
     return None if above is None or below is None else max(above, below)
 
 
 def _p_against(claim: ErrorClaim, found: Estimate | None) -> float | None:
     if found is None:
         return None
-    if claim.within is None:
+    if claim.margin is None:
         return found.p_below(log_size(claim.smallest))
-    margin = log_size(claim.within)
-    above, below = found.p_above(margin), found.p_below(-margin)
+    above, below = found.p_above(claim.margin), found.p_below(-claim.margin)
     return None if above is None or below is None else min(above, below)
 
 

@@ -76,6 +76,15 @@ class Scoreboard:
     def _logged(self) -> PointsByMetric:
         return PointsByMetric(self.data.metrics)
 
+    @cached_property
+    def results(self) -> frozenset[tuple[str, str, int]]:
+        """(model, variant, seed) of the runs that have a result."""
+        return frozenset(
+            (run.model, run.variant, run.seed)
+            for run in self.runs
+            if run.seed is not None and run.state not in GAPS
+        )
+
     @property
     def gaps(self) -> tuple[RunScore, ...]:
         """The runs that are not finished results."""

@@ -3,7 +3,7 @@
     python -m dev.exact_selection [--seeds 8] [--file FILE.csv]      # docs/exact_selection.csv; CPU minutes
 
 Uses `exact/movement` only, never the error. Searches for a rule's threshold rule.delta at which the log ratio of its
-movement to DPPO's, averaged over processes and horizons, is 0 within 5 %. The first try is DPPO's threshold divided by
+movement to DPPO's, averaged over processes and horizons, is 0 within 5 %. The first try is DPPO's threshold times
 the mean position weight. The file has every try; `chosen` takes the nearest or interpolates; a test compares the
 sweep's thresholds with it.
 """

@@ -9,7 +9,7 @@ The report is replaced atomically: nothing at `request.out` changes until the wh
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from cppo_lab.reports.markup import latex_wrapper
 from cppo_lab.reports.names import origin
 from cppo_lab.reports.page import render_template
 from cppo_lab.reports.record import About, listed_files, record
+from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.saved import RECORD
 
 
@@ -36,8 +37,8 @@ class Contents:
 
     `texts`: table files by name. `pictures`: the figures that are written to separate files. `inline`: calls that make
     the drawings of the page, so that they can be made ahead in two processes. `boards`: the scored sweeps for the
-    record. `claims`: their own hypotheses. `judged`: the verdicts on hypotheses that are not about scores, as in the
-    record. `page`: returns the info that `template` renders.
+    record. `claims`: their own hypotheses, each with its standing. `judged`: the verdicts on hypotheses that are not
+    about scores, as in the record. `page`: returns the info that `template` renders.
     """
 
     about: About
@@ -47,7 +48,7 @@ class Contents:
     boards: Mapping[str, Scoreboard]
     template: str
     page: Callable[[], object]
-    claims: tuple[Claim, ...] = ()
+    claims: Mapping[Claim, Standing] = field(default_factory=dict)
     judged: tuple[Mapping[str, Any], ...] = ()
 
 

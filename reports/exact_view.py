@@ -20,8 +20,8 @@ from cppo_lab.analysis.exact_study import (
     summarise,
 )
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.analysis.statistics.verdict_words import MISSING, power_words
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.exact_core import (
@@ -35,9 +35,11 @@ from cppo_lab.reports.figures.exact_core import (
 from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
 from cppo_lab.reports.figures.picture import Picture
 from cppo_lab.reports.names import OURS, display_name, origin
-from cppo_lab.reports.registration import Hypotheses, registration_words, tests_claim
+from cppo_lab.reports.record import power_values
+from cppo_lab.reports.registration import Hypotheses, Standing, standing
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
+from cppo_lab.reports.verdict_view import tally
 
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 NONE = "\N{EN DASH}"
@@ -56,6 +58,7 @@ class ErrorLine:
 
     text: str
     registered: str
+    exploratory: bool
     outcome: str
     estimate: str
     sentence: str
@@ -154,12 +157,13 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
     curves = tests or everything
     contrasts = _contrasts(stated.errors, curves)
     found = {c: summarise(one) for c, one in curves.items()}
-    missing = {claim.key: _is_missing(board, claim) for claim in stated.errors}
+    missing = {claim.key: not claim.tests <= board.results for claim in stated.errors}
     verdicts = judge_errors(stated.errors, everything, missing)
+    standings = {claim.key: standing(stated, claim, board) for claim in stated.errors}
     core = core_of(board)
     return ExactView(
-        summary=_summary(verdicts),
-        lines=tuple(_line(one, registration_words(stated, one.claim, board)) for one in verdicts),
+        summary=_summary(verdicts, standings),
+        lines=tuple(_line(one, standings[one.claim.key]) for one in verdicts),
         headings=HEADINGS,
         method=_METHOD,
         notes=_notes(curves, found, bool(tests) or not seeds),
@@ -176,7 +180,7 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
             tuple(sorted({run.run_id for run in board.runs if run.run_id is not None})),
             palette,
         ),
-        judged=tuple(map(_judged, verdicts)),
+        judged=tuple(_judged(one, standings[one.claim.key]) for one in verdicts),
     )
 
 
@@ -198,27 +202,33 @@ def _contrasts(claims: Sequence[ErrorClaim], curves: Mapping[Condition, Curves])
     return tuple(pair for pair in dict.fromkeys(asked) if all(name in variants for name in pair))
 
 
-def _is_missing(board: Scoreboard, claim: ErrorClaim) -> bool:
-    """Whether runs that test the claim have no result yet, or are not part of this report."""
-    own = [run for run in board.runs if tests_claim(claim, run)]
-    return {run.seed for run in own} < set(claim.seeds) or any(run.state in GAPS for run in own)
-
-
-def _summary(found: Sequence[ErrorVerdict]) -> str:
+def _summary(found: Sequence[ErrorVerdict], own: Mapping[str, Standing]) -> str:
     if not found:
         return "The sweep file states no hypothesis about the error."
-    counts = [(outcome, sum(one.outcome is outcome for one in found)) for outcome in VerdictOutcome]
-    said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
-    return f"{len(found)} hypothes{'es' if len(found) > 1 else 'is'} about the error: {said}."
+    outcomes = [(one.outcome, _is_exploratory(one, own[one.claim.key])) for one in found]
+    return tally(" about the error", outcomes)
 
 
-def _line(verdict: ErrorVerdict, registered: str) -> ErrorLine:
+def _is_exploratory(verdict: ErrorVerdict, own: Standing) -> bool:
+    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
+    return (verdict.closed_by is not None and decided) or not own.confirmatory
+
+
+def _line(verdict: ErrorVerdict, own: Standing) -> ErrorLine:
     rows = tuple(_row(verdict.claim, one) for one in verdict.comparisons)
     found, short = verdict.deciding, ""
     if found is not None and found.advantage is not None:
         what = "per tenfold T" if verdict.claim.slope else f"of the error of {display_name(found.against)}"
         short = f"{_ratio(found.advantage)} {what}, 95 % interval {_interval(found.advantage)}"
-    return ErrorLine(verdict.claim.text, registered, verdict.outcome.value, short, _sentence(verdict), rows)
+    return ErrorLine(
+        text=verdict.claim.text,
+        registered=own.words,
+        exploratory=_is_exploratory(verdict, own),
+        outcome=verdict.outcome.value,
+        estimate=short,
+        sentence=_sentence(verdict),
+        rows=rows,
+    )
 
 
 def _sentence(verdict: ErrorVerdict) -> str:
@@ -231,8 +241,17 @@ def _sentence(verdict: ErrorVerdict) -> str:
     if verdict.closed_by is not None:
         text += f" Exploratory: the hypothesis before it is not supported ({verdict.closed_by.text})."
     if verdict.provisional:
-        text += " Runs that test it are missing or unfinished, so this may change."
+        text += f" {MISSING}"
+    if words := power_words(verdict.power):
+        text += f" {_power_question(claim)}: {words}."
     return text
+
+
+def _power_question(claim: ErrorClaim) -> str:
+    """The truth at which the power holds."""
+    if claim.within is not None:
+        return "Power if there is no difference"
+    return f"Power at a {'factor' if claim.slope else 'ratio'} of {math.exp(-claim.lead):.2f}"
 
 
 def _numbers(claim: ErrorClaim, found: ErrorComparison) -> str:
@@ -290,7 +309,7 @@ def _p(value: float | None) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def _judged(verdict: ErrorVerdict) -> dict[str, Any]:
+def _judged(verdict: ErrorVerdict, own: Standing) -> dict[str, Any]:
     """The verdict for `report.json`: estimates are ratios of errors, or factors per tenfold horizon."""
     found = verdict.deciding
     advantage = None if found is None else found.advantage
@@ -306,7 +325,9 @@ def _judged(verdict: ErrorVerdict) -> dict[str, Any]:
         "low": None if advantage is None or advantage.high is None else math.exp(-advantage.high),
         "high": None if advantage is None or advantage.low is None else math.exp(-advantage.low),
         "pairs": None if advantage is None else advantage.n,
+        "exploratory": _is_exploratory(verdict, own),
         "p_adjusted": None if found is None else found.p_for,
+        "power": None if verdict.power is None else power_values(verdict.power),
         "others": {},
     }
 

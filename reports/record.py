@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from cppo_lab.analysis.scoring import Scoreboard
@@ -20,8 +21,9 @@ from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
 from cppo_lab.reports.names import display_name
+from cppo_lab.reports.registration import Standing
 from cppo_lab.reports.saved import FORMAT, RECORD
-from cppo_lab.reports.verdict_view import testable_claims
+from cppo_lab.reports.verdict_view import is_exploratory, testable_claims
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,20 @@ def record(
     boards: Mapping[str, Scoreboard],
     drawings: Mapping[str, partial[Any]],
     files: Mapping[str, bytes],
-    claims: Sequence[Claim] = (),
+    claims: Mapping[Claim, Standing] = MappingProxyType({}),
     judged: Sequence[Mapping[str, Any]] = (),
 ) -> bytes:
     """The record of a report with these scored sweeps, drawings (by the name of their files) and files.
 
-    `judged`: verdicts on hypotheses that are not about scores.
+    `claims`: the sweeps' own hypotheses, each with its standing. `judged`: verdicts on hypotheses that are not about
+    scores.
     """
-    found = verdicts(boards, testable_claims(boards, about.kind == "study", claims))
+    found = verdicts(boards, testable_claims(boards, about.kind == "study", tuple(claims)))
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [_sweep(name, board) for name, board in boards.items()],
-        "verdicts": [*map(dict, judged), *map(_verdict, found)],
+        "verdicts": [*map(dict, judged), *(_verdict(one, claims.get(one.claim)) for one in found)],
         "figures": {name: _drawing(name, draw, files) for name, draw in sorted(drawings.items())},
         "files": {name: of_bytes(data) for name, data in sorted(files.items())},
     }
@@ -118,7 +121,7 @@ def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: Verdict, own: Standing | None) -> dict[str, Any]:
     found = None if verdict.deciding is None else verdict.deciding.difference
     estimate = None if found is None else found.estimate
     return {
@@ -133,14 +136,16 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "low": None if estimate is None else _number(estimate.low),
         "high": None if estimate is None else _number(estimate.high),
         "pairs": None if estimate is None else estimate.n,
+        "exploratory": is_exploratory(verdict, own),
         "p_adjusted": None if verdict.deciding is None else _number(verdict.deciding.p_adjusted),
         "unit": verdict.claim.unit,
-        "power": None if verdict.power is None else _power(verdict.power),
+        "power": None if verdict.power is None else power_values(verdict.power),
         "others": {score.value: outcome.value for score, outcome in sorted(verdict.others.items())},
     }
 
 
-def _power(found: ReachedPower) -> dict[str, float | int | str | None]:
+def power_values(found: ReachedPower) -> dict[str, float | int | str | None]:
+    """The power of a verdict for JSON; `lead`: a fraction, or the log of a ratio of errors."""
     return {
         "lead": found.lead,
         "power": _number(found.power),

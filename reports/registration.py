@@ -1,74 +1,122 @@
-"""Whether the hypotheses of a sweep were stated before the runs that test them."""
+"""Whether the hypotheses of a sweep were stated before the runs that test them, and whether all these have results."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cppo_lab.analysis.exact_claims import ErrorClaim
-from cppo_lab.analysis.exact_study import without_horizon
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import Claim
 
 
 @dataclass(frozen=True)
+class Registered:
+    """One registration of a sweep's hypotheses in the store: the digest of their statement, and when (milliseconds
+    since the epoch).
+
+    `settings_differ`: the settings of the runs were others then. `changes`: what the sweep states differently now, for
+    a registration of another statement.
+    """
+
+    digest: str
+    since: int
+    settings_differ: bool = False
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Hypotheses:
     """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement, and the
-    sweep's registrations in the store: (digest, milliseconds since the epoch), oldest first.
+    sweep's registrations in the store, the oldest first.
     """
 
     claims: tuple[Claim, ...] = ()
     errors: tuple[ErrorClaim, ...] = ()
     digest: str = ""
-    registered: tuple[tuple[str, int], ...] = ()
+    registered: tuple[Registered, ...] = ()
 
 
 NONE_STATED = Hypotheses()
 
 
-def registration_words(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -> str:
-    """A sentence on one of the claims: when it was registered, and whether runs that test it had begun before."""
-    now = next((since for digest, since in stated.registered if digest == stated.digest), None)
-    others = [(digest, since) for digest, since in stated.registered if digest != stated.digest]
+@dataclass(frozen=True)
+class Standing:
+    """What a result on a hypothesis counts for. `words`: when it was registered, what has changed since, and which runs
+    are missing. `confirmatory`: registered before all of its runs, unchanged, and all of its runs have a result.
+    """
+
+    words: str
+    confirmatory: bool
+
+
+def standing(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -> Standing:
+    """The standing of one of the claims in this report."""
+    own = [one for one in stated.registered if one.digest == stated.digest]
+    others = [one for one in stated.registered if one.digest != stated.digest]
+    now = next((one for one in own if not one.settings_differ), None)
     if now is None:
-        if not others:
-            return "Not registered: `cppo launch` registers hypotheses before their runs."
-        digest, since = others[-1]
-        return (
-            f"Not as registered on {_when(since)} ({digest}): the sweep file has changed since (now {stated.digest}). "
-            "Exploratory."
-        )
+        return Standing(f"{_not_registered(stated, own, others)} Exploratory.", False)
+    begun = f"on {_when(now.since)} ({stated.digest})"
     starts = _starts(claim, board)
     if not starts:
-        return f"Pre-registered on {_when(now)} ({stated.digest}); none of the runs that test it is in this report."
-    runs = f"{len(starts)} run{'s' * (len(starts) != 1)}"
-    if early := sum(start < now for start in starts):
+        text = f"Pre-registered {begun}; none of the runs that test it is in this report."
+        return Standing(text + _versions(others), False)
+    if early := sum(start < now.since for start in starts):
+        text = f"Registered {begun}, when {early} of the {_runs(len(starts))} that test it had begun. Exploratory."
+        return Standing(text + _versions(others), False)
+    text = f"Pre-registered {begun}, before any of the {_runs(len(starts))} that test it; unchanged."
+    absent = claim.tests - board.results
+    if absent:
+        total = _runs(len(claim.tests))
+        text += f" Of the {total} that test it, {len(absent)} have no result in this report: exploratory."
+    return Standing(text + _versions(others), not absent)
+
+
+def _not_registered(stated: Hypotheses, own: Sequence[Registered], others: Sequence[Registered]) -> str:
+    if own:
         return (
-            f"Registered on {_when(now)} ({stated.digest}), when {early} of the {runs} that test it had begun. "
-            "Exploratory."
+            f"Not as registered on {_when(own[-1].since)} ({stated.digest}): settings of its runs outside the sweep "
+            "file (in conf/) have changed since."
         )
+    if not others:
+        return "Not registered: `cppo launch` registers hypotheses before their runs."
+    last = others[-1]
+    changed = f": {'; '.join(last.changes)}" if last.changes else ""
     return (
-        f"Pre-registered on {_when(now)} ({stated.digest}), before any of the {runs} that test it; unchanged."
+        f"Not as registered on {_when(last.since)} ({last.digest}): the sweep file or the overrides have changed since "
+        f"(now {stated.digest}){changed}."
     )
 
 
-def tests_claim(claim: Claim | ErrorClaim, run: RunScore) -> bool:
-    """Whether a run is one of those that test the claim."""
-    if claim.seeds is not None and run.seed not in claim.seeds:
-        return False
-    if isinstance(claim, ErrorClaim):
-        return without_horizon(run.variant) in claim.variants and run.model in (claim.models or (run.model,))
-    return any(run.variant in tier for tier in claim.tiers)
+def _versions(others: Sequence[Registered]) -> str:
+    """The other statements registered for the sweep, which somebody could have chosen from afterwards."""
+    if not others:
+        return ""
+    listed = "; ".join(
+        f"{one.digest} on {_when(one.since)}" + (f" ({', '.join(one.changes)})" if one.changes else "")
+        for one in others
+    )
+    return f" Other versions registered for this sweep: {listed}."
+
+
+def _runs(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
 
 
 def _starts(claim: Claim | ErrorClaim, board: Scoreboard) -> list[int]:
     """When each attempt at a run that tests the claim began, in milliseconds since the epoch."""
-    tests = {run.run_id for run in board.runs if tests_claim(claim, run)}
+    tests = {run.run_id for run in board.runs if _tests(claim, run)}
     found = board.data.runs
     return [
         int(start.timestamp() * 1000)
         for run_id, start in zip(found["run_id"], found["start"], strict=True)
         if run_id in tests
     ]
+
+
+def _tests(claim: Claim | ErrorClaim, run: RunScore) -> bool:
+    return run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
 
 
 def _when(time_ms: int) -> str:

@@ -23,7 +23,7 @@ from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import Hypotheses, registration_words
+from cppo_lab.reports.registration import Hypotheses, Standing, standing
 from cppo_lab.reports.rule_comparison import comparison_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, page_figure, study_core, study_page
@@ -120,7 +120,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         boards=study.boards,
         template="study.html.j2",
         page=partial(study_page, study, tables, pictures, request.uri),
-        claims=tuple(_own_claims(study, request)),
+        claims=_own_claims(study, request),
     )
 
 
@@ -164,10 +164,10 @@ def _tables(study: StudyResults, request: StudyRequest) -> StudyTables:
     )
 
 
-def _own_claims(study: StudyResults, request: StudyRequest) -> dict[Claim, str]:
-    """The hypotheses of the sweeps that have scores, each with its registration sentence."""
+def _own_claims(study: StudyResults, request: StudyRequest) -> dict[Claim, Standing]:
+    """The hypotheses of the sweeps that have scores, each with its standing."""
     return {
-        claim: registration_words(stated, claim, study.boards[name])
+        claim: standing(stated, claim, study.boards[name])
         for name, stated in request.stated.items()
         if name in study.boards
         for claim in stated.claims

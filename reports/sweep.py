@@ -37,7 +37,7 @@ from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import NONE_STATED, Hypotheses, registration_words
+from cppo_lab.reports.registration import NONE_STATED, Hypotheses, standing
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
@@ -177,6 +177,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     of_paper = request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN
     heads = ("Table 1", "Table 4") if of_paper else (request.title,) * 2
     kept = kept_answers(request.uri, board)
+    own = {one: standing(request.stated, one, board) for one in request.stated.claims}
     audit, audit_texts = _audit(board) if of_paper and not board.gaps else (None, {})
     found = sweep_statistics(board, baseline=request.baseline)
     parts = _Parts(
@@ -185,7 +186,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         verdicts=verdict_view(
             {request.name: board},
             core_of(board),
-            own={one: registration_words(request.stated, one, board) for one in request.stated.claims},
+            own=own,
         ),
         statistics=statistics_tables(board, request.title, kept, found),
         collapses=collapse_view(board, request.title, request.palette, request.baseline),
@@ -223,7 +224,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         boards={request.name: board},
         template="page.html.j2",
         page=partial(_page, board, parts, request.uri),
-        claims=request.stated.claims,
+        claims=own,
         judged=parts.exact.judged if parts.exact else (),
     )
 

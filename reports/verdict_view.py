@@ -11,8 +11,9 @@ from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim,
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.one_seed import CANNOT
 from cppo_lab.analysis.statistics.paired import Difference
-from cppo_lab.analysis.statistics.values import RunValues, Score, run_values
+from cppo_lab.analysis.statistics.values import Quantity, RunValues, Score, run_values
 from cppo_lab.analysis.statistics.verdict_words import (
+    MISSING,
     against_words,
     exploratory,
     place,
@@ -23,6 +24,7 @@ from cppo_lab.analysis.statistics.verdict_words import (
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import display_name
+from cppo_lab.reports.registration import Standing
 
 ABSENT = "–"
 OVER_MODELS = "mean over models"
@@ -56,13 +58,15 @@ class ComparisonLine:
 class VerdictLine:
     """One claim. `estimate`: difference, interval and runs in one line. `numbers`: (name, value) of the comparison that
     determines the outcome, and `deciding` the (model, variant) of its runs. `registered`: whether it was registered
-    before its runs. `observed`: the direction of the observed differences. `others`: the outcome by the other scores,
+    before its runs. `exploratory`: it was not, or some of its runs are missing here, or the claim before it is not
+    supported. `observed`: the direction of the observed differences. `others`: the outcome by the other scores,
     empty if the claim is not about a score. `power`: the power of the runs.
     """
 
     sweep: str
     text: str
     registered: str
+    exploratory: bool
     outcome: str
     estimate: str
     sentence: str
@@ -100,26 +104,25 @@ def verdict_view(
     boards: Mapping[str, Scoreboard],
     core: str,
     whole: bool = False,
-    own: Mapping[Claim, str] = MappingProxyType({}),
+    own: Mapping[Claim, Standing] = MappingProxyType({}),
 ) -> VerdictView:
     """The claims that these sweeps (by name) can test; for the `whole` study, the claims about missing sweeps are named
     too.
 
-    `own`: the sweeps' own hypotheses, each with its registration sentence.
+    `own`: the sweeps' own hypotheses, each with its standing.
     """
     values = {name: run_values(board) for name, board in boards.items()}
     found = verdicts(boards, testable_claims(boards, whole, tuple(own)))
     of_scores = [one for one in found if one.claim.kind is not Kind.COLLAPSE and one.comparisons]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
     return VerdictView(
-        summary=_summary(found),
+        summary=_summary(found, own),
         caution=_caution(core, bool(found)),
         core=core,
         lines=tuple(
-            _line(verdict, values[verdict.claim.sweep], own.get(verdict.claim, ""), alone)
-            for verdict in found
+            _line(verdict, values[verdict.claim.sweep], own.get(verdict.claim), alone) for verdict in found
         ),
-        method=_METHOD,
+        method=_method(found),
         cannot=CANNOT if alone else (),
         not_judged=tuple(
             f"{claim.text} (sweep {claim.sweep})" for claim in CLAIMS if whole and claim.sweep not in boards
@@ -127,15 +130,41 @@ def verdict_view(
     )
 
 
-_METHOD = (
-    "Judged by the mean of the last 30 % of the window: it has no selection bias, and collapses count. A method is "
-    "better where the 95 % interval of the difference lies above 0; an advantage below "
-    f"{100 * SMALLEST:g} point counts as none. Two methods are equivalent if it lies within {100 * MARGIN:g} points, "
-    "our margin, since the paper gives none. p is one-sided, with Holm's adjustment over the comparisons of the claim; "
-    "its level is 0.025. The power is a lower bound of the probability that the claim comes out supported with these "
-    "runs and their spread, if the true difference is the one named; next to it is the number of runs of each "
-    "method and model for a power of 0.8."
-)
+_SCORE_WORDS: Mapping[Score | Quantity, str] = {
+    Score.FINAL: "Judged by the mean of the last 30 % of the window: it has no selection bias, and collapses count.",
+    Score.AREA: "Judged by the area under the validation curve.",
+    Score.BEST: "Judged by the best step, whose score is too high by selection.",
+    Score.CORRECTED: "Judged by the best step, corrected for its selection.",
+}
+
+
+def _method(found: Sequence[Verdict]) -> str:
+    """How these verdicts were reached."""
+    scores = {one.score for one in found if one.claim.compares_scores} or {Score.FINAL}
+    judged = (
+        _SCORE_WORDS[next(iter(scores))]
+        if len(scores) == 1
+        else "Each claim is judged by the score it names."
+    )
+    least = sorted({one.claim.smallest for one in found if one.claim.margin is None} or {SMALLEST})
+    smallest = (
+        "an advantage below the size that its claim names"
+        if len(least) > 1
+        else f"an advantage below {100 * least[0]:g} point{'s' * (least[0] != 0.01)}"
+    )
+    margins = sorted({one.claim.margin for one in found if one.claim.margin is not None} or {MARGIN})
+    margin = (
+        "the margin that the claim names"
+        if margins != [MARGIN]
+        else f"{100 * MARGIN:g} points, our margin, since the paper gives none"
+    )
+    return (
+        f"{judged} A method is better where the 95 % interval of the difference lies above 0; {smallest} counts as "
+        f"none. Two methods are equivalent if it lies within {margin}. p is one-sided, with Holm's adjustment over "
+        "the comparisons of the claim; its level is 0.025. The power is a lower bound of the probability that the "
+        "claim comes out supported with these runs and their spread, if the true difference is the one named; next to "
+        "it is the number of runs of each method and model for a power of 0.8."
+    )
 
 
 def _caution(core: str, judged: bool) -> str:
@@ -147,23 +176,42 @@ def _caution(core: str, judged: bool) -> str:
     return ""
 
 
-def _summary(found: Sequence[Verdict]) -> str:
+def _summary(found: Sequence[Verdict], own: Mapping[Claim, Standing]) -> str:
     if not found:
         return "The paper makes no claim about the variants of this sweep."
-    counts = [(outcome, sum(verdict.outcome is outcome for verdict in found)) for outcome in VerdictOutcome]
-    said = ", ".join(f"{count} {outcome.value}" for outcome, count in counts if count)
-    return f"{len(found)} claim{'s' if len(found) > 1 else ''}: {said}."
+    return tally("", [(one.outcome, is_exploratory(one, own.get(one.claim))) for one in found])
 
 
-def _line(verdict: Verdict, runs: tuple[RunValues, ...], registered: str, alone: bool) -> VerdictLine:
+def tally(about: str, outcomes: Sequence[tuple[VerdictOutcome, bool]]) -> str:
+    """`3 claims: 1 supported, 1 undecided; exploratory: 1 supported.` of (outcome, whether it is exploratory)."""
+    parts = []
+    for late in (False, True):
+        counts = [(one, sum(pair == (one, late) for pair in outcomes)) for one in VerdictOutcome]
+        if said := ", ".join(f"{count} {one.value}" for one, count in counts if count):
+            parts.append(f"exploratory: {said}" if late else said)
+    return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}."
+
+
+def is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
+    """Whether a verdict confirms nothing.
+
+    Either by the standing `own` of a sweep's own hypothesis, or as it is decided although the claim before it is not
+    supported.
+    """
+    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
+    return (verdict.after is not None and decided) or (own is not None and not own.confirmatory)
+
+
+def _line(verdict: Verdict, runs: tuple[RunValues, ...], own: Standing | None, alone: bool) -> VerdictLine:
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
     others = [f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()]
     return VerdictLine(
         sweep=verdict.claim.sweep,
         text=verdict.claim.text,
-        registered=registered,
+        registered="" if own is None else own.words,
+        exploratory=is_exploratory(verdict, own),
         outcome=verdict.outcome.value,
-        estimate=_estimate(verdict.deciding),
+        estimate=_estimate(verdict.claim, verdict.deciding),
         sentence=_one_run(verdict, alone) if _single_runs(verdict) else reason(verdict, display_name),
         observed=_observed(verdict),
         numbers=_numbers(verdict, runs),
@@ -190,14 +238,14 @@ def _one_run(verdict: Verdict, alone: bool) -> str:
     if found is None or found.difference is None:
         return ""
     pair = f"{_pair(found)} {place(found.model)}"
-    more = " Runs of the sweep are missing or unfinished, so this may change." if verdict.provisional else ""
+    more = f" {MISSING}" if verdict.provisional else ""
     if verdict.after is not None:
         more += f" {exploratory(verdict.after)}"
     least = "The" if alone else "With one run on each side nothing is decided; the"
     return f"{least} least clear is {pair}.{more}"
 
 
-def _estimate(found: Comparison | None) -> str:
+def _estimate(claim: Claim, found: Comparison | None) -> str:
     """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome."""
     if found is None or found.difference is None:
         return ""
@@ -207,7 +255,7 @@ def _estimate(found: Comparison | None) -> str:
     runs = (
         f"{ours} and {theirs} runs" if ours != theirs else f"{ours} runs each" if ours > 1 else "one run each"
     )
-    return f"{_points(found.difference.estimate.value)} points, {around} ({runs})"
+    return f"{_points(found.difference.estimate.value)} {claim.unit}, {around} ({runs})"
 
 
 def _pair(found: Comparison) -> str:
@@ -215,7 +263,7 @@ def _pair(found: Comparison) -> str:
 
 
 def _power(verdict: Verdict) -> str:
-    words = power_words(verdict)
+    words = power_words(verdict.power)
     return f"{power_question(verdict.claim)}: {words}" if words else ABSENT
 
 
@@ -247,7 +295,7 @@ def _numbers(verdict: Verdict, runs: tuple[RunValues, ...]) -> tuple[tuple[str, 
         ("95 % interval", _interval(found)),
         ("runs", _runs(found.difference)),
         ("adjusted p for it", _p(found.p_adjusted)),
-        (power_question(verdict.claim), power_words(verdict)),
+        (power_question(verdict.claim), power_words(verdict.power)),
     )
     if verdict.outcome is VerdictOutcome.UNDECIDED:
         numbers += (("would decide it", verdict.seeds.words()),)

@@ -176,7 +176,8 @@ def test_power_says_what_the_planned_runs_can_decide(
     assert main(["plan", "main", "seed=0,1,2", "--power", "--deviation=1,2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     powers = {(one["claim"], one["deviation"]): one for one in found["claims"]}
-    assert (found["sweep"], found["core"], found["effect"]) == ("main", "mini", "paper")
+    assert (found["sweep"], found["core"], found["correlation"]) == ("main", "mini", 0.0)
+    assert {one["lead"] for one in found["claims"]} == {"paper"}
     # With the paper's own effects three seeds decide the primary claim, and nothing like that decides every cell.
     assert powers["cppo_mean", 1.0]["power"] > 0.95
     assert powers["cppo_best", 1.0]["power"] < 0.05
@@ -224,21 +225,63 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
     shift = 4 * math.log2(lengths[1] / lengths[0]) / 2  # 4 points for each doubling
     assert power_of_t(shift, 3) < found["hypothesis grows"]["power"] < power_of_t(shift, 6) + 0.02
     assert powers("--effect=0.001")["hypothesis above"]["power"] < 0.05
+    # With a correlation of 0.75 differences have half the deviation, as if the lead were twice as large.
+    together = powers("--effect=2", "--correlation=0.75")["hypothesis above"]
+    assert low < together["power"] < high + 0.01
+    assert together["lead"] == 2.0
+    # The number of seeds is that of the variants that are compared.
+    Path("longer.yaml").write_text(
+        TREND.replace("variants: {", "variants: {other: {rule: grpo}, ")
+        + "exclude: [{variant: other, seed: 5}]\n"
+    )
+    assert powers()["hypothesis above"]["seeds"] == 4
     assert main(["plan", "./longer.yaml", "--power"]) == 0
-    assert "a lead of twice the smallest advantage that counts" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "a lead of twice the smallest advantage that counts" in said
+    assert re.search(r"It is above +1 +4 +5 ", said) and re.search(r"It is above +1 +4 +10 ", said)
+
+
+def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "exact", "--power", "--error-deviation=50", "--json"]) == 0
+    found = {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}
+    assert len(found) == 11 and {one["deviation_is"] for one in found.values()} == {"percent of the error"}
+    first, slope = found["hypothesis cppo"], found["hypothesis cppo_horizon"]
+    assert (first["seeds"], first["comparisons"], first["lead"]) == (40, 1, 0.81)
+    shift = -2 * math.log(0.9) * math.sqrt(40) / 0.5
+    assert first["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
+    shift = -2 * math.log(0.95) * math.sqrt(40) / 0.5
+    assert slope["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
+    needed = first["seeds_needed"]
+    more, fewer = (power_of_t(-2 * math.log(0.9) * math.sqrt(n) / 0.5, n - 1) for n in (needed, needed - 1))
+    assert fewer < 0.8 < more + 0.005
+    assert main(["plan", "exact", "seed=0,1,2,3", "--power"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "30 %" in said
+        and "twice the smallest that counts" in said
+        and "scores" not in said.split("Claims")[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["main", "--deviation=1"], "--deviation=1: only valid with --power"),
-        (["main", "--power", "--deviation=0"], "must be above 0 points"),
+        (["main", "--power", "--deviation=0"], "must be above 0"),
         (["main", "--power", "--deviation=1,x"], "--deviation=x: must be a number of points"),
         (["main", "--power", "--effect=nan"], "--effect=nan: must be a number of points"),
         (["main", "--power", "--csv"], "use --json"),
         (["drift_strong", "--power"], "--effect=POINTS"),
         (["position_order", "seed=0", "--power"], "is planned: plan their variants with seed=140,141,"),
-        (["exact", "--power"], "the surrogate's error, whose power is not simulated"),
+        (["exact", "seed=100", "--power"], "is planned: plan their variants with seed=0,1,2,"),
+        (["exact", "variant=dppo", "--power"], "is planned: plan their variants with seed=0,1,2,"),
+        (["exact", "--power", "--error-deviation=x"], "--error-deviation=x: must be a number of points"),
+        (["main", "--error-deviation=30"], "--error-deviation=30: only valid with --power"),
+        (
+            ["main", "--power", "--correlation=1"],
+            "--correlation=1: must be a number of at least 0 and below 1",
+        ),
+        (["main", "--power", "--correlation=much"], "--correlation=much: must be a number"),
         (["tune_cppo", "--power"], "tune_cppo is a search, which tests no claim"),
     ],
 )

@@ -40,7 +40,8 @@ class Claim:
     `over_models`: test the mean over the sweep's models once, instead of each model separately. `after`: key of the
     claim that must be supported for this one to be confirmatory; otherwise it is exploratory. `smallest`: an advantage
     below this fraction counts as none. `score`: the deciding score (None: the default one), or another quantity of the
-    runs. `seeds`: seeds of the runs that test the claim, None for all.
+    runs. `seeds`: seeds of the runs that test the claim, None for all. `tests`: (model, variant, seed) of all runs that
+    are declared to test it; empty if that is not known.
     """
 
     key: str
@@ -54,6 +55,11 @@ class Claim:
     smallest: float = SMALLEST
     score: Score | Quantity | None = None
     seeds: tuple[int, ...] | None = None
+    tests: frozenset[tuple[str, str, int]] = frozenset()
+
+    def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
+        """Whether a run is one of those that test the claim, on whatever `model`."""
+        return (self.seeds is None or seed in self.seeds) and any(variant in tier for tier in self.tiers)
 
     @property
     def unit(self) -> str:

@@ -5,8 +5,10 @@ judged as in `verdicts`: differences paired by seed or by Welch, every compariso
 about scores have a planned power: collapses and other quantities cannot be assumed before training.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,9 @@ from cppo_lab.analysis.statistics.power import ALPHA
 from cppo_lab.analysis.statistics.reached_power import fewest
 from cppo_lab.analysis.statistics.trend import slope_weights
 
+if TYPE_CHECKING:
+    from cppo_lab.analysis.exact_claims import ErrorClaim
+
 STUDIES = 4000  # the standard error of a power is then at most 0.8 points
 Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a fraction
 
@@ -25,11 +30,12 @@ Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a 
 @dataclass(frozen=True)
 class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
-    assumed scores are true and runs have the standard deviation `deviation` (a fraction). `needed`: the number of seeds
+    assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
+    error, of the log ratio of one seed). `needed`: the number of seeds
     at which the power reaches `power.POWER`; None if that takes more than `power.MOST` or never happens.
     """
 
-    claim: Claim
+    claim: "Claim | ErrorClaim"
     comparisons: int
     deviation: float
     seeds: int
@@ -40,10 +46,11 @@ class PlannedPower:
 @dataclass(frozen=True)
 class Design:
     """How the runs of a plan are compared: `paired` by seed or not. `lengths`: model -> response length in tokens, for
-    claims about a trend with length.
+    claims about a trend with length. `correlation`: of the runs of one seed on a model.
     """
 
     paired: bool = True
+    correlation: float = 0.0
     lengths: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -83,8 +90,11 @@ def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: D
     holds = np.ones(STUDIES, dtype=bool)
     parts: dict[tuple[str, str], list[_Part]] = {}
     for model, of_model in scores.items():
+        shared = math.sqrt(design.correlation) * rng.normal(0.0, deviation, (STUDIES, seeds))
+        own_deviation = math.sqrt(1 - design.correlation) * deviation
         runs = {
-            variant: rng.normal(score, deviation, (STUDIES, seeds)) for variant, score in of_model.items()
+            variant: rng.normal(score, own_deviation, (STUDIES, seeds)) + shared
+            for variant, score in of_model.items()
         }
         for variant, against in pairs(claim, tuple(of_model)):
             if not {variant, against} <= runs.keys():

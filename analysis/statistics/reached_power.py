@@ -8,12 +8,12 @@ method and are positively correlated, so the true power is at least the reported
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from scipy.special import gammaincinv, ndtr, ndtri, stdtrit
 
 from cppo_lab.analysis.statistics.aggregates import FloatArray
-from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.collapse import Counts, ShareDifference, newcombe
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER, Seeds, Spread, spread_of
@@ -37,7 +37,17 @@ class ReachedPower:
     needed: Seeds
 
 
-def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int) -> ReachedPower | None:
+class Tested(Protocol):
+    """What a power depends on: the true difference, and the margin of an equivalence (None: superiority)."""
+
+    @property
+    def lead(self) -> float: ...
+
+    @property
+    def margin(self) -> float | None: ...
+
+
+def reached_power(claim: Tested, estimates: Sequence[Estimate | None], runs: int) -> ReachedPower | None:
     """The power of a claim with these comparisons, from `runs` of each variant and model; None without a comparison.
 
     Without a spread, or with a missing side, nothing can be supported: the power is 0 and `needed` is unknown.
@@ -70,7 +80,7 @@ def fewest(chance: Chance) -> int | None:
     return high
 
 
-def _chance(claim: Claim, found: Estimate, runs: int) -> Chance:
+def _chance(claim: Tested, found: Estimate, runs: int) -> Chance:
     if isinstance(found, ShareDifference):
         return lambda n: share_power(found.theirs, claim.lead, n)
     spread = spread_of(found, runs)

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.power import POWER
+from cppo_lab.analysis.statistics.reached_power import ReachedPower
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome
+
+MISSING = "Runs of the sweep are missing, unfinished or not part of this report, so this may change."
 
 
 def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
@@ -17,7 +20,7 @@ def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
     if verdict.after is not None:
         sentence += f" {exploratory(verdict.after)}"
     if verdict.provisional:
-        sentence += " Runs of the sweep are missing or unfinished, so this may change."
+        sentence += f" {MISSING}"
     if verdict.outcome is not VerdictOutcome.UNDECIDED:
         return sentence
     if verdict.seeds.unknown:
@@ -39,9 +42,8 @@ def exploratory(before: Claim) -> str:
     return f"Exploratory: the claim before it is not supported ({before.text})."
 
 
-def power_words(verdict: Verdict) -> str:
+def power_words(found: ReachedPower | None) -> str:
     """The power of the runs, and the number of runs for a power of POWER; empty without a comparison."""
-    found = verdict.power
     if found is None:
         return ""
     if found.needed.unknown:

@@ -73,9 +73,9 @@ class Verdict:
     compare).
 
     `seeds`: how many per variant would decide it if the observed differences are the true ones. `provisional`: runs of
-    the sweep are missing or unfinished. `others`: for a claim about scores, the outcome by the other scores. `power`:
-    the power of the runs, None without a comparison. `after`: the claim that had to be supported first and is not, or
-    could not be judged here, which makes this outcome exploratory.
+    the sweep are missing, unfinished or not part of the report. `others`: for a claim about scores, the outcome by the
+    other scores. `power`: the power of the runs, None without a comparison. `after`: the claim that had to be supported
+    first and is not, or could not be judged here, which makes this outcome exploratory.
     """
 
     claim: Claim
@@ -144,7 +144,7 @@ def judge(
         comparisons=found,
         deciding=_deciding(claim, found, outcome),
         seeds=_seeds(found),
-        provisional=bool(board.gaps),
+        provisional=bool(board.gaps) or not claim.tests <= board.results,
         others=others,
         power=_power(claim, found),
     )

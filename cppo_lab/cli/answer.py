@@ -40,7 +40,7 @@ ANSWERS: dict[str, dict[str, str]] = {
     "plan": {
         **{"sweep": "name", "core": "trainer core", "runs?": _RUNS},
         "totals?": "runs, places, states and costs of all runs",
-        "effect?": "with `--power`: assumed lead in points, or `paper` (own hypotheses: twice the smallest)",
+        "correlation?": "with `--power`: assumed correlation of runs of the same seed",
         "claims?": "with `--power`: each claim with its power",
         "hours_are?": "with `--power`: `gpu` or `machine`, the unit of hours_needed; null if no cost is known",
         "search?": "for a search: study, model, seeds, objectives, parameters, trials, states",

@@ -84,7 +84,19 @@ def _add_training(commands: Commands) -> None:
     plan.add_argument(
         "--deviation",
         metavar="POINTS,...",
-        help="with --power: the standard deviations over seeds to assume (default: 1,2)",
+        help="with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
+        "on core=mini 5,10)",
+    )
+    plan.add_argument(
+        "--correlation",
+        metavar="R",
+        help="with --power: the correlation of runs of the same seed to assume (default: 0)",
+    )
+    plan.add_argument(
+        "--error-deviation",
+        metavar="PERCENT,...",
+        help="with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
+        "ratio of errors to assume (default: 30,60)",
     )
     plan.add_argument(
         "--effect",

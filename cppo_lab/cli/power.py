@@ -12,6 +12,7 @@ from cppo_lab.core_records import core_names, miniature_of
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
+    from cppo_lab.analysis.exact_claims import ErrorClaim
     from cppo_lab.analysis.statistics.claims import Claim
     from cppo_lab.analysis.statistics.planned_power import PlannedPower
     from cppo_lab.sweep.cost import Cost
@@ -19,28 +20,54 @@ if TYPE_CHECKING:
 
     Costs = Mapping[str, Cost | None]
 
-DEVIATIONS = (1.0, 2.0)  # points; of runs that differ in the seed, where the user names none
+# Standard deviations over seeds where the user names none. Points; core=mini has 5 to 13 (docs/position_order.csv).
+DEVIATIONS = (1.0, 2.0)
+MINI_DEVIATIONS = (5.0, 10.0)
+# Percent, of the log ratio of errors of one seed; docs/statistics.md has those of the exact study.
+ERROR_DEVIATIONS = (30.0, 60.0)
 Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
 
 
 @dataclass(frozen=True)
 class PowerQuestion:
-    """Standard `deviations` of runs over seeds, and the lead `effect` of each claim's methods over the next ones, in
-    points. None: the paper's scores; for a sweep's own hypotheses, twice the smallest advantage that counts.
+    """Standard `deviations` of runs over seeds (empty: the usual ones), and the lead `effect` of each claim's methods
+    over the next ones, in points. None: the paper's scores; for a sweep's own hypotheses, twice the smallest advantage
+    that counts. `correlation`: of runs of the same seed. `error_deviations`: of the log ratio of errors, in percent.
     """
 
     deviations: tuple[float, ...]
     effect: float | None
+    correlation: float
+    error_deviations: tuple[float, ...]
+
+    def deviations_of(self, core: str, own: bool) -> tuple[float, ...]:
+        """The deviations to assume for the paper's claims, or for a sweep's `own` hypotheses."""
+        return self.deviations or (MINI_DEVIATIONS if own and core == "mini" else DEVIATIONS)
 
 
-def parse_question(deviation: str | None, effect: str | None) -> PowerQuestion:
+def parse_question(
+    deviation: str | None, effect: str | None, correlation: str | None, error_deviation: str | None
+) -> PowerQuestion:
     """Raises UserError for what is no list of positive numbers, or no number."""
-    found = tuple(
-        _points("--deviation", text) for text in (deviation or "").split(",") if deviation is not None
+    try:
+        found = float(correlation or 0)
+    except ValueError:
+        found = float("nan")
+    if not 0 <= found < 1:
+        raise UserError(f"--correlation={correlation}: must be a number of at least 0 and below 1")
+    return PowerQuestion(
+        deviations=_deviations("--deviation", deviation),
+        effect=None if effect is None else _points("--effect", effect),
+        correlation=found,
+        error_deviations=_deviations("--error-deviation", error_deviation) or ERROR_DEVIATIONS,
     )
+
+
+def _deviations(option: str, text: str | None) -> tuple[float, ...]:
+    found = () if text is None else tuple(_points(option, one) for one in text.split(","))
     if any(value <= 0 for value in found):
-        raise UserError(f"--deviation={deviation}: standard deviations must be above 0 points")
-    return PowerQuestion(found or DEVIATIONS, None if effect is None else _points("--effect", effect))
+        raise UserError(f"{option}={text}: standard deviations must be above 0")
+    return found
 
 
 def _points(option: str, text: str) -> float:
@@ -58,7 +85,7 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
 
     Raises UserError if there is none, or nothing says what the true scores may be.
     """
-    from cppo_lab.analysis.statistics.claims import Kind, claims_about
+    from cppo_lab.analysis.statistics.claims import Kind, claims_about, pairs
     from cppo_lab.analysis.statistics.planned_power import Design, can_plan, planned_power
     from cppo_lab.cli.stated import score_claims
 
@@ -68,7 +95,7 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
         for name, found in cells.items()
     }
     own = [one for sweep in plan.sweeps for one in score_claims(sweep, plan.is_study)]
-    found = []
+    found = _errors_power(plan, question)
     for claim in [*own, *claims_about(variants, plan.is_study)]:
         if not can_plan(claim):
             continue
@@ -90,25 +117,57 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
         }
         if not any(_has_pair(claim, of_model) for of_model in means.values()):
             continue
-        seeds = min(count for of_model in planned.values() for count in of_model.values())
-        design = Design(_paired(plan, claim.sweep), lengths)
-        found += [planned_power(claim, means, value / 100, seeds, design) for value in question.deviations]
+        seeds = min(
+            planned[model][name]
+            for model, of_model in means.items()
+            for pair in pairs(claim, tuple(of_model))
+            for name in pair
+            if name in planned[model]
+        )
+        design = Design(_paired(plan, claim.sweep), question.correlation, lengths)
+        found += [
+            planned_power(claim, means, value / 100, seeds, design)
+            for value in question.deviations_of(plan.core, claim in own)
+        ]
     if not found:
-        raise UserError(_nothing_to_simulate(plan, own))
+        raise UserError(_nothing_to_plan(plan))
     return found
 
 
-def _nothing_to_simulate(plan: "Plan", own: "Sequence[Claim]") -> str:
-    """Why no claim has a power, and the remedy. `own`: the hypotheses about scores."""
-    if own:
-        seeds = ",".join(str(seed) for seed in own[0].seeds or ())
+def _errors_power(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
+    """The power of the hypotheses about the surrogate's error."""
+    from cppo_lab.analysis.exact_claims import planned_error_power
+    from cppo_lab.analysis.statistics.planned_power import PlannedPower
+    from cppo_lab.cli.stated import error_claims
+
+    found = []
+    for claim in (claim for sweep in plan.sweeps for claim in error_claims(sweep, plan.is_study)):
+        cells = [
+            (model, variant, count)
+            for model, counts in _cells(plan, claim.sweep, claim.seeds).items()
+            for variant, count in counts.items()
+            if claim.is_tested_by(model, variant, claim.seeds[0])
+        ]
+        if {claim.group_of(variant) for _, variant, _ in cells} < {*claim.variants}:
+            continue
+        models = 1 if claim.over_models else len({model for model, _, _ in cells})
+        comparisons = len(claim.better) * len(claim.than) * models
+        seeds = min(count for _, _, count in cells)
+        for value in question.error_deviations:
+            power = planned_error_power(claim, comparisons, value / 100, seeds)
+            found.append(
+                PlannedPower(claim, comparisons, value / 100, seeds, power.power, power.needed.count)
+            )
+    return found
+
+
+def _nothing_to_plan(plan: "Plan") -> str:
+    """Why no claim has a power, and the remedy."""
+    tests = [seed for sweep in plan.sweeps for one in sweep.hypotheses.values() for seed in one.test_seeds]
+    if tests:
+        seeds = ",".join(str(seed) for seed in dict.fromkeys(tests))
         return (
             f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
-        )
-    if any(sweep.hypotheses for sweep in plan.sweeps):
-        return (
-            f"{plan.name}: its hypotheses are about the surrogate's error, whose power is not simulated; for claims "
-            "about scores give the lead to assume with --effect=POINTS"
         )
     return (
         f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
@@ -214,7 +273,7 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
                 one.claim.text,
                 str(one.comparisons),
                 str(one.seeds),
-                f"{100 * one.deviation:g}",
+                f"{100 * one.deviation:g}{' %' if is_error(one.claim) else ''}",
                 f"{one.power:.2f}",
             ),
             *(_needed(one.needed), _hours_text(_hours(plan, one, costs))),
@@ -230,16 +289,33 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
         )
         for row in rows
     ]
-    effect = (
-        f"a lead of {question.effect:g} points" if question.effect is not None else _default_effects(found)
-    )
-    note = (
-        f"Power: the probability that the planned seeds support the claim, if the truth is {effect} "
-        "and runs of one method have the given standard deviation over seeds (points); by simulation."
-    )
+    note = "Power: the probability that the planned seeds support the claim."
+    if scores := [one for one in found if not is_error(one.claim)]:
+        effect = (
+            f"a lead of {question.effect:g} points"
+            if question.effect is not None
+            else _default_effects(scores)
+        )
+        note += (
+            f" For claims about scores, if the truth is {effect} and runs of one method have the given standard "
+            f"deviation over seeds (points), those of a seed with a correlation of {question.correlation:g}; by "
+            "simulation."
+        )
+    if len(scores) < len(found):
+        note += (
+            " For claims about the surrogate's error, if the true advantage is twice the smallest that counts and the "
+            "log ratio of errors has the given standard deviation over seeds; by Student's t."
+        )
     note += f" {unit}: of all runs that the claim compares, with so many seeds." if unit else ""
     note += " Claims about collapses and other quantities than scores are not simulated."
     return "\n".join(line.rstrip() for line in lines) + f"\n\n{note}"
+
+
+def is_error(claim: "Claim | ErrorClaim") -> bool:
+    """Whether a claim is about the surrogate's error."""
+    from cppo_lab.analysis.exact_claims import ErrorClaim
+
+    return isinstance(claim, ErrorClaim)
 
 
 def _default_effects(found: "Sequence[PlannedPower]") -> str:
@@ -267,13 +343,22 @@ def _unit(costs: "Costs") -> str:
 
 def _hours(plan: "Plan", one: "PlannedPower", costs: "Costs") -> float | None:
     """What the runs that a claim compares cost with the seeds that it needs; None where that is not known."""
+    from cppo_lab.analysis.exact_claims import ErrorClaim
     from cppo_lab.analysis.statistics.claims import pairs
 
     if one.needed is None or not _unit(costs):
         return None
-    hours = 0.0
-    for model, counts in _cells(plan, one.claim.sweep).items():
-        names = {name for pair in pairs(one.claim, tuple(counts)) for name in pair}
+    hours, claim = 0.0, one.claim
+    for model, counts in _cells(plan, claim.sweep).items():
+        names = {
+            name
+            for name in counts
+            if (isinstance(claim, ErrorClaim) and claim.is_tested_by(model, name, claim.seeds[0]))
+            or (
+                not isinstance(claim, ErrorClaim)
+                and any(name in pair for pair in pairs(claim, tuple(counts)))
+            )
+        }
         for run in plan.runs:
             if run.spec.model.name == model and run.variants.get(one.claim.sweep) in names:
                 cost = costs[run.run_id]
@@ -302,6 +387,8 @@ def power_values(
             "sweep": one.claim.sweep,
             "comparisons": one.comparisons,
             "deviation": 100 * one.deviation,
+            "deviation_is": "percent of the error" if is_error(one.claim) else "points",
+            "lead": _lead(one, question),
             "seeds": one.seeds,
             "power": round(one.power, 4),
             "seeds_needed": one.needed,
@@ -309,7 +396,22 @@ def power_values(
         }
         for one in found
     ]
-    effect = "paper" if question.effect is None else question.effect
     unit = {"GPU-hours for it": "gpu", "hours for it": "machine"}.get(_unit(costs))
-    head = {"sweep": plan.name, "core": plan.core, "effect": effect, "hours_are": unit}
+    head = {
+        "sweep": plan.name,
+        "core": plan.core,
+        "correlation": question.correlation,
+        "hours_are": unit,
+    }
     return head | {"claims": claims}
+
+
+def _lead(one: "PlannedPower", question: PowerQuestion) -> float | str:
+    """The truth that is assumed for a claim: points (for a trend, per doubling), the ratio of errors, or "paper" for
+    the paper's scores.
+    """
+    if is_error(one.claim):
+        return round(math.exp(-one.claim.lead), 4)
+    if question.effect is not None:
+        return question.effect
+    return "paper" if one.claim.seeds is None else round(100 * one.claim.lead, 6)

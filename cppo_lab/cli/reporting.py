@@ -306,16 +306,32 @@ def _baseline(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Base
 def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
     """The hypotheses of a sweep of the plan as claims, and what is registered for the sweep."""
     from cppo_lab.cli.stated import error_claims, score_claims
-    from cppo_lab.reports.registration import NONE_STATED, Hypotheses
+    from cppo_lab.reports.registration import NONE_STATED, Hypotheses, Registered
     from cppo_lab.store.client import open_client
-    from cppo_lab.tracking.registration import find_registrations
+    from cppo_lab.sweep.hypotheses import differences
+    from cppo_lab.tracking.registration import find_registrations, read_statement
 
     if not sweep.hypotheses:
         return NONE_STATED
-    registered = find_registrations(open_client(uri), experiment, sweep.name)
-    times = tuple((one.digest, one.time_ms) for one in registered)
-    claims, errors = score_claims(sweep, plan.is_study), error_claims(sweep, plan.is_study)
-    return Hypotheses(claims, errors, plan.statement(sweep)[1], times)
+    client, declared = open_client(uri), plan.declared[sweep.name]
+    text, digest = plan.statement(sweep)
+    registered = []
+    for one in find_registrations(client, experiment, sweep.name):
+        then = None if one.digest == digest else read_statement(client, one)
+        registered.append(
+            Registered(
+                one.digest,
+                one.time_ms,
+                settings_differ=one.digest == digest and not one.covers(digest, declared.settings),
+                changes=() if then is None else differences(then, text),
+            )
+        )
+    return Hypotheses(
+        claims=score_claims(sweep, plan.is_study, declared.places),
+        errors=error_claims(sweep, plan.is_study, declared.places),
+        digest=digest,
+        registered=tuple(registered),
+    )
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> "Built":

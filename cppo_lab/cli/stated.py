@@ -1,5 +1,7 @@
 """The hypotheses of a sweep file as claims, which `cppo report` judges and `cppo plan --power` simulates."""
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cppo_lab.analysis.statistics.claims import Claim, Kind
@@ -9,11 +11,12 @@ from cppo_lab.sweep.hypotheses import ERRORS, Hypothesis
 if TYPE_CHECKING:
     from cppo_lab.analysis.exact_claims import ErrorClaim
     from cppo_lab.sweep.declare import Sweep
+    from cppo_lab.sweep.enumerate import RunPlace
 
 
-def score_claims(sweep: "Sweep", in_study: bool) -> tuple[Claim, ...]:
-    """The hypotheses about scores. In a study the keys have the sweep's name."""
-    return tuple(
+def score_claims(sweep: "Sweep", in_study: bool, declared: "Collection[RunPlace]" = ()) -> tuple[Claim, ...]:
+    """The hypotheses about scores. In a study the keys have the sweep's name. `declared`: all runs of the sweep."""
+    claims = (
         Claim(
             key=_key(sweep, key, in_study),
             text=one.claim,
@@ -30,13 +33,16 @@ def score_claims(sweep: "Sweep", in_study: bool) -> tuple[Claim, ...]:
         for key, one in sweep.hypotheses.items()
         if one.outcome not in ERRORS
     )
+    return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
 
 
-def error_claims(sweep: "Sweep", in_study: bool) -> "tuple[ErrorClaim, ...]":
+def error_claims(
+    sweep: "Sweep", in_study: bool, declared: "Collection[RunPlace]" = ()
+) -> "tuple[ErrorClaim, ...]":
     """The hypotheses about the surrogate's error, which only the exact core's runs have."""
     from cppo_lab.analysis.exact_claims import ErrorClaim
 
-    return tuple(
+    claims = (
         ErrorClaim(
             key=_key(sweep, key, in_study),
             text=one.claim,
@@ -54,6 +60,11 @@ def error_claims(sweep: "Sweep", in_study: bool) -> "tuple[ErrorClaim, ...]":
         for key, one in sweep.hypotheses.items()
         if one.outcome in ERRORS
     )
+    return tuple(replace(one, tests=_tests(one, declared)) for one in claims)
+
+
+def _tests(claim: "Claim | ErrorClaim", declared: "Collection[RunPlace]") -> "frozenset[RunPlace]":
+    return frozenset(place for place in declared if claim.is_tested_by(*place))
 
 
 def _key(sweep: "Sweep", key: str, in_study: bool) -> str:

@@ -96,10 +96,11 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
     if options.power:
         if options.csv:
             raise UserError("--csv with --power: use --json")
-        return parse_question(options.deviation, options.effect)
-    for name in ("deviation", "effect"):
+        return parse_question(options.deviation, options.effect, options.correlation, options.error_deviation)
+    for name in ("deviation", "effect", "correlation", "error_deviation"):
         if getattr(options, name) is not None:
-            raise UserError(f"--{name}={getattr(options, name)}: only valid with --power")
+            option = name.replace("_", "-")
+            raise UserError(f"--{option}={getattr(options, name)}: only valid with --power")
     return None
 
 

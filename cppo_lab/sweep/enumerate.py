@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cppo_lab.errors import MOST_FAULTS, UserError, together
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
+from cppo_lab.spec.base import digest
 from cppo_lab.sweep.applicability import Fit, Fitting
 from cppo_lab.sweep.compose import Composed, compose, parsed
 from cppo_lab.sweep.conditions import (
@@ -20,7 +21,7 @@ from cppo_lab.sweep.conditions import (
 from cppo_lab.sweep.declare import Sweep
 from cppo_lab.sweep.declared import Scalar
 from cppo_lab.sweep.error_location import Setting, located
-from cppo_lab.sweep.grid import Grid, changes, narrow, whole
+from cppo_lab.sweep.grid import Grid, changes, narrow, whole, without_selections
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.hypotheses import ERRORS
 from cppo_lab.sweep.labels import UNNAMED, label, short_names
@@ -45,12 +46,27 @@ class PlannedRun:
         return next(iter(self.variants.values()))
 
 
+RunPlace = tuple[str, str, int]  # model, variant as in the plan, seed
+
+
+@dataclass(frozen=True)
+class DeclaredRuns:
+    """All runs of the file, with those overrides that change them, whatever else the command line selects.
+
+    `settings`: digest of the settings of all runs, also of those in conf/, apart from the seed.
+    """
+
+    places: frozenset[RunPlace]
+    settings: str
+
+
 @dataclass(frozen=True)
 class Enumerated:
     """The runs of one sweep as narrowed by the command line, and the overrides that apply to none of them.
 
     `shared` is the configuration common to all runs (paths, launcher and tracking); None if every run is excluded.
-    `changes`: the overrides that change the runs declared in the file (`grid.changes`).
+    `changes`: the overrides that change the runs declared in the file (`grid.changes`). `declared`: None for a sweep
+    without hypotheses.
     """
 
     sweep: Sweep
@@ -58,6 +74,7 @@ class Enumerated:
     shared: Composed | None
     unused: tuple[str, ...]
     changes: tuple[str, ...] = ()
+    declared: DeclaredRuns | None = None
 
 
 def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
@@ -106,7 +123,28 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     _check_hypotheses(grid)
     asked = [text for key, text in (grid.asked or {}).items() if key not in used]
     unused = [*(text for text in grid.rest if text not in used), *asked]
-    return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused))
+    declared = _declared(sweep, overrides) if sweep.hypotheses else None
+    return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused), declared)
+
+
+def _declared(sweep: Sweep, overrides: Sequence[str]) -> DeclaredRuns:
+    """What hypotheses are registered about. Composes one run of each model and variant."""
+    grid = narrow(sweep, without_selections(sweep, overrides))
+    names = short_names(grid.axes)
+    places: set[RunPlace] = set()
+    settings: dict[tuple[str, str], str] = {}
+    for place, fit in _places(grid, Fitting(grid)):
+        if any(meets(place, entry) for entry in sweep.exclude):
+            continue
+        variant = label(place.variant, {key: place.values[key] for key in fit.axes}, names, sweep.name)
+        seed = place.values.get("seed")
+        if seed is None or (place.model, variant) not in settings:
+            run = _composed(grid, place, fit).run
+            seed = run.seed
+            settings.setdefault((place.model, variant), run.model_copy(update={"seed": 0}).run_id)
+        places.add((place.model, variant, int(seed)))
+    lines = sorted(f"{model} {variant} {run_id}" for (model, variant), run_id in settings.items())
+    return DeclaredRuns(frozenset(places), digest("\n".join(lines)))
 
 
 def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:

@@ -115,6 +115,26 @@ def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
+    """The overrides without those that only select among the models, variants and axis values of the file.
+
+    Expects overrides that `narrow` accepts.
+    """
+    core = core_of(overrides)
+    axes = sweep.axes_of(core)
+    kept = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key == "variant":
+            continue
+        if key == "model" and set(value.split(",")) <= set(sweep.models_of(core)):
+            continue
+        if key in axes and set(_axis_values(text, key)) <= set(axes[key]):
+            continue
+        kept.append(text)
+    return kept
+
+
 def check_keys(sweep: Sweep) -> None:
     """Check that each key has one source, and that a sweep does not declare how runs are started or tracked.
 

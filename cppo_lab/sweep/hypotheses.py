@@ -1,5 +1,6 @@
 """Hypotheses of a sweep file, stated before its runs: claims, how each is tested, and the seeds that test it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self
 
@@ -12,6 +13,7 @@ Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
 EXACT = "exact"  # the core that computes the surrogate's error
 ERRORS = ("error", "error_slope")  # outcomes that no other core has
+MOST_LISTED = 4  # changes of a statement that are listed one by one
 
 
 class Hypothesis(Spec):
@@ -115,6 +117,38 @@ def statement(
     )
     text = canonical(stated)
     return text, digest(text)
+
+
+def differences(old: str, new: str) -> tuple[str, ...]:
+    """What differs between two statements, as `hypotheses.above.smallest: 2.0 -> 1.0`.
+
+    At most MOST_LISTED parts, and a count of the others. A text that is no JSON object has no parts.
+    """
+    before, after = _parts(old), _parts(new)
+    found = [
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+    more = len(found) - MOST_LISTED
+    return (*found[:MOST_LISTED], *([f"{more} more"] if more > 0 else []))
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Dotted key -> value of everything in a JSON object; a list is one value."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return {}
+    found: dict[str, str] = {}
+    left = list(values.items()) if isinstance(values, dict) else []
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{key}.{name}", inner) for name, inner in value.items()]
+        else:
+            found[key] = value if isinstance(value, str) else json.dumps(value)
+    return found
 
 
 def check_hypotheses(

@@ -101,7 +101,13 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
         if not sweep.hypotheses:
             continue
         try:
-            register(open_client(uri), uri, parents.by_sweep[sweep.name], plan.statement(sweep))
+            register(
+                open_client(uri),
+                uri,
+                parents.by_sweep[sweep.name],
+                plan.statement(sweep),
+                plan.declared[sweep.name].settings,
+            )
         except (*STORE_FAULTS, KeyError) as error:
             raise UserError(
                 f"sweep {sweep.source}: its hypotheses could not be registered ({type(error).__name__}), and nothing "

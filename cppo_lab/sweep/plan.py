@@ -12,7 +12,7 @@ from cppo_lab.sweep.applicability import refuse
 from cppo_lab.sweep.compose import TrackingSpec
 from cppo_lab.sweep.declare import Study, Sweep, load_sweep
 from cppo_lab.sweep.declared import ANY_CORE
-from cppo_lab.sweep.enumerate import Enumerated, PlannedRun, check_conditions, enumerate_runs
+from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, check_conditions, enumerate_runs
 from cppo_lab.sweep.grid import check_keys, core_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Plan:
     """All runs of a sweep or study, and how to launch and track them. `changes`: sweep -> the overrides that change the
-    runs declared in its file.
+    runs declared in its file. `declared`: sweep with hypotheses -> all runs that they are about.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Plan:
     tracking: TrackingSpec
     is_study: bool
     changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    declared: Mapping[str, DeclaredRuns] = field(default_factory=dict)
 
     def statement(self, sweep: Sweep) -> tuple[str, str]:
         """The statement of a sweep's hypotheses that is registered: a JSON text and its digest."""
@@ -110,6 +111,7 @@ def _plan(declared: Sweep | Study, found: Sequence[Enumerated], runs: Sequence[P
         tracking=shared.tracking,
         is_study=isinstance(declared, Study),
         changes={part.sweep.name: part.changes for part in found},
+        declared={part.sweep.name: part.declared for part in found if part.declared is not None},
     )
 
 

@@ -5,12 +5,16 @@ registered beside the earlier ones, which stay.
 """
 
 import json
+import tempfile
 import time
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mlflow import MlflowClient
 
 from cppo_lab import schema
+from cppo_lab.store.client import STORE_FAULTS
 from cppo_lab.store.exclusive import exclusive
 
 FOLDER = "hypotheses"
@@ -18,41 +22,75 @@ FOLDER = "hypotheses"
 
 @dataclass(frozen=True)
 class Registration:
-    """The digest of what was registered, and when (milliseconds since the epoch)."""
+    """The digest of what was registered, when (milliseconds since the epoch), and the digest of the settings of the
+    sweep's runs at that time ("": registered by a version that did not record it). `parent`: the sweep's run.
+    """
 
     digest: str
     time_ms: int
+    settings: str = ""
+    parent: str = ""
+
+    def covers(self, digest: str, settings: str) -> bool:
+        """Whether it is of this statement, with these settings as far as it recorded them."""
+        return self.digest == digest and self.settings in ("", settings)
 
 
-def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, str]) -> None:
-    """Register the JSON text and digest of hypotheses with the sweep's run, unless they are registered already."""
+def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, str], settings: str) -> None:
+    """Register hypotheses with the sweep's run, unless they are registered already.
+
+    `statement`: their JSON text and its digest. `settings`: the digest of the settings of the sweep's runs.
+    """
     text, digest = statement
     with exclusive(uri):
         known = parse_registrations(client.get_run(parent).data.tags.get(schema.TAG_HYPOTHESES, ""))
-        if any(one.digest == digest for one in known):
+        if any(one.covers(digest, settings) for one in known):
             return
-        client.log_text(parent, text + "\n", f"{FOLDER}/{digest}.json")
-        entries = [astuple(one) for one in (*known, Registration(digest, time.time_ns() // 10**6))]
+        client.log_text(parent, text + "\n", _file(digest))
+        added = Registration(digest, time.time_ns() // 10**6, settings)
+        entries = [[one.digest, one.time_ms, one.settings] for one in (*known, added)]
         client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
 
 def parse_registrations(text: str) -> tuple[Registration, ...]:
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
-        found = tuple(Registration(*entry) for entry in json.loads(text or "[]"))
+        found = tuple(Registration(*entry[:3]) for entry in json.loads(text or "[]"))
     except (ValueError, TypeError):
         return ()
-    if not all(isinstance(one.digest, str) and isinstance(one.time_ms, int) for one in found):
+    if not all(
+        isinstance(one.digest, str) and type(one.time_ms) is int and isinstance(one.settings, str)
+        for one in found
+    ):
         return ()
-    return tuple(sorted(found, key=lambda one: one.time_ms))
+    return _in_order(found)
 
 
 def find_registrations(client: MlflowClient, experiment: str, sweep: str) -> tuple[Registration, ...]:
-    """What is registered for a sweep of an experiment; nothing if there is no such sweep."""
+    """What is registered for a sweep of an experiment, the oldest first; nothing if there is no such sweep."""
     found = client.get_experiment_by_name(experiment)
     if found is None:
         return ()
     condition = f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'"
-    parents = client.search_runs([found.experiment_id], condition)
-    entries = [parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, "")) for run in parents]
-    return max(entries, key=len, default=())
+    return _in_order(
+        replace(one, parent=run.info.run_id)
+        for run in client.search_runs([found.experiment_id], condition)
+        for one in parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, ""))
+    )
+
+
+def read_statement(client: MlflowClient, one: Registration) -> str | None:
+    """The JSON text that was registered; None if the store does not have it or does not answer."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return Path(client.download_artifacts(one.parent, _file(one.digest), folder)).read_text()
+        except (*STORE_FAULTS, ValueError):
+            return None
+
+
+def _file(digest: str) -> str:
+    return f"{FOLDER}/{digest}.json"
+
+
+def _in_order(found: Iterable[Registration]) -> tuple[Registration, ...]:
+    return tuple(sorted(found, key=lambda one: one.time_ms))

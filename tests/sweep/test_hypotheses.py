@@ -15,6 +15,7 @@ from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.sweep import parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
+from cppo_lab.sweep.hypotheses import differences
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.registration import find_registrations, parse_registrations
@@ -122,9 +123,9 @@ def stated_times() -> list[tuple[str, int]]:
     return [(one.digest, one.time_ms) for one in found]
 
 
-def verdict_words(workspace: Path) -> str:
+def verdict_words(workspace: Path, *overrides: str) -> str:
     """What the page says of the first claim, between its heading and its numbers."""
-    assert main(["report", "two.yaml", "--partial"]) == 0
+    assert main(["report", "two.yaml", "--partial", *overrides]) == 0
     page = (workspace / "reports" / "build" / "two" / "index.html").read_text()
     found = re.search(r'<ol class="verdicts">(.*?)<dl', page, re.DOTALL)
     assert found is not None
@@ -160,10 +161,63 @@ def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(workspace
     first = record["verdicts"][0]
     assert (first["claim"], first["pairs"]) == ("hypothesis above", 2)  # not three: seed 0 chose the settings
     loaded(STATED.replace("smallest: 2.0", "smallest: 1.0"))  # after the fact
-    assert "the sweep file has changed since" in verdict_words(workspace)
+    changed = "have changed since (now "
+    assert changed in (words := verdict_words(workspace))
+    assert "hypotheses.above.smallest: 2.0 -&gt; 1.0. Exploratory." in words
     assert main(LAUNCH) == 0  # registers what it has become, and says that the runs were there before
     assert len(stated_times()) == 2
-    assert "when 4 of the 4 runs that test it had begun. Exploratory." in verdict_words(workspace)
+    words = verdict_words(workspace)
+    assert "when 4 of the 4 runs that test it had begun. Exploratory." in words
+    assert f"Other versions registered for this sweep: {digest} on " in words
+
+
+def test_a_report_on_some_of_the_runs_confirms_nothing(workspace: Path, fast: None) -> None:
+    loaded(STATED)
+    assert main(LAUNCH) == 0
+    record = workspace / "reports" / "build" / "two" / "report.json"
+    for overrides, missing in (((), 0), (("seed=0,1",), 2), (("seed=1", "variant=cppo,dppo"), 2)):
+        words = verdict_words(workspace, *overrides)
+        said = f"Of the 4 runs that test it, {missing} have no result in this report: exploratory."
+        assert (said in words) == bool(missing)
+        assert ("not part of this report" in words) == bool(missing)
+        first = json.loads(record.read_text())["verdicts"][0]
+        assert (first["exploratory"], first["provisional"]) == (bool(missing), bool(missing))
+        page = (record.parent / "index.html").read_text()
+        assert ("; exploratory: 1 undecided." in page) == bool(missing)
+
+
+def test_settings_of_the_runs_outside_the_file_are_registered_too(workspace: Path, fast: None) -> None:
+    sweep = loaded(STATED)
+    assert main(LAUNCH) == 0
+    [settings] = {
+        make_plan(sweep, texts).declared["two"].settings for texts in ([], ["seed=0"], ["variant=dppo"])
+    }
+    client = MlflowClient(tracking_uri())
+    [one] = find_registrations(client, schema.experiment_name("mini"), "two")
+    assert one.settings == settings
+    for entry, words in (
+        ([one.digest, one.time_ms, "of another conf"], "settings of its runs outside the sweep file"),
+        (
+            [one.digest, one.time_ms],
+            "before any of the 4 runs that test it; unchanged.",
+        ),  # an older version's
+    ):
+        client.set_tag(one.parent, schema.TAG_HYPOTHESES, json.dumps([entry]))
+        assert words in verdict_words(workspace, "--force")
+
+
+def test_what_differs_between_two_statements_is_listed() -> None:
+    old = json.dumps({"a": {"b": 1, "c": [1, 2]}, "d": "x"})
+    assert differences(old, old) == ()
+    new = json.dumps({"a": {"b": 2, "c": [1]}, "e": None})
+    assert differences(old, new) == (
+        "a.b: 1 -> 2",
+        "a.c: [1, 2] -> [1]",
+        "d: x -> absent",
+        "e: absent -> null",
+    )
+    many = json.dumps({f"key{i}": i for i in range(10)})
+    assert differences("not JSON", many)[-1] == "6 more"
 
 
 def test_without_a_registration_the_report_says_so(workspace: Path, fast: None) -> None:

@@ -139,7 +139,7 @@ def test_a_missing_side_is_a_gap_not_a_success() -> None:
     assert (verdict.outcome, verdict.provisional) == (VerdictOutcome.UNDECIDED, True)
     assert verdict.deciding is not None and verdict.deciding.against == "c"
     assert "one side has no finished run" in reason(verdict)
-    assert "missing or unfinished" in reason(verdict)
+    assert "missing, unfinished or not part of this report" in reason(verdict)
     undeclared = judged(ABOVE, flat({"a": BASE}))
     assert (undeclared.outcome, undeclared.comparisons[0].difference) == (VerdictOutcome.UNDECIDED, None)
     alone = judged(BEST, flat({"a": BASE}))
