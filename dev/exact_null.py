@@ -1,10 +1,10 @@
 """Type I error of the comparisons in `analysis/exact_study.py`: two arms that are the same rule.
 
-    python -m dev.exact_null [--runs 100] [--draws 1000]
+    python -m dev.exact_null [--runs 100] [--draws 1000] [--model exact_early] [--horizons 16,64]
 
-Trains DPPO of `sweeps/exact.yaml` on the early fork at two horizons, with seeds that no study uses. Draws two disjoint
-arms from the runs, gives them the same seed numbers, and counts how often the 95 % interval of the ratio of errors, and
-of its change with the horizon, excludes equality: on either side, it should be in 2.5 % of the draws.
+Trains DPPO of `sweeps/exact.yaml` on one process at some of its horizons, with seeds that no study uses. Draws two
+disjoint arms from the runs, gives them the same seed numbers, and counts how often the 95 % interval of the ratio of
+errors, and of its change with the horizon, excludes equality: on either side, it should be in 2.5 % of the draws.
 """
 
 import argparse
@@ -28,7 +28,6 @@ from cppo_lab.sweep.declare import load_sweep
 from cppo_lab.sweep.plan import make_plan
 
 FIRST = 1000  # no study uses the seeds from here on
-HORIZONS = (16, 64)
 ARMS = (40, 20, 8)  # seeds of an arm
 
 
@@ -39,9 +38,12 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=100, help="trained at each horizon; at least 80")
     parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--model", default="exact_early", help="exact_early, exact_late or exact_no_fork")
+    parser.add_argument("--horizons", default="16,64", help="two or more; the sweep has 16, 64, 256 and 1024")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    runs = {horizon: trained(horizon, given.runs) for horizon in HORIZONS}
+    horizons = [int(text) for text in given.horizons.split(",")]
+    runs = {horizon: trained(given.model, horizon, given.runs) for horizon in horizons}
     generator = np.random.default_rng(0)
     for size in ARMS:
         found = [drawn(runs, size, generator) for _ in range(given.draws)]
@@ -49,12 +51,12 @@ def main() -> None:
             print(f"{size} seeds, {name}: {outside(estimates)}")
 
 
-def trained(horizon: int, count: int) -> Curves:
-    """DPPO on the early fork."""
+def trained(model: str, horizon: int, count: int) -> Curves:
+    """DPPO on a process."""
     seeds = ",".join(str(FIRST + i) for i in range(count))
     asked = [
         "core=exact",
-        "model=exact_early",
+        f"model={model}",
         "variant=dppo",
         f"rollout.max_response_length={horizon}",
         f"seed={seeds}",

@@ -168,7 +168,7 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
         method=_METHOD,
         notes=_notes(curves, found, bool(tests) or not seeds),
         tables={
-            "ratios": _ratio_table(curves, contrasts, core, title),
+            "ratios": _ratio_table(curves, found, contrasts, core, title),
             "conditions": _condition_table(found, core, title),
         },
         info=exact_info(
@@ -356,7 +356,11 @@ def _notes(
 
 
 def _ratio_table(
-    curves: Mapping[Condition, Curves], contrasts: Sequence[Contrast], core: str, title: str
+    curves: Mapping[Condition, Curves],
+    found: Mapping[Condition, ConditionSummary],
+    contrasts: Sequence[Contrast],
+    core: str,
+    title: str,
 ) -> TextTable:
     """Ratios by horizon, their mean and their slope; a row for each contrast and process."""
     horizons = sorted({c.horizon for c in curves})
@@ -374,14 +378,37 @@ def _ratio_table(
                     *(_shown(known.get(h)) for h in horizons),
                     _shown(mean_estimate([pairs])),
                     _shown(slope_estimate([pairs])),
+                    NONE if by_return else _plain_ratio(found, model, contrast, tuple(pairs)),
                 )
                 rows.append(TextRow(contrast_name(contrast), contrast[0] == OURS, cells))
-    headings = ("process", "at equal", *(f"T = {h}" for h in horizons), "mean over T", "factor per tenfold T")
+    headings = (
+        "process",
+        "at equal",
+        *(f"T = {h}" for h in horizons),
+        "mean over T",
+        "factor per tenfold T",
+        "of plain means",
+    )
     notes = (
         f"Source: {origin(core)}.",
         "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
+        "Of plain means: of the means over all steps, whatever their movement, mean over T. At equal movement each "
+        "step counts the same; steps with large errors rule the plain means.",
     )
     return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
+
+
+def _plain_ratio(
+    found: Mapping[Condition, ConditionSummary], model: str, contrast: Contrast, horizons: Sequence[int]
+) -> str:
+    """The ratio of the mean errors of two rules, geometric mean over horizons."""
+    logs = [
+        math.log(
+            found[Condition(model, contrast[0], h)].error / found[Condition(model, contrast[1], h)].error
+        )
+        for h in horizons
+    ]
+    return f"{math.exp(math.fsum(logs) / len(logs)):.2f}"
 
 
 def _shown(log_ratio: Estimate | None) -> str:

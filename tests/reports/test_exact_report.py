@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from pathlib import Path
 
@@ -98,9 +99,26 @@ def test_from_the_file_to_the_page(workspace: Path) -> None:
         (v, t) for v in ("loose", "DPPO") for t in ("8", "16")
     }
     assert {row["runs"] for row in rows} == {"3"}
+    errors = {(row["rule"], row["T"]): float(row["mean |Δ|"]) for row in rows}
+    plain = math.prod((errors["loose", t] / errors["DPPO", t]) ** 0.5 for t in ("8", "16"))
+    with (folder / "exact_ratios.csv").open() as file:
+        ratios = list(csv.DictReader(file))
+    shown = {row["at equal"]: row["of plain means"] for row in ratios if row["rules"] == "loose / DPPO"}
+    shown |= {row["at equal"]: row["of plain means"] for row in ratios if row["rules"] == "DPPO / loose"}
+    assert min(abs(float(shown["movement"]) - one) for one in (plain, 1 / plain)) < 0.02 * max(
+        plain, 1 / plain
+    )
+    assert shown["movement and return"] == "\N{EN DASH}"
+    assert (first["exploratory"], second["exploratory"]) == (False, False)
+    assert first["power"]["runs"] == 3 and "Power at a ratio of " in section[1]
     with (folder / "figure_exact.csv").open() as file:
         points = list(csv.DictReader(file))
     assert {row["metric"] for row in points} == {"error", "ratio", "position", "bound"}
+    # Half of the registered runs confirm nothing.
+    assert main(["report", "tiny.yaml", "rollout.max_response_length=8"]) == 0
+    part = (folder / "index.html").read_text()
+    assert "Of the 12 runs that test it, 6 have no result in this report: exploratory." in part
+    assert all(one["exploratory"] for one in json.loads((folder / "report.json").read_text())["verdicts"])
 
 
 def test_a_sweep_of_the_cores_own_models_needs_no_core(workspace: Path) -> None:
