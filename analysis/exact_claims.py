@@ -20,7 +20,7 @@ from cppo_lab.analysis.exact_study import (
     slope_estimate,
     without_horizon,
 )
-from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate
+from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.multiplicity import holm
 from cppo_lab.analysis.statistics.power import ALPHA
 from cppo_lab.analysis.statistics.reached_power import ReachedPower, reached_power
@@ -207,11 +207,11 @@ def planned_error_power(claim: ErrorClaim, comparisons: int, spread: float, seed
     """The power of a claim before its runs: with `seeds` seeds, if the log ratio of one seed has the standard deviation
     `spread`.
     """
-    error = spread / math.sqrt(seeds)
-    one = Estimate(0.0, seeds, unknown=ONE_RUN) if seeds < 2 else Estimate(0.0, seeds, error, seeds - 1)
-    found = reached_power(claim, [one] * comparisons, seeds)
+    enough = max(seeds, 2)
+    one = Estimate(0.0, enough, spread / math.sqrt(enough), enough - 1)
+    found = reached_power(claim, [one] * comparisons, enough)
     assert found is not None, "there are comparisons"
-    return found
+    return found if seeds == enough else replace(found, power=0.0, runs=seeds)
 
 
 def log_size(fraction: float) -> float:

@@ -111,7 +111,9 @@ class ExactView:
     def files(self) -> Mapping[str, TextTable]:
         """The tables of the page, and one table of its verdicts."""
         rows = tuple(
-            TextRow(line.text, False, (line.outcome, *row, line.registered))
+            TextRow(
+                line.text, False, (line.outcome + " (exploratory)" * line.exploratory, *row, line.registered)
+            )
             for line in self.lines
             for row in line.rows
         )

@@ -1,8 +1,8 @@
 """Whether the hypotheses of a sweep were stated before the runs that test them, and whether all these have results."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cppo_lab.analysis.exact_claims import ErrorClaim
 from cppo_lab.analysis.scoring import Scoreboard
@@ -28,13 +28,15 @@ class Registered:
 @dataclass(frozen=True)
 class Hypotheses:
     """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement, and the
-    sweep's registrations in the store, the oldest first.
+    sweep's registrations in the store, the oldest first. `deleted`: run id -> when the first of its deleted or replaced
+    results began (milliseconds since the epoch).
     """
 
     claims: tuple[Claim, ...] = ()
     errors: tuple[ErrorClaim, ...] = ()
     digest: str = ""
     registered: tuple[Registered, ...] = ()
+    deleted: Mapping[str, int] = field(default_factory=dict)
 
 
 NONE_STATED = Hypotheses()
@@ -58,11 +60,11 @@ def standing(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -
     if now is None:
         return Standing(f"{_not_registered(stated, own, others)} Exploratory.", False)
     begun = f"on {_when(now.since)} ({stated.digest})"
-    starts = _starts(claim, board)
+    starts = _starts(claim, board, stated.deleted)
     if not starts:
         text = f"Pre-registered {begun}; none of the runs that test it is in this report."
         return Standing(text + _versions(others), False)
-    if early := sum(start < now.since for start in starts):
+    if early := sum(start < now.since for start in starts.values()):
         text = f"Registered {begun}, when {early} of the {_runs(len(starts))} that test it had begun. Exploratory."
         return Standing(text + _versions(others), False)
     text = f"Pre-registered {begun}, before any of the {_runs(len(starts))} that test it; unchanged."
@@ -104,15 +106,18 @@ def _runs(count: int) -> str:
     return f"{count} run{'s' * (count != 1)}"
 
 
-def _starts(claim: Claim | ErrorClaim, board: Scoreboard) -> list[int]:
-    """When each attempt at a run that tests the claim began, in milliseconds since the epoch."""
+def _starts(claim: Claim | ErrorClaim, board: Scoreboard, deleted: Mapping[str, int]) -> dict[str, int]:
+    """When each run that tests the claim first began, in milliseconds since the epoch, by run id. A result that was
+    deleted or replaced has been seen, too.
+    """
     tests = {run.run_id for run in board.runs if _tests(claim, run)}
     found = board.data.runs
-    return [
-        int(start.timestamp() * 1000)
-        for run_id, start in zip(found["run_id"], found["start"], strict=True)
-        if run_id in tests
-    ]
+    starts: dict[str, int] = {}
+    for run_id, start in zip(found["run_id"], found["start"], strict=True):
+        if run_id in tests:
+            began = int(start.timestamp() * 1000)
+            starts[run_id] = min(began, starts.get(run_id, began), deleted.get(run_id, began))
+    return starts
 
 
 def _tests(claim: Claim | ErrorClaim, run: RunScore) -> bool:

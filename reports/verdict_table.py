@@ -23,7 +23,15 @@ def verdict_table(view: VerdictView) -> TextTable | None:
 def _row(line: VerdictLine, number: int) -> TextRow:
     each = line.comparisons[number]
     cells = (
-        *(line.outcome, each.label, each.against, each.model, each.runs, each.difference, each.interval),
+        *(
+            line.outcome + " (exploratory)" * line.exploratory,
+            each.label,
+            each.against,
+            each.model,
+            each.runs,
+            each.difference,
+            each.interval,
+        ),
         *(each.p, each.improvement, each.seeds, each.outcome, line.power),
     )
     return TextRow(line.text, each.ours[1] == OURS, cells, each.ours)

@@ -254,6 +254,9 @@ def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.Cap
     needed = first["seeds_needed"]
     more, fewer = (power_of_t(-2 * math.log(0.9) * math.sqrt(n) / 0.5, n - 1) for n in (needed, needed - 1))
     assert fewer < 0.8 < more + 0.005
+    assert main(["plan", "exact", "seed=0", "--power", "--error-deviation=50", "--json"]) == 0
+    alone = {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}["hypothesis cppo"]
+    assert (alone["seeds"], alone["power"], alone["seeds_needed"]) == (1, 0.0, needed)
     assert main(["plan", "exact", "seed=0,1,2,3", "--power"]) == 0
     said = capsys.readouterr().out
     assert (

@@ -297,8 +297,9 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
             else _default_effects(scores)
         )
         note += (
-            f" For claims about scores, if the truth is {effect} and runs of one method have the given standard "
-            f"deviation over seeds (points), those of a seed with a correlation of {question.correlation:g}; by "
+            f" For claims about scores, if the truth is {effect} (none for an equivalence) and runs of one method "
+            "have the given standard deviation over seeds (points), those of a seed with a correlation of "
+            f"{question.correlation:g}; by "
             "simulation."
         )
     if len(scores) < len(found):
@@ -412,6 +413,8 @@ def _lead(one: "PlannedPower", question: PowerQuestion) -> float | str:
     """
     if is_error(one.claim):
         return round(math.exp(-one.claim.lead), 4)
+    if one.claim.margin is not None:
+        return 0.0
     if question.effect is not None:
         return question.effect
     return "paper" if one.claim.seeds is None else round(100 * one.claim.lead, 6)

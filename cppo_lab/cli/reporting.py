@@ -309,7 +309,7 @@ def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypothe
     from cppo_lab.reports.registration import NONE_STATED, Hypotheses, Registered
     from cppo_lab.store.client import open_client
     from cppo_lab.sweep.hypotheses import differences
-    from cppo_lab.tracking.registration import find_registrations, read_statement
+    from cppo_lab.tracking.registration import deleted_starts, find_registrations, read_statement
 
     if not sweep.hypotheses:
         return NONE_STATED
@@ -331,6 +331,7 @@ def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypothe
         errors=error_claims(sweep, plan.is_study, declared.places),
         digest=digest,
         registered=tuple(registered),
+        deleted=deleted_starts(client, experiment),
     )
 
 

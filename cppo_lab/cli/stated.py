@@ -1,5 +1,6 @@
 """The hypotheses of a sweep file as claims, which `cppo report` judges and `cppo plan --power` simulates."""
 
+import itertools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -64,7 +65,14 @@ def error_claims(
 
 
 def _tests(claim: "Claim | ErrorClaim", declared: "Collection[RunPlace]") -> "frozenset[RunPlace]":
-    return frozenset(place for place in declared if claim.is_tested_by(*place))
+    tests = {place for place in declared if claim.is_tested_by(*place)}
+    # A test seed that the file does not declare is missing for each cell.
+    missing = set(claim.seeds or ()) - {seed for _, _, seed in declared} if declared else set()
+    cells = {(model, variant) for model, variant, _ in declared}
+    tests |= {
+        (*cell, seed) for cell, seed in itertools.product(cells, missing) if claim.is_tested_by(*cell, seed)
+    }
+    return frozenset(tests)
 
 
 def _key(sweep: "Sweep", key: str, in_study: bool) -> str:

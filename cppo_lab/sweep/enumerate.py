@@ -19,15 +19,16 @@ from cppo_lab.sweep.conditions import (
     nothing_met,
 )
 from cppo_lab.sweep.declare import Sweep
-from cppo_lab.sweep.declared import Scalar
+from cppo_lab.sweep.declared import ANY_CORE, Scalar
 from cppo_lab.sweep.error_location import Setting, located
 from cppo_lab.sweep.grid import Grid, changes, narrow, whole, without_selections
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.hypotheses import ERRORS
-from cppo_lab.sweep.labels import UNNAMED, label, short_names
+from cppo_lab.sweep.labels import label, short_names
 from cppo_lab.sweep.overrides import override
 
 MAX_RUNS = 1_000_000
+HORIZON = "rollout.max_response_length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,16 +244,27 @@ def _check_hypotheses(grid: Grid) -> None:
     Raises UserError for the first that does not.
     """
     sweep = grid.sweep
-    if not sweep.hypotheses or sweep.axes.keys() <= UNNAMED:
+    if not sweep.hypotheses:
         return
     labels = _labels(whole(sweep, grid.core))
+    own_core = set(sweep.models) <= {grid.core, ANY_CORE}
     for key, one in sweep.hypotheses.items():
+        if one.outcome == "error_slope" and len(sweep.axes_of(grid.core).get(HORIZON, ())) < 2:
+            raise UserError(
+                f"sweep {sweep.source}: hypotheses.{key}: outcome=error_slope needs two horizons or more: give "
+                f"axes.{HORIZON} several values"
+            )
         for name in one.variants if one.outcome not in ERRORS else ():
             longer = [text for text in labels if text.startswith(f"{name} ")]
             if longer and name not in labels:
                 raise UserError(
                     f"sweep {sweep.source}: hypotheses.{key}: the file's axes are part of the names of variants: "
                     f"{name!r} is {' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
+                )
+            if own_core and name not in labels:
+                raise UserError(
+                    f"sweep {sweep.source}: hypotheses.{key}: no run is of variant {name!r} (variants: "
+                    f"{', '.join(map(repr, list(labels)[:5]))})"
                 )
 
 

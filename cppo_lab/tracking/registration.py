@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow import MlflowClient
+from mlflow.entities import ViewType
 
 from cppo_lab import schema
 from cppo_lab.store.client import STORE_FAULTS
@@ -77,6 +78,26 @@ def find_registrations(client: MlflowClient, experiment: str, sweep: str) -> tup
         for run in client.search_runs([found.experiment_id], condition)
         for one in parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, ""))
     )
+
+
+def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
+    """Run id -> when the first of its deleted runs in an experiment began, in milliseconds since the epoch.
+
+    Results that `--replace` has replaced are among them. What `mlflow gc` has removed is not.
+    """
+    found = client.get_experiment_by_name(experiment)
+    starts: dict[str, int] = {}
+    token, more = None, True
+    while found is not None and more:
+        page = client.search_runs(
+            [found.experiment_id], run_view_type=ViewType.DELETED_ONLY, max_results=1000, page_token=token
+        )
+        for run in page:
+            run_id = run.data.tags.get(schema.TAG_RUN_ID, "")
+            starts[run_id] = min(run.info.start_time, starts.get(run_id, run.info.start_time))
+        token = page.token
+        more = bool(token)
+    return starts
 
 
 def read_statement(client: MlflowClient, one: Registration) -> str | None:

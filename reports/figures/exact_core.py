@@ -225,6 +225,10 @@ def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
             marker = "o" if len(line.x) == 1 else None  # a line of one point is invisible
             ax.plot(line.x, line.y, **line.stroke.line(), label=line.name, marker=marker, markersize=3)
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
+    if not any(value > 0 for line in panel.lines for value in line.y):  # a log scale needs one
+        ax.text(0.5, 0.5, "too few steps to compare", ha="center", va="center", transform=ax.transAxes)
+        ax.set(xticks=[], yticks=[])
+        return
     if panel.log_x:
         ax.set_xscale("log")
     if panel.log_y:

@@ -52,6 +52,9 @@ def loaded(text: str) -> Sweep:
         (FIRST + "    outcome: luck\n", "outcome"),
         (FIRST + "    smallest: 0\n", "smallest"),
         (FIRST + "    margin: 1.0\n", "margin"),
+        (FIRST.replace("[1, 2]", "[1, 2, 1]"), "test_seeds: 1 stands there twice"),
+        (FIRST.replace("[cppo]", "[cppo, cppo]"), "better: 'cppo' stands there twice"),
+        (FIRST + "    smallest: 101\n", "at most 100"),
         (FIRST + "    models: trend\n", "models=trend needs two models or more"),
         (FIRST + "    models: trend\n    within: 1.0\n", "models=trend is for scores, without `within`"),
         (FIRST + "    models: trend\n    outcome: error\n", "outcome=error_slope is the trend of an error"),
@@ -68,6 +71,10 @@ def test_a_variant_is_named_with_its_axis_values(workspace: Path) -> None:
         make_plan(loaded(text), [])
     named = text.replace("[cppo]", "[cppo delta=0.1]").replace("[dppo]", "[dppo delta=0.1]")
     assert len(make_plan(loaded(named), []).runs) == 6
+    with pytest.raises(
+        UserError, match=r"no run is of variant 'cppo delta=1e-1' \(variants: 'cppo delta=0\.1'"
+    ):
+        make_plan(loaded(named.replace("[cppo delta=0.1]", "[cppo delta=1e-1]")), [])
     # An axis of the command line makes other runs, which do not test the hypothesis.
     assert len(make_plan(loaded(STATED), ["rule.delta=0.1,0.2"]).runs) == 12
 
@@ -184,6 +191,26 @@ def test_a_report_on_some_of_the_runs_confirms_nothing(workspace: Path, fast: No
         assert (first["exploratory"], first["provisional"]) == (bool(missing), bool(missing))
         page = (record.parent / "index.html").read_text()
         assert ("; exploratory: 1 undecided." in page) == bool(missing)
+
+
+def test_runs_that_were_deleted_or_replaced_have_been_seen(workspace: Path, fast: None) -> None:
+    loaded(HEAD)
+    assert main(LAUNCH) == 0
+    client = MlflowClient(tracking_uri())
+    experiment = client.get_experiment_by_name(schema.experiment_name("mini"))
+    assert experiment is not None
+    for run in client.search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"):
+        client.delete_run(run.info.run_id)
+    loaded(STATED)
+    assert main(LAUNCH) == 0
+    assert "when 4 of the 4 runs that test it had begun. Exploratory." in verdict_words(workspace)
+
+
+def test_test_seeds_that_are_not_declared_are_missing(workspace: Path, fast: None) -> None:
+    loaded(STATED.replace("test_seeds: [1, 2]", "test_seeds: [1, 2, 7]"))
+    assert main(LAUNCH) == 0
+    words = verdict_words(workspace)
+    assert "Of the 6 runs that test it, 2 have no result in this report: exploratory." in words
 
 
 def test_settings_of_the_runs_outside_the_file_are_registered_too(workspace: Path, fast: None) -> None:
