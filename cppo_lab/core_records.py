@@ -58,6 +58,8 @@ class CoreRecord:
     own_models: the models of conf/model that only this core of the product trains; empty: it trains those that no core
     claims.
     miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
+    deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
+    own hypotheses.
     preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long one.
     no_preflight: why it has no preflight.
     stand_ins: a `StandIns` (cores/base.py), for a preflight without downloads; None: its models have none.
@@ -84,6 +86,7 @@ class CoreRecord:
     published_models: bool = False
     own_models: tuple[str, ...] = ()
     miniature: str = ""
+    deviations: tuple[float, ...] = (1.0, 2.0)
     preflight: bool = False
     no_preflight: str = "it writes no timers that a preflight could read"
     stand_ins: str | None = None

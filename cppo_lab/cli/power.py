@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_names, miniature_of
+from cppo_lab.core_records import core_names, core_of, miniature_of
 from cppo_lab.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     Costs = Mapping[str, Cost | None]
 
-# Standard deviations over seeds where the user names none. Points; core=mini has 5 to 13 (docs/position_order.csv).
+# Standard deviations over seeds where the user names none, in points: of the paper's models.
 DEVIATIONS = (1.0, 2.0)
-MINI_DEVIATIONS = (5.0, 10.0)
 # Percent, of the log ratio of errors of one seed; docs/statistics.md has those of the exact study.
 ERROR_DEVIATIONS = (30.0, 60.0)
 Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
@@ -42,7 +41,7 @@ class PowerQuestion:
 
     def deviations_of(self, core: str, own: bool) -> tuple[float, ...]:
         """The deviations to assume for the paper's claims, or for a sweep's `own` hypotheses."""
-        return self.deviations or (MINI_DEVIATIONS if own and core == "mini" else DEVIATIONS)
+        return self.deviations or (core_of(core).deviations if own else DEVIATIONS)
 
 
 def parse_question(
