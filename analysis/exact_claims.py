@@ -69,11 +69,6 @@ class ErrorClaim:
         """The margin of an equivalence on the scale of the comparisons, None for a superiority."""
         return None if self.within is None else log_size(self.within)
 
-    @staticmethod
-    def group_of(variant: str) -> str:
-        """The name of a run's variant in the claim: without the horizon."""
-        return without_horizon(variant)
-
     def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
         """Whether a run is one of those that test the claim; `variant` may have its horizon in its label."""
         of_model = not self.models or model in self.models

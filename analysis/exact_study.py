@@ -23,7 +23,6 @@ BIN = math.log(1.25)  # width of a movement bin, within which movement counts as
 RETURN_BIN = 0.1
 LEAST = 5  # steps that each rule must have in a bin
 CORE = "exact"  # also the prefix of its metrics
-HORIZON = "rollout.max_response_length"
 POSITIONS = tuple(schema.position_metric("movement", part) for part in range(1, schema.POSITION_BINS + 1))
 METRICS = {
     "error": "exact/error",
@@ -84,7 +83,7 @@ def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[C
             continue
         steps = max(table.shape[1] for table in tables.values())
         padded = {name: _padded(table, steps) for name, table in tables.items()}
-        horizon = board.data.params.get(next(iter(runs)), {}).get(HORIZON, "")
+        horizon = board.data.params.get(next(iter(runs)), {}).get(schema.HORIZON, "")
         if not horizon.isdigit():
             continue
         found[Condition(model, without_horizon(variant), int(horizon))] = Curves(
@@ -97,8 +96,10 @@ def read_curves(board: Scoreboard, seeds: Sequence[int] | None = None) -> dict[C
 
 def without_horizon(variant: str) -> str:
     """A label without the value of the axis that is the horizon: `cppo max_response_length=64` -> `cppo`."""
-    name = HORIZON.rpartition(".")[2]
-    return " ".join(word for word in variant.split(" ") if not word.startswith((f"{name}=", f"{HORIZON}=")))
+    name = schema.HORIZON.rpartition(".")[2]
+    return " ".join(
+        word for word in variant.split(" ") if not word.startswith((f"{name}=", f"{schema.HORIZON}="))
+    )
 
 
 def _table(board: Scoreboard, model: str, variant: str, metric: str, runs: tuple[str, ...]) -> Array:

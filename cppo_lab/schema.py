@@ -99,6 +99,9 @@ METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
 BEST, BEST_STEP, FINAL_MEAN = "val/best", "val/best_step", "val/final_mean"
 LATE_SHARE = 0.3  # of [0, T_stop], its end: the validations of `val/final_mean`
+HORIZON = (
+    "rollout.max_response_length"  # the key of the horizon of the exact core, also a parameter of its runs
+)
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
 # {gpu}_memory_peak_megabytes is the highest sample; the rest is MLflow's.
 _GPU = re.compile(
@@ -194,7 +197,9 @@ TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
-TAG_HYPOTHESES = "cppo.hypotheses"  # of a sweep: what was registered, as JSON (digest, time in ms)
+TAG_HYPOTHESES = (
+    "cppo.hypotheses"  # of a sweep: what was registered, as JSON (digest, time in ms, digest of settings)
+)
 TAG_WARM_START = "cppo.warm_start"  # digest of the weights from which training began
 TAG_REPORT = "cppo.report"  # the files of a report that such a run has, with their fingerprints
 TAG_PARENT = "mlflow.parentRunId"  # MLflow's own: a run of a sweep or search, and a trial, have one

@@ -12,37 +12,31 @@ from cppo_lab.analysis.exact_study import (
     Condition,
     ConditionSummary,
     Curves,
-    mean_estimate,
-    pairs_of,
-    ratio_estimates,
     read_curves,
-    slope_estimate,
     summarise,
 )
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.verdict_words import MISSING, power_words
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
+from cppo_lab.reports.exact_tables import NONE, REFERENCE, condition_table, ratio_table
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.exact_core import (
     Contrast,
     ExactInfo,
-    contrast_name,
     draw_exact,
     draw_exact_figure,
     exact_info,
 )
 from cppo_lab.reports.figures.inline import DIAGNOSTIC_INCHES, InlineFigure, inline_svg
 from cppo_lab.reports.figures.picture import Picture
-from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.record import power_values
-from cppo_lab.reports.registration import Hypotheses, Standing, standing
+from cppo_lab.reports.registration import Hypotheses, Standing, is_exploratory, standing
 from cppo_lab.reports.tables import core_of
 from cppo_lab.reports.text_tables import TextRow, TextTable
 from cppo_lab.reports.verdict_view import tally
 
-REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
-NONE = "\N{EN DASH}"
 _METHOD = (
     "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step. Two rules "
     "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
@@ -170,8 +164,8 @@ def exact_view(board: Scoreboard, stated: Hypotheses, title: str, palette: str) 
         method=_METHOD,
         notes=_notes(curves, found, bool(tests) or not seeds),
         tables={
-            "ratios": _ratio_table(curves, found, contrasts, core, title),
-            "conditions": _condition_table(found, core, title),
+            "ratios": ratio_table(curves, found, contrasts, core, title),
+            "conditions": condition_table(found, core, title),
         },
         info=exact_info(
             curves,
@@ -212,8 +206,7 @@ def _summary(found: Sequence[ErrorVerdict], own: Mapping[str, Standing]) -> str:
 
 
 def _is_exploratory(verdict: ErrorVerdict, own: Standing) -> bool:
-    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
-    return (verdict.closed_by is not None and decided) or not own.confirmatory
+    return is_exploratory(verdict.outcome, verdict.closed_by is not None, own)
 
 
 def _line(verdict: ErrorVerdict, own: Standing) -> ErrorLine:
@@ -355,104 +348,3 @@ def _notes(
             f"Mean movement of the rules over that of DPPO: {min(apart):.2f} to {max(apart):.2f} (table of conditions)."
         )
     return tuple(notes)
-
-
-def _ratio_table(
-    curves: Mapping[Condition, Curves],
-    found: Mapping[Condition, ConditionSummary],
-    contrasts: Sequence[Contrast],
-    core: str,
-    title: str,
-) -> TextTable:
-    """Ratios by horizon, their mean and their slope; a row for each contrast and process."""
-    horizons = sorted({c.horizon for c in curves})
-    rows = []
-    for contrast in contrasts:
-        for model in dict.fromkeys(c.model for c in curves):
-            for by_return in (False, True):
-                pairs = pairs_of(curves, model, *contrast, by_return)
-                if not pairs:
-                    continue
-                known = ratio_estimates(pairs)
-                cells = (
-                    model,
-                    "movement and return" if by_return else "movement",
-                    *(_shown(known.get(h)) for h in horizons),
-                    _shown(mean_estimate([pairs])),
-                    _shown(slope_estimate([pairs])),
-                    NONE if by_return else _plain_ratio(found, model, contrast, tuple(pairs)),
-                )
-                rows.append(TextRow(contrast_name(contrast), contrast[0] == OURS, cells))
-    headings = (
-        "process",
-        "at equal",
-        *(f"T = {h}" for h in horizons),
-        "mean over T",
-        "factor per tenfold T",
-        "of plain means",
-    )
-    notes = (
-        f"Source: {origin(core)}.",
-        "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
-        "Of plain means: of the means over all steps, whatever their movement, mean over T. At equal movement each "
-        "step counts the same; steps with large errors rule the plain means.",
-    )
-    return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
-
-
-def _plain_ratio(
-    found: Mapping[Condition, ConditionSummary], model: str, contrast: Contrast, horizons: Sequence[int]
-) -> str:
-    """The ratio of the mean errors of two rules, geometric mean over horizons."""
-    logs = [
-        math.log(
-            found[Condition(model, contrast[0], h)].error / found[Condition(model, contrast[1], h)].error
-        )
-        for h in horizons
-    ]
-    return f"{math.exp(math.fsum(logs) / len(logs)):.2f}"
-
-
-def _shown(log_ratio: Estimate | None) -> str:
-    """`0.84 [0.78, 0.91]`."""
-    if log_ratio is None:
-        return NONE
-    value = f"{math.exp(log_ratio.value):.2f}"
-    if log_ratio.low is None or log_ratio.high is None:
-        return value
-    return f"{value} [{math.exp(log_ratio.low):.2f}, {math.exp(log_ratio.high):.2f}]"
-
-
-def _condition_table(found: Mapping[Condition, ConditionSummary], core: str, title: str) -> TextTable:
-    rows = []
-    for c, one in sorted(found.items(), key=lambda item: (item[0].model, item[0].horizon)):
-        there = found.get(Condition(c.model, REFERENCE, c.horizon))
-        cells = (
-            c.model,
-            str(c.horizon),
-            str(one.runs),
-            f"{one.error:.3g}",
-            f"{one.movement:.3g}",
-            NONE if there is None else f"{one.movement / there.movement:.2f}",
-            f"{100 * one.before / one.movement:.0f} %",
-            f"{one.area:.3f}",
-            f"{100 * one.falls:.0f} %",
-            f"{one.bound_ratio:.2g}",
-            f"{one.product_ratio:.2g}",
-        )
-        rows.append(TextRow(display_name(c.variant), c.variant == OURS, cells))
-    headings = (
-        *(
-            "process",
-            "T",
-            "runs",
-            "mean |Δ|",
-            "movement",
-            "over DPPO's",
-            "of it before the update",
-            "mean return",
-        ),
-        *("steps on which it falls", "bound / |Δ|", "product bound / |Δ|"),
-    )
-    notes = (f"Source: {origin(core)}.", "Means over steps and runs; medians for the bounds.")
-    return TextTable(f"Conditions ({title})", core, "rule", headings, tuple(rows), notes)

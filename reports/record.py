@@ -21,9 +21,9 @@ from cppo_lab.analysis.statistics.verdict_words import reason
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.reports.fingerprint import Unknown, fingerprint, of_bytes
 from cppo_lab.reports.names import display_name
-from cppo_lab.reports.registration import Standing
+from cppo_lab.reports.registration import Standing, is_exploratory
 from cppo_lab.reports.saved import FORMAT, RECORD
-from cppo_lab.reports.verdict_view import is_exploratory, testable_claims
+from cppo_lab.reports.verdict_view import testable_claims
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _verdict(verdict: Verdict, own: Standing | None) -> dict[str, Any]:
         "low": None if estimate is None else _number(estimate.low),
         "high": None if estimate is None else _number(estimate.high),
         "pairs": None if estimate is None else estimate.n,
-        "exploratory": is_exploratory(verdict, own),
+        "exploratory": is_exploratory(verdict.outcome, verdict.after is not None, own),
         "p_adjusted": None if verdict.deciding is None else _number(verdict.deciding.p_adjusted),
         "unit": verdict.claim.unit,
         "power": None if verdict.power is None else power_values(verdict.power),

@@ -8,6 +8,7 @@ from cppo_lab.analysis.exact_claims import ErrorClaim
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,16 @@ def standing(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -
         total = _runs(len(claim.tests))
         text += f" Of the {total} that test it, {len(absent)} have no result in this report: exploratory."
     return Standing(text + _versions(others), not absent)
+
+
+def is_exploratory(outcome: VerdictOutcome, closed: bool, own: Standing | None) -> bool:
+    """Whether a verdict confirms nothing.
+
+    Either by the standing of a sweep's `own` hypothesis (None: a claim of the paper), or because it is decided although
+    the claim before it is not supported (`closed`).
+    """
+    decided = outcome is not VerdictOutcome.UNDECIDED
+    return (closed and decided) or (own is not None and not own.confirmatory)
 
 
 def _not_registered(stated: Hypotheses, own: Sequence[Registered], others: Sequence[Registered]) -> str:

@@ -24,7 +24,7 @@ from cppo_lab.analysis.statistics.verdict_words import (
 from cppo_lab.analysis.statistics.verdicts import Comparison, Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import miniature_of
 from cppo_lab.reports.names import display_name
-from cppo_lab.reports.registration import Standing
+from cppo_lab.reports.registration import Standing, is_exploratory
 
 ABSENT = "–"
 OVER_MODELS = "mean over models"
@@ -179,7 +179,7 @@ def _caution(core: str, judged: bool) -> str:
 def _summary(found: Sequence[Verdict], own: Mapping[Claim, Standing]) -> str:
     if not found:
         return "The paper makes no claim about the variants of this sweep."
-    return tally("", [(one.outcome, is_exploratory(one, own.get(one.claim))) for one in found])
+    return tally("", [(one.outcome, _is_exploratory(one, own.get(one.claim))) for one in found])
 
 
 def tally(about: str, outcomes: Sequence[tuple[VerdictOutcome, bool]]) -> str:
@@ -192,14 +192,8 @@ def tally(about: str, outcomes: Sequence[tuple[VerdictOutcome, bool]]) -> str:
     return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}."
 
 
-def is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
-    """Whether a verdict confirms nothing.
-
-    Either by the standing `own` of a sweep's own hypothesis, or as it is decided although the claim before it is not
-    supported.
-    """
-    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
-    return (verdict.after is not None and decided) or (own is not None and not own.confirmatory)
+def _is_exploratory(verdict: Verdict, own: Standing | None) -> bool:
+    return is_exploratory(verdict.outcome, verdict.after is not None, own)
 
 
 def _line(verdict: Verdict, runs: tuple[RunValues, ...], own: Standing | None, alone: bool) -> VerdictLine:
@@ -209,7 +203,7 @@ def _line(verdict: Verdict, runs: tuple[RunValues, ...], own: Standing | None, a
         sweep=verdict.claim.sweep,
         text=verdict.claim.text,
         registered="" if own is None else own.words,
-        exploratory=is_exploratory(verdict, own),
+        exploratory=_is_exploratory(verdict, own),
         outcome=verdict.outcome.value,
         estimate=_estimate(verdict.claim, verdict.deciding),
         sentence=_one_run(verdict, alone) if _single_runs(verdict) else reason(verdict, display_name),

@@ -244,7 +244,9 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
 def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "exact", "--power", "--error-deviation=50", "--json"]) == 0
     found = {one["claim"]: one for one in json.loads(capsys.readouterr().out)["claims"]}
-    assert len(found) == 11 and {one["deviation_is"] for one in found.values()} == {"percent of the error"}
+    assert len(found) == 11 and {one["deviation_is"] for one in found.values()} == {
+        "percent, of the log ratio of errors"
+    }
     first, slope = found["hypothesis cppo"], found["hypothesis cppo_horizon"]
     assert (first["seeds"], first["comparisons"], first["lead"]) == (40, 1, 0.81)
     shift = -2 * math.log(0.9) * math.sqrt(40) / 0.5

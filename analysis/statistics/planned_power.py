@@ -31,8 +31,8 @@ Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a 
 class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
     assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
-    error, of the log ratio of one seed). `needed`: the number of seeds
-    at which the power reaches `power.POWER`; None if that takes more than `power.MOST` or never happens.
+    error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches `power.POWER`; None
+    if that takes more than `power.MOST` or never happens.
     """
 
     claim: "Claim | ErrorClaim"
@@ -86,11 +86,11 @@ def _power(claim: Claim, scores: Scores, deviation: float, seeds: int, design: D
     """The share of simulated studies in which all comparisons hold; 0 for one seed, which shows no spread."""
     if seeds < 2:
         return 0.0
-    rng = np.random.default_rng(seeds)
+    rng, of_seeds = np.random.default_rng(seeds), np.random.default_rng([seeds, 1])
     holds = np.ones(STUDIES, dtype=bool)
     parts: dict[tuple[str, str], list[_Part]] = {}
     for model, of_model in scores.items():
-        shared = math.sqrt(design.correlation) * rng.normal(0.0, deviation, (STUDIES, seeds))
+        shared = math.sqrt(design.correlation) * of_seeds.normal(0.0, deviation, (STUDIES, seeds))
         own_deviation = math.sqrt(1 - design.correlation) * deviation
         runs = {
             variant: rng.normal(score, own_deviation, (STUDIES, seeds)) + shared

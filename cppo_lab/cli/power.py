@@ -136,6 +136,7 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
 def _errors_power(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
     """The power of the hypotheses about the surrogate's error."""
     from cppo_lab.analysis.exact_claims import planned_error_power
+    from cppo_lab.analysis.exact_study import without_horizon
     from cppo_lab.analysis.statistics.planned_power import PlannedPower
     from cppo_lab.cli.stated import error_claims
 
@@ -147,7 +148,7 @@ def _errors_power(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]"
             for variant, count in counts.items()
             if claim.is_tested_by(model, variant, claim.seeds[0])
         ]
-        if {claim.group_of(variant) for _, variant, _ in cells} < {*claim.variants}:
+        if {without_horizon(variant) for _, variant, _ in cells} < {*claim.variants}:
             continue
         models = 1 if claim.over_models else len({model for model, _, _ in cells})
         comparisons = len(claim.better) * len(claim.than) * models
@@ -298,8 +299,7 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
         note += (
             f" For claims about scores, if the truth is {effect} (none for an equivalence) and runs of one method "
             "have the given standard deviation over seeds (points), those of a seed with a correlation of "
-            f"{question.correlation:g}; by "
-            "simulation."
+            f"{question.correlation:g}; by simulation."
         )
     if len(scores) < len(found):
         note += (
@@ -343,22 +343,11 @@ def _unit(costs: "Costs") -> str:
 
 def _hours(plan: "Plan", one: "PlannedPower", costs: "Costs") -> float | None:
     """What the runs that a claim compares cost with the seeds that it needs; None where that is not known."""
-    from cppo_lab.analysis.exact_claims import ErrorClaim
-    from cppo_lab.analysis.statistics.claims import pairs
-
     if one.needed is None or not _unit(costs):
         return None
     hours, claim = 0.0, one.claim
     for model, counts in _cells(plan, claim.sweep).items():
-        names = {
-            name
-            for name in counts
-            if (isinstance(claim, ErrorClaim) and claim.is_tested_by(model, name, claim.seeds[0]))
-            or (
-                not isinstance(claim, ErrorClaim)
-                and any(name in pair for pair in pairs(claim, tuple(counts)))
-            )
-        }
+        names = _compared(claim, model, tuple(counts))
         for run in plan.runs:
             if run.spec.model.name == model and run.variants.get(one.claim.sweep) in names:
                 cost = costs[run.run_id]
@@ -366,6 +355,16 @@ def _hours(plan: "Plan", one: "PlannedPower", costs: "Costs") -> float | None:
                 own = cost.hours if cost.gpu_hours is None else cost.gpu_hours
                 hours += own / counts[run.variants[one.claim.sweep]]  # of one seed
     return hours * one.needed
+
+
+def _compared(claim: "Claim | ErrorClaim", model: str, variants: "Sequence[str]") -> set[str]:
+    """Those of the variants on a model that a claim compares."""
+    from cppo_lab.analysis.exact_claims import ErrorClaim
+    from cppo_lab.analysis.statistics.claims import pairs
+
+    if isinstance(claim, ErrorClaim):
+        return {name for name in variants if claim.is_tested_by(model, name, claim.seeds[0])}
+    return {name for pair in pairs(claim, variants) for name in pair}
 
 
 def _hours_text(hours: float | None) -> str:
@@ -387,7 +386,7 @@ def power_values(
             "sweep": one.claim.sweep,
             "comparisons": one.comparisons,
             "deviation": 100 * one.deviation,
-            "deviation_is": "percent of the error" if is_error(one.claim) else "points",
+            "deviation_is": "percent, of the log ratio of errors" if is_error(one.claim) else "points",
             "lead": _lead(one, question),
             "seeds": one.seeds,
             "power": round(one.power, 4),

@@ -67,16 +67,23 @@ def experiment_runs(
 
 
 def search_runs(
-    client: MlflowClient, experiment_id: str, condition: str, newest_first: bool, page: int
+    client: MlflowClient,
+    experiment_id: str,
+    condition: str,
+    newest_first: bool,
+    page: int,
+    view: int = ViewType.ACTIVE_ONLY,
 ) -> Iterator[Run]:
-    """The runs of an experiment that meet MLflow's filter `condition`, by MLflow's own search."""
+    """The runs of an experiment that meet MLflow's filter `condition`, by MLflow's own search. `view`: also or only
+    deleted ones.
+    """
     token = None
     while True:
         with no_collection():
             runs = client.search_runs(
                 [experiment_id],
                 filter_string=condition,
-                run_view_type=ViewType.ACTIVE_ONLY,
+                run_view_type=view,
                 max_results=page,
                 order_by=[f"attributes.start_time {'DESC' if newest_first else 'ASC'}"],
                 page_token=token,

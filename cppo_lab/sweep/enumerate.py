@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cppo_lab import schema
 from cppo_lab.errors import MOST_FAULTS, UserError, together
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.base import digest
@@ -28,7 +29,6 @@ from cppo_lab.sweep.labels import label, short_names
 from cppo_lab.sweep.overrides import override
 
 MAX_RUNS = 1_000_000
-HORIZON = "rollout.max_response_length"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
         raise together(faults.values(), f"sweep {sweep.source}: ")
     used = fitting.used()
     _check_axes(grid, used)
-    _check_hypotheses(grid)
+    if sweep.hypotheses:
+        _check_hypotheses(grid)
     asked = [text for key, text in (grid.asked or {}).items() if key not in used]
     unused = [*(text for text in grid.rest if text not in used), *asked]
     declared = _declared(sweep, overrides) if sweep.hypotheses else None
@@ -134,16 +135,18 @@ def _declared(sweep: Sweep, overrides: Sequence[str]) -> DeclaredRuns:
     names = short_names(grid.axes)
     places: set[RunPlace] = set()
     settings: dict[tuple[str, str], str] = {}
+    models: dict[str, str] = {}  # file in conf/model -> name of the model
     for place, fit in _places(grid, Fitting(grid)):
         if any(meets(place, entry) for entry in sweep.exclude):
             continue
         variant = label(place.variant, {key: place.values[key] for key in fit.axes}, names, sweep.name)
         seed = place.values.get("seed")
-        if seed is None or (place.model, variant) not in settings:
+        cell = place.model, variant
+        if seed is None or cell not in settings:
             run = _composed(grid, place, fit).run
-            seed = run.seed
-            settings.setdefault((place.model, variant), run.model_copy(update={"seed": 0}).run_id)
-        places.add((place.model, variant, int(seed)))
+            seed, models[place.model] = run.seed, run.model.name
+            settings.setdefault(cell, run.model_copy(update={"seed": 0}).run_id)
+        places.add((models[place.model], variant, int(seed)))
     lines = sorted(f"{model} {variant} {run_id}" for (model, variant), run_id in settings.items())
     return DeclaredRuns(frozenset(places), digest("\n".join(lines)))
 
@@ -244,15 +247,13 @@ def _check_hypotheses(grid: Grid) -> None:
     Raises UserError for the first that does not.
     """
     sweep = grid.sweep
-    if not sweep.hypotheses:
-        return
     labels = _labels(whole(sweep, grid.core))
     own_core = set(sweep.models) <= {grid.core, ANY_CORE}
     for key, one in sweep.hypotheses.items():
-        if one.outcome == "error_slope" and len(sweep.axes_of(grid.core).get(HORIZON, ())) < 2:
+        if one.outcome == "error_slope" and len(sweep.axes_of(grid.core).get(schema.HORIZON, ())) < 2:
             raise UserError(
                 f"sweep {sweep.source}: hypotheses.{key}: outcome=error_slope needs two horizons or more: give "
-                f"axes.{HORIZON} several values"
+                f"axes.{schema.HORIZON} several values"
             )
         for name in one.variants if one.outcome not in ERRORS else ():
             longer = [text for text in labels if text.startswith(f"{name} ")]

@@ -53,8 +53,6 @@ class Hypothesis(Spec):
         for name, values in (("better", self.better), ("than", self.than), ("test_seeds", self.test_seeds)):
             if twice := [value for value in values if values.count(value) > 1]:
                 raise ValueError(f"{name}: {twice[0]!r} stands there twice: remove one")
-        if max(self.smallest, self.within or 0.0) > 100:
-            raise ValueError("smallest and within are points of a score (0 to 100): at most 100")
         if self.only is not None and self.outcome not in ERRORS:
             raise ValueError(
                 f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
@@ -68,6 +66,8 @@ class Hypothesis(Spec):
             raise ValueError(
                 f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
             )
+        if max(self.smallest, self.within or 0.0) > 100:
+            raise ValueError("smallest and within are points of a score (0 to 100): at most 100")
         return self
 
     @property

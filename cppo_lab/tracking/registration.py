@@ -16,9 +16,11 @@ from mlflow.entities import ViewType
 
 from cppo_lab import schema
 from cppo_lab.store.client import STORE_FAULTS
+from cppo_lab.store.database import search_runs
 from cppo_lab.store.exclusive import exclusive
 
 FOLDER = "hypotheses"
+PAGE = 1000  # runs in one answer of the store
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,12 @@ def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
     Results that `--replace` has replaced are among them. What `mlflow gc` has removed is not.
     """
     found = client.get_experiment_by_name(experiment)
+    if found is None:
+        return {}
     starts: dict[str, int] = {}
-    token, more = None, True
-    while found is not None and more:
-        page = client.search_runs(
-            [found.experiment_id], run_view_type=ViewType.DELETED_ONLY, max_results=1000, page_token=token
-        )
-        for run in page:
-            run_id = run.data.tags.get(schema.TAG_RUN_ID, "")
-            starts[run_id] = min(run.info.start_time, starts.get(run_id, run.info.start_time))
-        token = page.token
-        more = bool(token)
+    condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"
+    for run in search_runs(client, found.experiment_id, condition, False, PAGE, ViewType.DELETED_ONLY):
+        starts.setdefault(run.data.tags[schema.TAG_RUN_ID], run.info.start_time)  # the oldest comes first
     return starts
 
 

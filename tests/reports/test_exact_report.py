@@ -117,7 +117,7 @@ def test_from_the_file_to_the_page(workspace: Path) -> None:
     assert all(one["exploratory"] for one in json.loads((folder / "report.json").read_text())["verdicts"])
 
 
-def test_a_slope_needs_several_horizons() -> None:
+def test_a_slope_needs_several_horizons(workspace: Path) -> None:
     text = SWEEP.replace("[8, 16]", "[8]")
     assert text != SWEEP
     with pytest.raises(UserError, match=r"outcome=error_slope needs two horizons or more: give axes\."):

@@ -1,0 +1,121 @@
+"""The tables of the section on the surrogate's error: ratios of errors, and what the runs of each condition did."""
+
+import math
+from collections.abc import Mapping, Sequence
+from operator import truediv
+
+from cppo_lab.analysis.exact_study import (
+    Condition,
+    ConditionSummary,
+    Curves,
+    mean_estimate,
+    pairs_of,
+    ratio_estimates,
+    slope_estimate,
+)
+from cppo_lab.analysis.statistics.estimate import Estimate
+from cppo_lab.reports.figures.exact_core import Contrast, contrast_name
+from cppo_lab.reports.names import OURS, display_name, origin
+from cppo_lab.reports.text_tables import TextRow, TextTable
+
+REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
+NONE = "\N{EN DASH}"
+
+
+def ratio_table(
+    curves: Mapping[Condition, Curves],
+    found: Mapping[Condition, ConditionSummary],
+    contrasts: Sequence[Contrast],
+    core: str,
+    title: str,
+) -> TextTable:
+    """Ratios by horizon, their mean and their slope; a row for each contrast and process."""
+    horizons = sorted({c.horizon for c in curves})
+    rows = []
+    for contrast in contrasts:
+        for model in dict.fromkeys(c.model for c in curves):
+            for by_return in (False, True):
+                pairs = pairs_of(curves, model, *contrast, by_return)
+                if not pairs:
+                    continue
+                known = ratio_estimates(pairs)
+                cells = (
+                    model,
+                    "movement and return" if by_return else "movement",
+                    *(_shown(known.get(h)) for h in horizons),
+                    _shown(mean_estimate([pairs])),
+                    _shown(slope_estimate([pairs])),
+                    NONE if by_return else _plain_ratio(found, model, contrast, tuple(pairs)),
+                )
+                rows.append(TextRow(contrast_name(contrast), contrast[0] == OURS, cells))
+    headings = (
+        "process",
+        "at equal",
+        *(f"T = {h}" for h in horizons),
+        "mean over T",
+        "factor per tenfold T",
+        "of plain means",
+    )
+    notes = (
+        f"Source: {origin(core)}.",
+        "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
+        "Of plain means: of the means over all steps, whatever their movement, mean over T. At equal movement each "
+        "step counts the same; steps with large errors rule the plain means.",
+    )
+    return TextTable(f"Ratio of errors ({title})", core, "rules", headings, tuple(rows), notes)
+
+
+def _plain_ratio(
+    found: Mapping[Condition, ConditionSummary], model: str, contrast: Contrast, horizons: Sequence[int]
+) -> str:
+    """The ratio of the mean errors of two rules, geometric mean over horizons."""
+    one, other = ([found[Condition(model, name, h)].error for h in horizons] for name in contrast)
+    if min(*one, *other) <= 0:
+        return NONE
+    return f"{math.prod(map(truediv, one, other)) ** (1 / len(horizons)):.2f}"
+
+
+def _shown(log_ratio: Estimate | None) -> str:
+    """`0.84 [0.78, 0.91]`."""
+    if log_ratio is None:
+        return NONE
+    value = f"{math.exp(log_ratio.value):.2f}"
+    if log_ratio.low is None or log_ratio.high is None:
+        return value
+    return f"{value} [{math.exp(log_ratio.low):.2f}, {math.exp(log_ratio.high):.2f}]"
+
+
+def condition_table(found: Mapping[Condition, ConditionSummary], core: str, title: str) -> TextTable:
+    """Error, movement, return and bounds of each condition."""
+    rows = []
+    for c, one in sorted(found.items(), key=lambda item: (item[0].model, item[0].horizon)):
+        there = found.get(Condition(c.model, REFERENCE, c.horizon))
+        cells = (
+            c.model,
+            str(c.horizon),
+            str(one.runs),
+            f"{one.error:.3g}",
+            f"{one.movement:.3g}",
+            NONE if there is None else f"{one.movement / there.movement:.2f}",
+            f"{100 * one.before / one.movement:.0f} %",
+            f"{one.area:.3f}",
+            f"{100 * one.falls:.0f} %",
+            f"{one.bound_ratio:.2g}",
+            f"{one.product_ratio:.2g}",
+        )
+        rows.append(TextRow(display_name(c.variant), c.variant == OURS, cells))
+    headings = (
+        *(
+            "process",
+            "T",
+            "runs",
+            "mean |Δ|",
+            "movement",
+            "over DPPO's",
+            "of it before the update",
+            "mean return",
+        ),
+        *("steps on which it falls", "bound / |Δ|", "product bound / |Δ|"),
+    )
+    notes = (f"Source: {origin(core)}.", "Means over steps and runs; medians for the bounds.")
+    return TextTable(f"Conditions ({title})", core, "rule", headings, tuple(rows), notes)
