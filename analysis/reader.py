@@ -177,4 +177,5 @@ def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
         run.name,
         pd.to_datetime(run.start_ms, unit="ms", utc=True),
         pd.to_datetime(run.end_ms, unit="ms", utc=True),
+        tags.get(schema.TAG_WARM_START, ""),
     )

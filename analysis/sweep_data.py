@@ -21,6 +21,7 @@ RUN_COLUMNS = (
     "name",
     "start",
     "end",
+    "warm_start",
 )
 
 
@@ -28,7 +29,8 @@ RUN_COLUMNS = (
 class SweepData:
     """The runs of one sweep and all their logged metrics (or the requested ones).
 
-    `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times.
+    `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times;
+    `warm_start` is the digest of the weights from which training began, empty if the run has none.
     `metrics`: columns `points.METRIC_COLUMNS` of the types named there, sorted, one value per (run, metric, step).
     `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none.
     `versions`: MLflow run -> its `run_versions.result_version`. `outcomes`: MLflow run -> each problem's outcome at

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from cppo_lab import schema
 from cppo_lab.analysis.audit import Audit, percent
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.escapes import csv_cell
 from cppo_lab.reports.tables import Entry, FullTable, MainTable, core_of
 
@@ -94,13 +95,16 @@ def long_csv(board: Scoreboard) -> str:
 
 
 def runs_csv(board: Scoreboard) -> str:
-    """One row per expected run: what it is, its state, the selected step and score (percent), the last
-    score.
+    """One row per expected run: what it is, its state, the selected step and score (percent), the last score, the score
+    `final` of the statistics, and the digest of the weights that it began with.
     """
     header = [
         *("model", "method", "seed", "rule", "core", "run_id", "mlflow_run_id", "status", "state", "t_stop"),
         *("step", "tied_steps", "avg", *board.benchmarks, "base", "last_step", "last"),
+        *("final", "warm_start"),
     ]
+    final = {(run.model, run.variant, run.seed): run.final for run in run_values(board)}
+    starts = dict(zip(board.data.runs["mlflow_id"], board.data.runs["warm_start"], strict=True))
     rows = []
     for run in board.runs:
         choice = run.choice
@@ -109,7 +113,10 @@ def runs_csv(board: Scoreboard) -> str:
         found = (run.model, run.variant, run.seed, run.rule, run.core, run.run_id, run.mlflow_id, run.status)
         ties = " ".join(map(str, choice.ties))
         chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
-        rows.append([*found, *chosen])
+        late = final.get((run.model, run.variant, run.seed))
+        rows.append(
+            [*found, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id or "", "")]
+        )
     return csv_text(header, rows)
 
 

@@ -60,7 +60,7 @@ class Results:
             benchmarks inside the window, the first on ties, as in the reports (`analysis.selection`). last, last_step:
             the last score inside the window. final_mean: mean score over the last 30 % of the window, which has no
             selection bias. base: score before training (step 0). start, end: UTC times of the run in the store;
-            mlflow_id: its id there.
+            mlflow_id: its id there. warm_start: digest of the weights from which training began; empty if there is none.
 
         Scores are fractions in [0, 1], NaN where there is none.
         """
@@ -154,7 +154,7 @@ class Results:
             "state",
         ]
         scores = ["best", "best_step", "last", "last_step", "final_mean", "base"]
-        return [*names, "reason", *scores, "start", "end", "mlflow_id"]
+        return [*names, "reason", *scores, "start", "end", "mlflow_id", "warm_start"]
 
     @cached_property
     def _validations(self) -> pd.DataFrame:
@@ -217,7 +217,7 @@ def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurv
         **declared.axes,
     }
     if stored is None:
-        return named | {"state": schema.MISSING, "reason": "", "mlflow_id": ""}
+        return named | {"state": schema.MISSING, "reason": "", "mlflow_id": "", "warm_start": ""}
     curve = curves.of(stored.mlflow_id)
     choice = choose(curve, declared.t_stop, curves.benchmarks)
     late = late_curve(curve, declared.t_stop)
@@ -233,6 +233,7 @@ def _row(declared: DeclaredRun, stored: StoredRun | None, curves: ValidationCurv
         "start": pd.to_datetime(stored.start_ms, unit="ms", utc=True),
         "end": pd.to_datetime(stored.end_ms, unit="ms", utc=True),
         "mlflow_id": stored.mlflow_id,
+        "warm_start": stored.tags.get(schema.TAG_WARM_START, ""),
     }
 
 

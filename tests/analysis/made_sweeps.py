@@ -28,6 +28,7 @@ class MadeRun:
     t_stop: int | None = 100
     run_id: str = ""
     core: str = "mini"
+    warm_start: str = ""
 
     @property
     def key(self) -> str:
@@ -47,7 +48,7 @@ def make_data(runs: Sequence[MadeRun], sweep: str = "demo", experiment: str = "c
         start = pd.Timestamp(2026, 1, 1, tz="UTC") + pd.Timedelta(hours=number)
         mlflow_id = f"{number:032x}"
         found = (mlflow_id, run.key, run.variant, run.variant, run.model, run.core, run.seed, run.t_stop)
-        rows.append((*found, run.status, run.reason, run.key, start, start))
+        rows.append((*found, run.status, run.reason, run.key, start, start, run.warm_start))
         curves = {schema.validation_metric(name): curve for name, curve in run.scores.items()} | dict(
             run.logged
         )

@@ -50,6 +50,7 @@ def write(uri: str) -> Callable[..., str]:
             schema.TAG_MODEL: "chain",
             schema.TAG_SEED: "3",
             schema.TAG_T_STOP: "40",
+            schema.TAG_WARM_START: "0123abcd",
         }
         tags |= {schema.sweep_tag(name): variant for name, variant in (more or {"demo": "cppo"}).items()}
         if status is not None:
@@ -78,6 +79,7 @@ def test_frames(uri: str, write: Callable[..., str]) -> None:
         "chain",
     )
     assert (row["seed"], row["t_stop"], row["status"]) == (3, 40, schema.DONE)
+    assert row["warm_start"] == "0123abcd"
     assert tuple(data.metrics.columns) == METRIC_COLUMNS
     assert [tuple(point) for point in data.metrics.itertuples(index=False)] == [
         (mlflow_id, "train/loss", 1, 5.0),

@@ -61,6 +61,19 @@ def test_seeds_give_mean_and_standard_deviation() -> None:
     assert (avg["core"], avg["n"], avg["mean"], avg["std"]) == ("mini", "2", "32.0000", "2.8284")
 
 
+def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
+    curve = {step: 0.2 + 0.001 * step for step in range(0, 101, 10)}
+    runs = [
+        MadeRun("cppo", scores=both(curve), warm_start="0123abcd"),
+        MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
+        MadeRun("grpo", status=schema.RUNNING),
+    ]
+    cppo, dppo, grpo = csv.DictReader(io.StringIO(csv_tables.runs_csv(board_of(*runs, partial=True))))
+    assert (cppo["final"], cppo["warm_start"]) == ("29.0000", "0123abcd")  # mean of steps 80, 90, 100
+    assert (dppo["final"], dppo["warm_start"]) == ("10.0000", "")  # goes on at its last score
+    assert (grpo["final"], grpo["warm_start"]) == ("", "")
+
+
 def test_every_text_of_a_mini_sweep_says_so() -> None:
     board = board_of(MadeRun("cppo", scores=both({10: 0.3})))
     main, full = main_table(board, "Demo"), full_table(board, "Demo")
