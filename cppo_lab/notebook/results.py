@@ -60,7 +60,7 @@ class Results:
             benchmarks inside the window, the first on ties, as in the reports (`analysis.selection`). last, last_step:
             the last score inside the window. final_mean: mean score over the last 30 % of the window, which has no
             selection bias. base: score before training (step 0). start, end: UTC times of the run in the store;
-            mlflow_id: its id there. warm_start: digest of the weights from which training began; empty if there is none.
+            mlflow_id: its id there. warm_start: digest of the weights from which training began; empty without one.
 
         Scores are fractions in [0, 1], NaN where there is none.
         """
