@@ -28,7 +28,9 @@ from cppo_lab.reports.verdict_view import testable_claims
 
 @dataclass(frozen=True)
 class About:
-    """Report-level information; `kind` is sweep, study or search. The record omits the question and the links."""
+    """Report-level information; `kind` is sweep, study or search. `withdrawn`: see `registration.withdrawn`, a sentence
+    for each sweep. The record omits the question, the links and these sentences.
+    """
 
     kind: str
     name: str
@@ -38,6 +40,7 @@ class About:
     core: str
     command: str
     beside: tuple[str, ...] = ()  # sweeps whose reports are in sibling folders of their names
+    withdrawn: tuple[str, ...] = ()
 
     @property
     def overrides(self) -> str:

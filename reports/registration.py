@@ -28,9 +28,9 @@ class Registered:
 
 @dataclass(frozen=True)
 class Hypotheses:
-    """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement, and the
-    sweep's registrations in the store, the oldest first. `deleted`: run id -> when the first of its deleted or replaced
-    results began (milliseconds since the epoch).
+    """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement (empty for
+    a file without hypotheses), and the sweep's registrations in the store, the oldest first. `deleted`: run id -> when
+    the first of its deleted or replaced results began (milliseconds since the epoch).
     """
 
     claims: tuple[Claim, ...] = ()
@@ -84,6 +84,17 @@ def is_exploratory(outcome: VerdictOutcome, closed: bool, own: Standing | None) 
     """
     decided = outcome is not VerdictOutcome.UNDECIDED
     return (closed and decided) or (own is not None and not own.confirmatory)
+
+
+def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
+    """A sentence on hypotheses that are registered for the sweep `name` although its file has none; else nothing."""
+    if stated.digest or not stated.registered:
+        return ()
+    listed = "; ".join(f"{one.digest} on {_when(one.since)}" for one in stated.registered)
+    return (
+        f"Hypotheses of {name} were registered ({listed}) and are not in its file any more, so nothing here confirms "
+        "or refutes them.",
+    )
 
 
 def _not_registered(stated: Hypotheses, own: Sequence[Registered], others: Sequence[Registered]) -> str:

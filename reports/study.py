@@ -23,7 +23,7 @@ from cppo_lab.reports.figures.gallery import gallery
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.printed import ablation_curves, main_grid
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import Hypotheses, Standing, standing
+from cppo_lab.reports.registration import Hypotheses, Standing, standing, withdrawn
 from cppo_lab.reports.rule_comparison import comparison_table
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study_page import Ablation, StudyTables, page_figure, study_core, study_page
@@ -113,6 +113,9 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
             experiment=request.experiment,
             core=study_core(study),
             command=request.command or f"cppo report {request.name}",
+            withdrawn=tuple(
+                sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated)
+            ),
         ),
         texts=_texts(study, tables),
         pictures=pictures,

@@ -37,7 +37,7 @@ from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.mismatch import SHOWN, MismatchView, mismatch_view
 from cppo_lab.reports.printed import ablation_curves, main_grid, printed_table
 from cppo_lab.reports.record import About
-from cppo_lab.reports.registration import NONE_STATED, Hypotheses, standing
+from cppo_lab.reports.registration import NONE_STATED, Hypotheses, standing, withdrawn
 from cppo_lab.reports.run_list import RunGroup, anchors_of, run_groups
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import FullTable, MainTable, core_of, full_table, main_table
@@ -215,6 +215,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         core=core_of(board),
         command=request.command or f"cppo report {request.name}",
         beside=request.beside,
+        withdrawn=withdrawn(request.name, request.stated),
     )
     return Contents(
         about=about,

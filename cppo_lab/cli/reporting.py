@@ -249,9 +249,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     }
     if plan.is_study:
         text = SweepText(plan.name, plan.title, plan.question)
-        found = {
-            sweep.name: _stated(plan, sweep, uri, experiment) for sweep in plan.sweeps if sweep.hypotheses
-        }
+        found = {sweep.name: _stated(plan, sweep, uri, experiment) for sweep in plan.sweeps}
         return StudyRequest(plan.name, uri, experiment, grids, out, stated=found, **about), text
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
     stated = _stated(plan, plan.sweeps[0], uri, experiment)
@@ -306,14 +304,16 @@ def _baseline(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Base
 def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
     """The hypotheses of a sweep of the plan as claims, and what is registered for the sweep."""
     from cppo_lab.cli.stated import error_claims, score_claims
-    from cppo_lab.reports.registration import NONE_STATED, Hypotheses, Registered
+    from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.store.client import open_client
     from cppo_lab.sweep.hypotheses import differences
     from cppo_lab.tracking.registration import deleted_starts, find_registrations, read_statement
 
+    client = open_client(uri)
     if not sweep.hypotheses:
-        return NONE_STATED
-    client, declared = open_client(uri), plan.declared[sweep.name]
+        known = find_registrations(client, experiment, sweep.name)
+        return Hypotheses(registered=tuple(Registered(one.digest, one.time_ms) for one in known))
+    declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)
     registered = []
     for one in find_registrations(client, experiment, sweep.name):

@@ -255,6 +255,20 @@ def test_without_a_registration_the_report_says_so(workspace: Path, fast: None) 
     assert "Not registered: `cppo launch` registers hypotheses" in verdict_words(workspace)
 
 
+def test_hypotheses_that_were_removed_from_the_file_are_not_forgotten(workspace: Path, fast: None) -> None:
+    digest = loaded(STATED).statement()[1]
+    assert main(LAUNCH) == 0
+    loaded(HEAD)
+    Path("all.yaml").write_text("title: All\nquestion: What?\nsweeps: [./two.yaml]\n")
+    for name, options in (("two", []), ("all", ["--partial"])):
+        assert main(["report", f"{name}.yaml", *options]) == 0
+        page = (workspace / "reports" / "build" / name / "index.html").read_text()
+        assert f"Hypotheses of two were registered ({digest} on " in page
+    loaded(STATED)
+    assert main(["report", "two.yaml"]) == 0
+    assert "were registered" not in (workspace / "reports" / "build" / "two" / "index.html").read_text()
+
+
 def test_the_report_of_a_study_shows_the_hypotheses_of_its_sweeps(workspace: Path, fast: None) -> None:
     loaded(STATED)
     Path("all.yaml").write_text("title: All\nquestion: What?\nsweeps: [./two.yaml]\n")
