@@ -10,6 +10,7 @@ import pytest
 from cppo_lab.analysis import history_cache
 from cppo_lab.analysis.history_cache import HistoryCache
 from cppo_lab.store.history import from_rows, pack
+from tests.waiting import CEILING_SECONDS
 
 URI = "sqlite:////data/mlflow.db"
 RUN = "0123456789abcdef"
@@ -137,7 +138,7 @@ def test_several_processes_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) 
         subprocess.Popen([sys.executable, "-c", HAMMER, str(number)], stdout=subprocess.PIPE, text=True)
         for number in range(3)
     ]
-    outputs = [process.communicate(timeout=600)[0] for process in both]
+    outputs = [process.communicate(timeout=CEILING_SECONDS)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0, 0]
     assert all(str(float(number)) in output for number, output in enumerate(outputs))
     assert HistoryCache(URI).get("shared", "v") is not None

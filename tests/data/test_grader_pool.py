@@ -19,19 +19,9 @@ from tests.waiting import CEILING_SECONDS, until
 
 LIMIT = 1.0  # of what does not end by itself; easy answers take as long as this machine needs for them
 HANGING = "9^{9^{9^9}}"
-EASY = ("\\frac{84}{2}", "\\frac{2}{4}")
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No limit on what ends by itself: on a busy machine a right answer could come late, and a dead child too."""
-    ask, wait = grader_pool._Child.ask, subprocess.Popen.wait
-
-    def patient_ask(child: Any, question: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-        return ask(child, question, deadline + CEILING_SECONDS * (question["answer"] in EASY))
-
-    monkeypatch.setattr(grader_pool._Child, "ask", patient_ask)
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda process, timeout=None: wait(process))
+pytestmark = pytest.mark.usefixtures("patient_grading")
 
 
 def alive(pid: int) -> bool:
@@ -41,12 +31,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
-
-
-def computed(pid: int) -> int:
-    """The processor time of a process, in ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
 
 
 HOSTILE = {
@@ -130,7 +114,7 @@ def test_hostile_and_normal_answers_side_by_side() -> None:
 
 
 def test_a_child_killed_while_it_waits_is_replaced() -> None:
-    pool = GraderPool(LIMIT, workers=1)
+    pool = GraderPool(CEILING_SECONDS, workers=1)
     assert pool.grade("\\frac{2}{4}", True, "0.5") == MathVerifyResult(True)
     [pid] = pool.processes()
     os.kill(pid, signal.SIGKILL)
@@ -224,12 +208,19 @@ def test_a_child_stays_although_its_owner_is_large() -> None:
     del ballast
 
 
+# Waits for as long as it lives, and tells when it waits for a child.
 OWNER = f"""
-import sys, threading
-from cppo_lab.data.grader_pool import GraderPool
-pool = GraderPool(1.0, workers=1)
-while not pool.grade("\\\\frac{{2}}{{4}}", True, "0.5").right:
-    pass  # a busy machine may take longer than the limit
+import sys
+from cppo_lab.data import grader_pool
+read = grader_pool._Child._read
+
+def patient_read(child, deadline):
+    print("waits", flush=True)
+    return read(child, deadline + {CEILING_SECONDS})
+
+grader_pool._Child._read = patient_read
+pool = grader_pool.GraderPool(1.0, workers=1)
+assert pool.grade("\\\\frac{{2}}{{4}}", True, "0.5").right
 print(pool.processes()[0], flush=True)
 if sys.argv[1] == "busy":
     pool.grade({HANGING!r}, True, "1")
@@ -244,11 +235,14 @@ def test_no_child_outlives_its_owner(state: str) -> None:
         [sys.executable, "-c", OWNER, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout
+    assert [owner.stdout.readline() for _ in range(2)] == [
+        "waits\n"
+    ] * 2  # for its start, for the easy answer
     pid = int(owner.stdout.readline())
-    assert alive(pid)
     if state == "busy":
-        before = computed(pid)
-        until("the child computes", lambda: computed(pid) > before + 10)
+        assert owner.stdout.readline() == "waits\n"
+    else:
+        assert alive(pid)
     owner.kill()
     owner.communicate()
     # A busy child is ended by its limit on processor time: 1 s and a margin of 2 s.

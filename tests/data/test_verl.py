@@ -46,6 +46,7 @@ class _Characters:
         return "".join(map(chr, tokens.tolist()))
 
 
+@pytest.mark.usefixtures("patient_grading")
 @pytest.mark.parametrize("manager", ["naive", "dapo"])
 def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
     import numpy

@@ -23,6 +23,7 @@ from cppo_lab.reports import drawings, sweep
 from cppo_lab.reports.build import current_inputs, make_report
 from cppo_lab.reports.folder import MARKER, read_marker
 from cppo_lab.reports.sweep import ReportRequest
+from tests.waiting import CEILING_SECONDS
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -267,6 +268,7 @@ def test_each_drawing_is_made_once_by_one_of_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawings, "_may_fork", lambda: True)
+    monkeypatch.setattr(drawings, "LEAST_PATIENCE", CEILING_SECONDS)
     calls = drawings_of(tmp_path)
     calls[1]()  # is cached already
     drawings.draw_ahead(calls)

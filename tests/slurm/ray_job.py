@@ -18,6 +18,7 @@ from cppo_lab.launch.slurm.settings import SlurmSpec
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.spec import LayoutSpec, ResourcesSpec
 from cppo_lab.sweep.compose import compose
+from tests.waiting import CEILING_SECONDS
 
 RANKS = 2
 
@@ -58,6 +59,7 @@ class RayJob:
         resources = Resources(
             self.runs, self.folder, layout=self.layout, memory_gb=1.0, allocation=self.allocation
         )
+        ray_nodes.HEAD_SECONDS = ray_nodes.JOIN_SECONDS = CEILING_SECONDS
         if self.kind == "alone":
             ray_nodes.JOIN_SECONDS = 1.0
             if self.allocation.rank:
@@ -143,7 +145,7 @@ def main(runs: Path, name: str, kind: str, options: list[str]) -> None:
         for runtime, image in given.items()
     ]
     resources = ResourcesSpec(
-        hours=0.2, cpus=1, memory_gb=1.0, partition=partition, account=None, qos=None, constraint=None
+        hours=2.0, cpus=1, memory_gb=1.0, partition=partition, account=None, qos=None, constraint=None
     )
     spec = SlurmSpec(
         name="slurm", workers=None, threads=1, requeues=3, grace_seconds=60, python=None, setup=(), srun=(), sbatch={},

@@ -24,7 +24,7 @@ from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
 from tests.launch.slurm.containers import RUNTIMES, asked, make_image, stand_ins
 from tests.requirement import SLURM
-from tests.slurm.conftest import remove, session_folder
+from tests.slurm.conftest import PATIENT, remove, session_folder
 from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [
@@ -51,7 +51,7 @@ def machines(slurm_installed: None) -> Iterator[Cluster]:
         SLURM.lack(f"not installed: {', '.join(missing)}")
     cluster = Cluster(session_folder("-ray"))
     # Processes that share two threads with Ray need time to leave, and tests to ask after a job that has ended.
-    timers = {"KillWait": "30", "MinJobAge": "3600"}
+    timers = {**PATIENT, "KillWait": "120"}
     starting.start(cluster, Settings(nodes=2, accounting=False, private_network=True, extra=timers))
     yield cluster
     remove(cluster)

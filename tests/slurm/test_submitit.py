@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 def executor(folder: Path, **parameters: Any) -> submitit.SlurmExecutor:
     """An executor for one CPU of one node, with Slurm's own names for its parameters."""
     made = submitit.SlurmExecutor(folder, max_num_timeout=3)
-    made.update_parameters(**{"time": 5, "mem": "100MB", **parameters})
+    made.update_parameters(**{"time": 60, "mem": "100MB", **parameters})
     return made
 
 
@@ -68,7 +68,7 @@ class Restarted:
 
     def result(self) -> list[str]:
         """What its second life returns."""
-        until("it runs again", lambda: len(self.starts()) == 2)
+        until("it runs again", lambda: len(self.starts()) >= 2)
         (self.folder / "go").touch()
         # Not `done`, which asks Slurm's accounts about a job that they may take for ended.
         there = self.job.paths.result_pickle.exists
@@ -169,4 +169,5 @@ def test_a_higher_partition_preempts_without_a_warning(taken_away: dict[str, Res
 
 
 def test_the_time_limit_checkpoints_and_requeues(taken_away: dict[str, Restarted]) -> None:
-    assert taken_away["limited"].result() == ["0 new", "1 restored"]
+    # Its second life has the shortened limit, too, and may be taken away again.
+    assert taken_away["limited"].result()[:2] == ["0 new", "1 restored"]

@@ -80,17 +80,19 @@ def test_what_a_run_does_before_its_steps(
     assert look(started(plan, attempt)) == f"{NAME} {said}"
 
 
-def test_time_left_is_measured(plan: Plan, attempt: Attempt) -> None:
+def test_time_left_is_measured(plan: Plan, attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of 200 s each are left of four; what is waiting takes what the running one takes."""
     progress = started(plan, attempt, ago=10_000)
     assert look(progress) == f"{NAME} starting"  # nothing measured: no time
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     record(attempt.folder, {0: 0.25, 1: None, 2: 0.5}, seconds=200)
     assert progress.seconds_left() is None
     text = look(progress)
     assert text.startswith(f"{NAME} step 2/4, last 50.0 %, best 50.0 %")
     assert text.endswith("(about 7 min left)")
     progress.waiting = [plan.runs[1].run_id]
-    assert progress.seconds_left() == pytest.approx(2 * 200 + 4 * 200, abs=5)
+    assert progress.seconds_left() == pytest.approx(2 * 200 + 4 * 200, abs=0.01)
 
 
 def test_time_left_by_past_runs_before_the_first_step(plan: Plan, attempt: Attempt) -> None:

@@ -202,8 +202,7 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
                 _ask("scontrol", "update", f"JobId={job}", "StartTime=now")
             elif reason != "None":
                 break
-            else:
-                time.sleep(REASON_SECONDS)
+            time.sleep(REASON_SECONDS)
     finally:
         _ask("scancel", "--quiet", job)
     return f"{refusal}\nit would never start ({reason})" if reason in _NEVER else ""
