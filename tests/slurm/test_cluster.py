@@ -20,8 +20,8 @@ from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
-# The shortest time that Slurm grants a job between SIGTERM and SIGKILL is 5 s.
-SMALL = Settings(nodes=2, accounting=False, extra={**PATIENT, "KillWait": "5", "MaxArraySize": "77"})
+# Long enough for a job on a busy machine to see SIGTERM, short enough to wait for SIGKILL.
+SMALL = Settings(nodes=2, accounting=False, extra={**PATIENT, "KillWait": "15", "MaxArraySize": "77"})
 OURS = f".{os.getpid()}"  # a fraction of a second that tells our sleeping processes from other people's
 # Ignores SIGTERM and leaves two processes behind it, one of which is in another session and has lost its environment.
 STUBBORN = f"trap '' TERM; sleep 901{OURS} & setsid sleep 902{OURS} & env -i setsid sleep 903{OURS} & sleep 904{OURS}"
