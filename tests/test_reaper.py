@@ -1,5 +1,6 @@
 """The reaper: a session of pytest that is interrupted or killed leaves nothing running."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import reaper
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 ROOT = Path(__file__).parents[1]
 # A test that has started a process in a session of its own, and waits. The process notes its id.
@@ -38,8 +39,11 @@ def test_nothing_is_left_of_a_session_that_ends_early(tmp_path: Path, end: signa
         mark = f"{reaper.MARK}="
         [token] = [one for one in (left / "environ").read_text().split("\0") if one.startswith(mark)]
         session.send_signal(end)
-        session.wait()
+        session.wait(CEILING_SECONDS)
         until("nothing is left", lambda: not reaper.started_by(token.removeprefix(mark)))
     finally:
         session.kill()
         session.wait()
+        if note.exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(note.read_text()), signal.SIGKILL)

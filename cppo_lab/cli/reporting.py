@@ -19,6 +19,8 @@ from cppo_lab.store import address
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mlflow import MlflowClient
+
     from cppo_lab.analysis.grid import Axes, Baseline
     from cppo_lab.reports.folder import Built
     from cppo_lab.reports.registration import Hypotheses
@@ -247,15 +249,14 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "command": command,
         "palette": options.palette,
     }
+    stated = _stated(plan, uri, experiment)
     if plan.is_study:
         text = SweepText(plan.name, plan.title, plan.question)
-        found = {sweep.name: _stated(plan, sweep, uri, experiment) for sweep in plan.sweeps}
-        return StudyRequest(plan.name, uri, experiment, grids, out, stated=found, **about), text
+        return StudyRequest(plan.name, uri, experiment, grids, out, stated=stated, **about), text
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
-    stated = _stated(plan, plan.sweeps[0], uri, experiment)
     beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
     about |= {
-        "stated": stated,
+        "stated": stated[plan.sweeps[0].name],
         "axes": _axes(plan, plan.sweeps[0], options.overrides),
         "baseline": grids[0].baseline,
         "beside": beside,
@@ -301,15 +302,30 @@ def _baseline(plan: "Plan", sweep: "Sweep", overrides: "Sequence[str]") -> "Base
     return Baseline(wanted, {one: base for one in at if (base := counterpart(one)) is not None})
 
 
-def _stated(plan: "Plan", sweep: "Sweep", uri: str, experiment: str) -> "Hypotheses":
+def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
+    """The hypotheses of the plan's sweeps, by sweep, and what is registered for each.
+
+    Raises UserError if the store cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from cppo_lab.store.listing import open_store, unreadable
+
+    try:
+        client = open_store(uri)
+        return {sweep.name: _stated_by(plan, sweep, client, experiment) for sweep in plan.sweeps}
+    except (MlflowException, SQLAlchemyError) as error:
+        raise unreadable(uri, error) from error
+
+
+def _stated_by(plan: "Plan", sweep: "Sweep", client: "MlflowClient", experiment: str) -> "Hypotheses":
     """The hypotheses of a sweep of the plan as claims, and what is registered for the sweep."""
     from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import Hypotheses, Registered
-    from cppo_lab.store.client import open_client
     from cppo_lab.sweep.hypotheses import differences
     from cppo_lab.tracking.registration import deleted_starts, find_registrations, read_statement
 
-    client = open_client(uri)
     if not sweep.hypotheses:
         known = find_registrations(client, experiment, sweep.name)
         return Hypotheses(registered=tuple(Registered(one.digest, one.time_ms) for one in known))

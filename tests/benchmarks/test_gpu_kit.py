@@ -31,24 +31,28 @@ from benchmarks.gpu_kit.record import Record
 record = Record("made", Path(sys.argv[sys.argv.index("--file") + 1]))
 record.figure("half_way", 1.5, "s", at_most=1.0)
 """
-HANG = "import signal; signal.pause()"
+HANG = "import signal; signal.alarm(1200); signal.pause()"
 
 
 def part(name: str, script: str, **limits: float) -> running.Part:
     return running.Part(name, "made up", **{"limit": 60.0, "least": 0.0, **limits}, words=(*WORDS, script))
 
 
-def over_when(monkeypatch: pytest.MonkeyPatch, begun: Callable[[], bool]) -> None:
-    """The limit of a part that hangs has passed as soon as `begun`; that of the others never passes."""
-    wait = subprocess.Popen.wait
+def over_when(monkeypatch: pytest.MonkeyPatch, begun: Callable[[], bool]) -> list[float]:
+    """The limit of a part that hangs has passed as soon as `begun`; that of the others never passes. The limits, as
+    they are given.
+    """
+    wait, limits = subprocess.Popen.wait, list[float]()
 
     def passed(process: "subprocess.Popen[bytes]", timeout: float | None = None) -> int:
         if timeout is not None and HANG in str(process.args):
+            limits.append(timeout)
             until("the part that hangs has begun", begun)
             raise subprocess.TimeoutExpired("hangs", timeout)
         return wait(process)
 
     monkeypatch.setattr(subprocess.Popen, "wait", passed)
+    return limits
 
 
 def closure(names: list[str]) -> set[str]:
@@ -143,7 +147,7 @@ def test_nothing_is_carried_that_is_not_imported() -> None:
 
 
 def test_a_part_that_fails_takes_no_other_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    over_when(monkeypatch, (tmp_path / "hangs.json").exists)
+    limits = over_when(monkeypatch, (tmp_path / "hangs.json").exists)
     parts = [
         part("crashes", f"{MEASURE}\nimport os; print('so far'); os.abort()"),
         part("raises", "raise SystemExit('no such thing')"),
@@ -158,7 +162,7 @@ def test_a_part_that_fails_takes_no_other_along(tmp_path: Path, monkeypatch: pyt
     ]
     assert "exit code -6: so far" in ran["crashes"].why
     assert "no such thing" in ran["raises"].why
-    assert "15 s" in ran["hangs"].why
+    assert "15 s" in ran["hangs"].why and limits == [15.0]
     assert "were left" in ran["too_long"].why
     whole = json.loads((tmp_path / running.RESULT).read_text())["parts"]
     for name in ("crashes", "hangs", "whole"):  # what was measured before stays
@@ -170,11 +174,11 @@ def test_a_part_that_fails_takes_no_other_along(tmp_path: Path, monkeypatch: pyt
 
 
 def test_parts_share_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    over_when(monkeypatch, lambda: True)
+    limits = over_when(monkeypatch, lambda: True)
     hanging = part("hangs", HANG)
     ran = running.run("cpu", tmp_path, 3 / 60, [hanging, part("later", MEASURE, least=20.0)])
     assert [one.state for one in ran.values()] == [running.OVER, running.SKIPPED]
-    assert "ended after 3 s" in ran["hangs"].why
+    assert "ended after 3 s" in ran["hangs"].why and 0 < limits[0] <= 3
 
 
 def test_no_gpu_is_said(tmp_path: Path) -> None:

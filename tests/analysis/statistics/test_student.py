@@ -43,6 +43,8 @@ def test_a_p_value_is_that_of_the_closed_form() -> None:
             assert found.p_above() == pytest.approx(closed_form(t, degrees), rel=1e-9)
             assert found.p_below() == pytest.approx(closed_form(-t, degrees), rel=1e-9, abs=1e-14)
             assert found.p_above(2 * t) == pytest.approx(closed_form(-t, degrees), rel=1e-9)
+    for t, tail in ((-1.0, 0.8413447), (0.0, 0.5), (1.959964, 0.025), (6.0, 9.865876e-10)):  # the normal's
+        assert Estimate(t, 1000, error=1.0, degrees=1e9).p_above() == pytest.approx(tail, rel=1e-5)
 
 
 def test_a_band_has_the_tables_width_at_every_number_of_runs() -> None:
