@@ -75,9 +75,11 @@ def links(store: str) -> Iterator[list[str]]:
             assert served.wait(CEILING_SECONDS) == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> "Iterator[Browser]":
-    """A headless Chromium."""
+    """A headless Chromium, for these tests alone: until Playwright is closed, no other test of the process can run an
+    event loop.
+    """
     BROWSER.demand()
     from playwright.sync_api import sync_playwright
 
