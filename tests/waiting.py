@@ -7,8 +7,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 # The one ceiling of the suite: how long a test waits for something before it calls it lost. It bounds what a broken
-# build costs; no test that passes comes near it, on a machine many times slower than usual. Half an hour: 600 s were not enough
-# for the first validation of verl with vLLM beside 20 other processes on two cores.
+# build costs; no test that passes comes near it, on a machine many times slower than usual. Half an hour: 600 s were
+# not enough for the first validation of verl with vLLM beside 20 other processes on two cores.
 CEILING_SECONDS = 1800.0
 
 
