@@ -2,7 +2,7 @@
 
 from tests.hostile.case import Case
 
-NO_SWEEP = "valid: binary_vs_topk, calibration"
+NO_SWEEP = "valid: admission, binary_vs_topk, calibration"
 DIGITS = "is not a prefix of a run's id: give 4 to 12 hexadecimal digits (`cppo plan SWEEP` lists the ids)"
 NO_RUN = "runs has no run with this prefix: see `cppo status` (an id has 12 digits)"
 RUN = ["quickstart", "variant=grpo", "seed=0"]
@@ -33,7 +33,7 @@ SWEEPS = [
     _case("plan", "$(touch x)", says=f"unknown sweep '$(touch x)': {NO_SWEEP}"),
     _case("plan", "./", says="sweep file ./ is a folder: name a file in it"),
     _case(
-        "plan", "../gone.yaml", says="sweep file ../gone.yaml does not exist (shipped sweeps: binary_vs_topk"
+        "plan", "../gone.yaml", says="sweep file ../gone.yaml does not exist (shipped sweeps: admission"
     ),
     _case("plan", "quickstart.yml", says="sweep file quickstart.yml does not exist (shipped sweeps: "),
     _case("plan", "http://h/y.yaml", says="sweep file http://h/y.yaml does not exist (shipped sweeps: "),
