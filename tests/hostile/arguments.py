@@ -32,9 +32,7 @@ SWEEPS = [
     _case("plan", "\x1b[2J", says=f"unknown sweep '\\x1b[2J': {NO_SWEEP}"),
     _case("plan", "$(touch x)", says=f"unknown sweep '$(touch x)': {NO_SWEEP}"),
     _case("plan", "./", says="sweep file ./ is a folder: name a file in it"),
-    _case(
-        "plan", "../gone.yaml", says="sweep file ../gone.yaml does not exist (shipped sweeps: admission"
-    ),
+    _case("plan", "../gone.yaml", says="sweep file ../gone.yaml does not exist (shipped sweeps: admission"),
     _case("plan", "quickstart.yml", says="sweep file quickstart.yml does not exist (shipped sweeps: "),
     _case("plan", "http://h/y.yaml", says="sweep file http://h/y.yaml does not exist (shipped sweeps: "),
     _case("plan", "\udc80.yaml", says="sweep file \\udc80.yaml does not exist (shipped sweeps: "),
