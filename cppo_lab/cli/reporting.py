@@ -17,9 +17,7 @@ from cppo_lab.redaction import redacted
 from cppo_lab.store import address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mlflow import MlflowClient
+    from collections.abc import Iterator, Mapping, Sequence
 
     from cppo_lab.analysis.grid import Axes, Baseline
     from cppo_lab.reports.folder import Built
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.plan import Plan
     from cppo_lab.sweep.search.declare import Search
     from cppo_lab.sweep.search.space import Tuning
+    from cppo_lab.tracking.registration import Registration
     from cppo_lab.tracking.sweep_note import SweepText
 
     Request = ReportRequest | StudyRequest
@@ -307,39 +306,52 @@ def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
 
     Raises UserError if the store cannot be read.
     """
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
+    from cppo_lab.reports.registration import Hypotheses, Registered
+    from cppo_lab.store.listing import reading
+    from cppo_lab.tracking.registration import deleted_starts, find_registrations, read_statement
 
-    from cppo_lab.store.listing import open_store, unreadable
+    stated = {}
+    with reading(uri) as client:
+        for sweep in plan.sweeps:
+            found = find_registrations(client, experiment, sweep.name)
+            if sweep.hypotheses:
+                digest = plan.statement(sweep)[1]
+                then = {one: read_statement(client, one) for one in found if one.digest != digest}
+                deleted = deleted_starts(client, experiment)
+                stated[sweep.name] = _hypotheses(plan, sweep, found, then, deleted)
+            else:
+                known = tuple(Registered(one.digest, one.time_ms) for one in found)
+                stated[sweep.name] = Hypotheses(registered=known)
+    return stated
 
-    try:
-        client = open_store(uri)
-        return {sweep.name: _stated_by(plan, sweep, client, experiment) for sweep in plan.sweeps}
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
 
+def _hypotheses(
+    plan: "Plan",
+    sweep: "Sweep",
+    found: "Sequence[Registration]",
+    then: "Mapping[Registration, str | None]",
+    deleted: "Mapping[str, int]",
+) -> "Hypotheses":
+    """The hypotheses of a sweep as claims, with its registrations `found`.
 
-def _stated_by(plan: "Plan", sweep: "Sweep", client: "MlflowClient", experiment: str) -> "Hypotheses":
-    """The hypotheses of a sweep of the plan as claims, and what is registered for the sweep."""
+    `then`: what was registered by those of another statement, None where the store does not have it. `deleted`: when
+    deleted runs began.
+    """
     from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.sweep.hypotheses import differences
-    from cppo_lab.tracking.registration import deleted_starts, find_registrations, read_statement
 
-    if not sweep.hypotheses:
-        known = find_registrations(client, experiment, sweep.name)
-        return Hypotheses(registered=tuple(Registered(one.digest, one.time_ms) for one in known))
     declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)
     registered = []
-    for one in find_registrations(client, experiment, sweep.name):
-        then = None if one.digest == digest else read_statement(client, one)
+    for one in found:
+        other = then.get(one)
         registered.append(
             Registered(
                 one.digest,
                 one.time_ms,
                 settings_differ=one.digest == digest and not one.covers(digest, declared.settings),
-                changes=() if then is None else differences(then, text),
+                changes=() if other is None else differences(other, text),
             )
         )
     return Hypotheses(
@@ -347,7 +359,7 @@ def _stated_by(plan: "Plan", sweep: "Sweep", client: "MlflowClient", experiment:
         errors=error_claims(sweep, plan.is_study, declared.places),
         digest=digest,
         registered=tuple(registered),
-        deleted=deleted_starts(client, experiment),
+        deleted=deleted,
     )
 
 

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
+from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.errors import StoreAway, UserError
@@ -22,6 +25,15 @@ def open_store(uri: str) -> MlflowClient:
     """
     require_answer(uri)
     return MlflowClient(uri)
+
+
+@contextmanager
+def reading(uri: str) -> Iterator[MlflowClient]:
+    """A client that reads the store at `uri`. Raises `unreadable` where MLflow fails on the store meanwhile."""
+    try:
+        yield open_store(uri)
+    except (MlflowException, SQLAlchemyError) as error:
+        raise unreadable(uri, error) from error
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
