@@ -312,12 +312,12 @@ def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
 
     stated = {}
     with reading(uri) as client:
+        deleted = deleted_starts(client, experiment) if any(one.hypotheses for one in plan.sweeps) else {}
         for sweep in plan.sweeps:
             found = find_registrations(client, experiment, sweep.name)
             if sweep.hypotheses:
                 digest = plan.statement(sweep)[1]
                 then = {one: read_statement(client, one) for one in found if one.digest != digest}
-                deleted = deleted_starts(client, experiment)
                 stated[sweep.name] = _hypotheses(plan, sweep, found, then, deleted)
             else:
                 known = tuple(Registered(one.digest, one.time_ms) for one in found)

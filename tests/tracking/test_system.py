@@ -43,8 +43,8 @@ def test_against_the_kernel(tmp_path: Path) -> None:
 
     def agrees() -> bool:
         values = reading.sample()
-        told = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(told[key].split()[0]) * 1024 / 1e6 for key in ("MemTotal", "MemAvailable"))
+        kernel = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(kernel[key].split()[0]) * 1024 / 1e6 for key in ("MemTotal", "MemAvailable"))
         disk = os.statvfs(tmp_path)
         memory = pytest.approx(total - free, abs=0.05 * total)
         available = pytest.approx(disk.f_bavail * disk.f_frsize / 1e6, rel=0.02)
