@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab.analysis.fields import Fields, boolean, count, number, text
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
-from cppo_lab.store.listing import open_store, unreadable
+from cppo_lab.store.listing import reading
 
 FOLDER = "diagnostics"
 LARGEST = 5_000_000  # bytes; a run writes some kilobytes
@@ -112,29 +110,23 @@ def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | N
     Raises UserError if the store fails or the file is too large.
     """
     address.require_store(uri)
-    try:
-        client = open_store(uri)
+    with reading(uri) as client:
         for mlflow_id in mlflow_ids:
             content = _content(client, mlflow_id, "", SEARCH_FILE, LARGEST_SEARCH)
             if content is not None:
                 return mlflow_id, content
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
     return None
 
 
 def _read(uri: str, mlflow_ids: Iterable[str], name: str, parse: Callable[[Fields], T]) -> dict[str, T]:
     address.require_store(uri)
     found = {}
-    try:
-        client = open_store(uri)
+    with reading(uri) as client:
         for mlflow_id in mlflow_ids:
             content = _content(client, mlflow_id, FOLDER, f"{FOLDER}/{name}", LARGEST)
             if content is not None:
                 what = f"{FOLDER}/{name} of MLflow run {mlflow_id}"
                 found[mlflow_id] = parse(Fields.parse(content, what))
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
     return found
 
 

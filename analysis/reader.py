@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
@@ -21,7 +19,7 @@ from cppo_lab.analysis.run_versions import result_version, stored_version
 from cppo_lab.analysis.sweep_data import RUN_COLUMNS, SweepData
 from cppo_lab.errors import UserError
 from cppo_lab.store import address
-from cppo_lab.store.listing import all_runs, experiment_id, open_store, stored_run, unreadable
+from cppo_lab.store.listing import all_runs, experiment_id, reading, stored_run
 from cppo_lab.store.reader import StoredRun
 
 
@@ -55,11 +53,8 @@ def list_runs(uri: str, experiment: str) -> StoreListing:
     was deleted.
     """
     address.require_store(uri)
-    try:
-        client = open_store(uri)
+    with reading(uri) as client:
         return StoreListing(uri, experiment, tuple(all_runs(client, experiment_id(client, experiment, uri))))
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
 
 
 def read_sweep(
@@ -81,10 +76,8 @@ def read_sweep(
     found = listed.of_sweep(sweep, run_ids)
     if not found:
         raise UserError(_nothing_found(experiment, sweep, listed.runs))
-    try:
-        return _sweep_data(open_store(uri), uri, experiment, sweep, found, metrics)
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
+    with reading(uri) as client:
+        return _sweep_data(client, uri, experiment, sweep, found, metrics)
 
 
 def read_runs(
@@ -94,13 +87,10 @@ def read_runs(
     UserError as `read_sweep` does for a store or an experiment.
     """
     address.require_store(uri)
-    try:
-        client = open_store(uri)
+    with reading(uri) as client:
         everything = all_runs(client, experiment_id(client, experiment, uri))
         found = [run for run in everything if run.data.tags.get(schema.TAG_RUN_ID) in run_ids]
         return _sweep_data(client, uri, experiment, "", found, metrics)
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
 
 
 def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
@@ -109,11 +99,8 @@ def read_studies(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     Raises UserError as `read_sweep` does for a store or an experiment.
     """
     address.require_store(uri)
-    try:
-        client = open_store(uri)
+    with reading(uri) as client:
         of_searches = list(all_runs(client, experiment_id(client, experiment, uri), schema.TAG_SEARCH))
-    except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
     whole = [run for run in of_searches if schema.TAG_PARENT not in run.data.tags]
     whole.sort(key=lambda run: (run.info.start_time or 0, run.info.run_id), reverse=True)
     studies: dict[str, tuple[str, ...]] = {}

@@ -4,8 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 from mlflow.entities import Run
-from mlflow.exceptions import MlflowException
-from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
@@ -13,7 +11,7 @@ from cppo_lab.analysis.histories import Wanted, read_points
 from cppo_lab.analysis.newest import newest_of_each
 from cppo_lab.analysis.reader import list_runs
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.store.listing import open_store, stored_run, unreadable
+from cppo_lab.store.listing import reading, stored_run
 from cppo_lab.store.reader import StoredRun
 
 
@@ -37,11 +35,8 @@ class StoreSource:
         return frozenset(name for run in runs for name in self._runs[run.mlflow_id].data.metrics)
 
     def points(self, runs: Sequence[StoredRun], wanted: Wanted) -> pd.DataFrame:
-        try:
-            client = open_store(self._uri)
+        with reading(self._uri) as client:
             return read_points(client, self._uri, [self._runs[run.mlflow_id] for run in runs], wanted)
-        except (MlflowException, SQLAlchemyError) as error:
-            raise unreadable(self._uri, error) from error
 
     def outcomes(self, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
         return read_outcomes(self._uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)

@@ -29,11 +29,11 @@ def open_store(uri: str) -> MlflowClient:
 
 @contextmanager
 def reading(uri: str) -> Iterator[MlflowClient]:
-    """A client that reads the store at `uri`. Raises `unreadable` where MLflow fails on the store meanwhile."""
+    """A client that reads the store at `uri`. Raises UserError if MLflow fails on the store meanwhile."""
     try:
         yield open_store(uri)
     except (MlflowException, SQLAlchemyError) as error:
-        raise unreadable(uri, error) from error
+        raise _unreadable(uri, error) from error
 
 
 def experiment_id(client: MlflowClient, name: str, uri: str) -> str:
@@ -59,7 +59,7 @@ def all_runs(client: MlflowClient, experiment_id: str, tag: str | None = None) -
     return database.experiment_runs(client, experiment_id, tag, page=WHOLE_PAGE)
 
 
-def unreadable(uri: str, error: Exception) -> UserError:
+def _unreadable(uri: str, error: Exception) -> UserError:
     """The error to raise when MLflow fails on the store at `uri`."""
     if text := address.outdated(uri):
         return UserError(text)
