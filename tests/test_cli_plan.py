@@ -239,6 +239,26 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
     said = capsys.readouterr().out
     assert "a lead of twice the smallest advantage that counts" in said
     assert re.search(r"It is above +1 +4 +5 ", said) and re.search(r"It is above +1 +4 +10 ", said)
+    # No lead grows with the length where there is one length.
+    assert powers("model=mini_long").keys() == {"hypothesis above"}
+
+
+def test_power_of_a_claim_that_waits_for_another(
+    workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = "tested only after another is planned as if the other were supported"
+    assert main(["plan", "position_order", "--power", "--deviation=8"]) == 0
+    said = capsys.readouterr().out
+    assert waiting in said
+    Path("longer.yaml").write_text(TREND)
+    assert main(["plan", "./longer.yaml", "--power"]) == 0
+    assert waiting not in capsys.readouterr().out
+    # On a terminal no line is longer than it.
+    monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
+    assert main(["plan", "position_order", "--power", "--deviation=8"]) == 0
+    narrow = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) > max(map(len, narrow.splitlines())) <= 80
+    assert " ".join(narrow.split()[-20:]) == " ".join(said.split()[-20:])
 
 
 def test_power_of_hypotheses_about_the_error(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`cppo plan SWEEP --power`: what the planned runs can decide, before any of them is trained."""
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DEVIATIONS = (1.0, 2.0)
 # Percent, of the log ratio of errors of one seed; docs/statistics.md has those of the exact study.
 ERROR_DEVIATIONS = (30.0, 60.0)
+NARROWEST = 24  # columns for a claim, however narrow the terminal is
 Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
 
 
@@ -86,6 +88,7 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
     """
     from cppo_lab.analysis.statistics.claims import Kind, claims_about, pairs
     from cppo_lab.analysis.statistics.planned_power import Design, can_plan, planned_power
+    from cppo_lab.analysis.statistics.trend import slope_weights
     from cppo_lab.cli.stated import score_claims
 
     cells = {sweep.name: _cells(plan, sweep.name) for sweep in plan.sweeps}
@@ -114,8 +117,11 @@ def power_of(plan: "Plan", question: PowerQuestion) -> "list[PlannedPower]":
             for model in planned
             if model in means
         }
-        if not any(_has_pair(claim, of_model) for of_model in means.values()):
+        compared = [model for model, of_model in means.items() if _has_pair(claim, of_model)]
+        if not compared:
             continue
+        if claim.kind is Kind.TREND and slope_weights([lengths[model] for model in compared]) is None:
+            continue  # no length to grow with
         seeds = min(
             planned[model][name]
             for model, of_model in means.items()
@@ -167,7 +173,8 @@ def _nothing_to_plan(plan: "Plan") -> str:
     if tests:
         seeds = ",".join(str(seed) for seed in dict.fromkeys(tests))
         return (
-            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
+            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds} (a trend "
+            "with the response length needs two models of different lengths)"
         )
     return (
         f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
@@ -261,8 +268,16 @@ def _paper_means(plan: "Plan", sweep: str) -> Means:
     return found
 
 
-def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQuestion, costs: "Costs") -> str:
-    """The powers as a table for people, and what they rest on; `costs` of the plan's runs, by id."""
+def power_text(
+    plan: "Plan",
+    found: "Sequence[PlannedPower]",
+    question: PowerQuestion,
+    costs: "Costs",
+    columns: int | None = None,
+) -> str:
+    """The powers as a table for people, and what they rest on; `costs` of the plan's runs, by id. `columns`: of the
+    terminal; None: as many as the text takes.
+    """
     unit = _unit(costs)
     rows: list[tuple[str, ...]] = [
         ("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", unit)
@@ -281,6 +296,9 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
         for one in found
     ]
     rows = [row if unit else row[:-1] for row in rows]
+    if columns is not None:
+        others = sum(2 + max(map(len, column)) for column in [*zip(*rows, strict=True)][1:])
+        rows = [line for row in rows for line in _wrapped(row, max(columns - others, NARROWEST))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -306,9 +324,19 @@ def power_text(plan: "Plan", found: "Sequence[PlannedPower]", question: PowerQue
             " For claims about the surrogate's error, if the true advantage is twice the smallest that counts and the "
             "log ratio of errors has the given standard deviation over seeds; by Student's t."
         )
+    if any(one.claim.after is not None for one in found):
+        note += " A claim that is tested only after another is planned as if the other were supported."
     note += f" {unit}: of all runs that the claim compares, with so many seeds." if unit else ""
     note += " Claims about collapses and other quantities than scores are not simulated."
+    if columns is not None:
+        note = textwrap.fill(note, columns)
     return "\n".join(line.rstrip() for line in lines) + f"\n\n{note}"
+
+
+def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
+    """The row with its first cell in lines of at most `width` characters."""
+    first, *more = textwrap.wrap(row[0], width)
+    return [(first, *row[1:]), *((line, *([""] * (len(row) - 1))) for line in more)]
 
 
 def is_error(claim: "Claim | ErrorClaim") -> bool:

@@ -71,7 +71,7 @@ def plan(options: argparse.Namespace) -> int:
         if options.json:
             answer(options, power_values(found, powers, question, costs))
         else:
-            print(power_text(found, powers, question, costs))
+            print(power_text(found, powers, question, costs, width()))
     elif options.json:
         answer(options, listing.as_values(rows))
     elif options.csv:
