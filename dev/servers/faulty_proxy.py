@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from dev.ceiling import CEILING_SECONDS
+
 HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length", "te", "upgrade"})
-UPSTREAM_SECONDS = 600.0  # timeout of the server
 PAGE = b"<html><body>Not the server that you are looking for</body></html>"  # as gateways answer
 
 
@@ -98,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(fault.status, [("Content-Type", "text/html")], PAGE)
             return
         upstream = http.client.HTTPConnection(
-            "127.0.0.1", self.server.proxy.upstream, timeout=UPSTREAM_SECONDS
+            "127.0.0.1", self.server.proxy.upstream, timeout=CEILING_SECONDS
         )
         try:
             headers = {key: value for key, value in self.headers.items() if key.lower() not in HOP_BY_HOP}

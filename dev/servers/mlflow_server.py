@@ -7,10 +7,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from dev.ceiling import CEILING_SECONDS
 from dev.errors import DevError
 from dev.servers.group import Group, free_port
 
-READY_SECONDS = 600.0  # on a busy machine
 QUIET = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # no workers for evaluations
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -48,7 +48,7 @@ class MlflowServer:
         env = {**os.environ, **QUIET, "MLFLOW_BACKEND_STORE_URI": self._store}
         env.pop("MLFLOW_TRACKING_URI", None)
         self._group = Group(command, self.log, env, self.folder)
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + CEILING_SECONDS
         while not self.answers():
             if not self._group.alive() or time.monotonic() > deadline:
                 self._group.kill()

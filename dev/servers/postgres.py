@@ -16,13 +16,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dev.apt import install_packages
+from dev.ceiling import CEILING_SECONDS
 from dev.errors import DevError
 from dev.servers.group import free_port
 from dev.slurm.daemons import everything
 
 USER = "cppo"
 PROGRAMS = ("initdb", "pg_ctl", "psql", "postgres")
-SECONDS = 600  # timeout of starting and stopping on a busy machine
 DEBIAN = Path("/usr/lib/postgresql")  # where Debian and Ubuntu install the server, one folder per version
 SETTINGS = """
 listen_addresses = '127.0.0.1'
@@ -111,7 +111,7 @@ class Postgres:
             return False
         if not (self.data / "PG_VERSION").exists():
             self._create(durable)
-        self._call("pg_ctl", "start", "--wait", f"--timeout={SECONDS}", f"--pgdata={self.data}",
+        self._call("pg_ctl", "start", "--wait", f"--timeout={CEILING_SECONDS:g}", f"--pgdata={self.data}",
                    f"--log={self.folder / 'log'}")  # fmt: skip
         return True
 
@@ -156,7 +156,7 @@ class Postgres:
         os.kill(first, signal.SIGSTOP)  # otherwise it might start another one meanwhile
         family = [one for one in everything() if first in (one.pid, one.parent)]
         os.kill(first, signal.SIGKILL)
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + CEILING_SECONDS
         # The next server does not start while one of them has the shared memory.
         while left := [one.pid for one in family if one.alive()]:
             if time.monotonic() > deadline:
@@ -170,7 +170,12 @@ class Postgres:
         if not self.running():
             return False
         self._call(
-            "pg_ctl", "stop", f"--mode={how}", "--wait", f"--timeout={SECONDS}", f"--pgdata={self.data}"
+            "pg_ctl",
+            "stop",
+            f"--mode={how}",
+            "--wait",
+            f"--timeout={CEILING_SECONDS:g}",
+            f"--pgdata={self.data}",
         )
         return True
 

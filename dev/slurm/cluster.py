@@ -15,14 +15,12 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from dev.ceiling import CEILING_SECONDS
 from dev.slurm import daemons, network
 from dev.slurm.errors import ClusterError
 from dev.slurm.settings import Settings
 
 PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-# Seconds for a daemon to start, to answer, or to end. Only a failure should ever take that long, however busy the
-# machine is.
-PATIENCE = 600.0
 # States of nodes that accept jobs, or are full.
 READY = ("idle", "mixed", "allocated")
 
@@ -93,7 +91,7 @@ class Cluster:
         """This process's environment, with what Slurm's commands need."""
         return {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.conf)}
 
-    def run(self, *command: str, seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str, seconds: float = CEILING_SECONDS) -> subprocess.CompletedProcess[str]:
         """Runs a command against this cluster, for at most `seconds`, and returns its result."""
         try:
             return subprocess.run(
@@ -130,8 +128,10 @@ class Cluster:
         began = time.monotonic()
         while reason := _complaint(problem):
             waited = time.monotonic() - began
-            if waited > PATIENCE:
-                raise ClusterError(f"{what} not ready after {PATIENCE:g} s: {reason} (logs in {self.log})")
+            if waited > CEILING_SECONDS:
+                raise ClusterError(
+                    f"{what} not ready after {CEILING_SECONDS:g} s: {reason} (logs in {self.log})"
+                )
             time.sleep(min(0.02 + waited / 20, 0.5))
 
     def node_states(self) -> dict[str, str]:
@@ -163,7 +163,7 @@ class Cluster:
         self.spawn("slurmctld", self.inside(["slurmctld", "-D"]))
         self.wait("slurmctld", lambda: self.problem("scontrol", "show", "config"))
 
-    def end(self, *names: str, patience: float = PATIENCE) -> None:
+    def end(self, *names: str, patience: float = CEILING_SECONDS) -> None:
         """Ends daemons (or `jobs-<node>`) by name or pattern; those that do not run are skipped."""
 
         def find() -> list[daemons.Process]:
