@@ -241,6 +241,10 @@ def test_power_of_a_sweeps_own_hypotheses(workspace: Path, capsys: pytest.Captur
     assert re.search(r"It is above +1 +4 +5 ", said) and re.search(r"It is above +1 +4 +10 ", said)
     # No lead grows with the length where there is one length.
     assert powers("model=mini_long").keys() == {"hypothesis above"}
+    alone = "\n".join(line for line in TREND.splitlines() if "It is above" not in line)
+    Path("longer.yaml").write_text(alone)
+    assert main(["plan", "./longer.yaml", "--power", "model=mini_long"]) == 2
+    assert "seed=2,3,4,5, and a trend on models of different response lengths" in capsys.readouterr().err
 
 
 def test_power_of_a_claim_that_waits_for_another(

@@ -172,9 +172,10 @@ def _nothing_to_plan(plan: "Plan") -> str:
     tests = [seed for sweep in plan.sweeps for one in sweep.hypotheses.values() for seed in one.test_seeds]
     if tests:
         seeds = ",".join(str(seed) for seed in dict.fromkeys(tests))
+        trends = any(one.models == "trend" for sweep in plan.sweeps for one in sweep.hypotheses.values())
         return (
-            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds} (a trend "
-            "with the response length needs two models of different lengths)"
+            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={seeds}"
+            + (", and a trend on models of different response lengths" if trends else "")
         )
     return (
         f"{plan.name}: the paper has no claim with scores about its variants: give the lead to assume with "
