@@ -65,7 +65,8 @@ def plan(options: argparse.Namespace) -> int:
         print(f"cppo: note: {text}", file=sys.stderr)  # `cppo launch` refuses it
     rows = listing.make_listing(found, states, costs, only)
     if question is not None:
-        from cppo_lab.cli.power import power_of, power_text, power_values
+        from cppo_lab.cli.power import power_of
+        from cppo_lab.cli.power_answer import power_text, power_values
 
         powers = power_of(found, question)
         if options.json:
