@@ -1,5 +1,6 @@
 """What a run has recorded, brought to the store at once: in tests nothing waits for the thread that does it."""
 
+import threading
 from pathlib import Path
 
 from mlflow.entities import Run
@@ -9,6 +10,7 @@ from cppo_lab.runs.spool import newest_record
 from cppo_lab.store.address import tracking_uri
 from cppo_lab.store.client import open_client
 from cppo_lab.tracking.shipping import ship
+from tests.waiting import until
 
 
 def sent(folder: Path) -> int:
@@ -34,3 +36,8 @@ def points(folder: Path, metric: str) -> list[tuple[int, float, int]]:
     """(step, value, time) of every point that the store has of a metric, once the folder is shipped."""
     history = open_client(tracking_uri()).get_metric_history(mlflow_run(folder).info.run_id, metric)
     return [(point.step, point.value, point.timestamp) for point in history]
+
+
+def shipper_ended() -> None:
+    """Waits until no thread of this process ships: one whose store is away may outlive its run by a try."""
+    until("its thread has given up", lambda: "shipper" not in {one.name for one in threading.enumerate()})

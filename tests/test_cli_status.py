@@ -92,7 +92,7 @@ def slurm_says(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_accounts_that_do_not_answer_are_done_without(
     slurm_says: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (slurm_says / "sacct").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (slurm_says / "sacct").write_text("#!/bin/sh\nexec sleep infinity\n")
     monkeypatch.setattr(slurm_queue, "PATIENCE_SECONDS", 0.2)
     assert slurm_queue.ended_as(["70"]) == {}
 

@@ -23,7 +23,8 @@ CHILD = Path(__file__).with_name("grader_child.py")
 MEMORY_BYTES = 2 << 30  # address space of a child; math-verify itself takes about 60 MB
 START_SECONDS = 120  # for the import of math-verify on a busy machine or a slow network disk
 # Deaths that the answer itself brings about, so that asking again would kill the next child as well.
-_OWN_FAULT = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGXCPU}
+_OWN_FAULT = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
+_OUT_OF_TIME = -signal.SIGXCPU  # its limit of processor time, before this process looked at the clock
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,8 @@ class GraderPool:
                     code = child.exit_code()
                     left -= time.monotonic() - begun
                     child = self._new_child()
+                    if code == _OUT_OF_TIME:
+                        return MathVerifyResult(False, "timeout")
                     if code in _OWN_FAULT or left <= 0:
                         break
                     continue

@@ -17,6 +17,13 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.store.address import tracking_uri
 from tests.launch.gate import Gate
 from tests.launch.test_launch import SWEEP, TWO, cppo, mlflow_runs
+from tests.waiting import CEILING_SECONDS
+
+
+@pytest.fixture(autouse=True)
+def _patient_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a run takes to end."""
+    monkeypatch.setattr("cppo_lab.monitor.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
 
 
 def states(capsys: pytest.CaptureFixture[str], *sweep: str) -> dict[str, tuple[str, str]]:

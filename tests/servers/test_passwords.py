@@ -21,6 +21,7 @@ from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.sync import send
 from cppo_lab.tracking.views import where_to_look
 from dev.servers.postgres import Postgres
+from tests.recorded import shipper_ended
 from tests.servers.test_postgres_search import files_with
 
 SECRET = "s3cret"
@@ -74,6 +75,7 @@ def test_a_run_whose_store_is_away_says_and_keeps_no_password(
     with Shipper(folder, uri, recorder):
         recorder.log(0, {"train/reward": 0.5})
         recorder.finish(Outcome(DONE, 0))
+    shipper_ended()
     assert known_attempts(uri, "cppo-mini", tiny_spec.run_id) is None
     with pytest.raises(UserError) as caught:
         send([folder], uri)

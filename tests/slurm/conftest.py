@@ -1,4 +1,4 @@
-"""A real Slurm for the tests: one cluster for the session, started on demand.
+"""A real Slurm for the tests: one cluster for each of pytest's processes that needs one, started on demand.
 
 Without Slurm the tests are skipped, but where CI or CPPO_REQUIRE_SLURM is set that is a failure.
 """

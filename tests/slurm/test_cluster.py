@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 SMALL = Settings(nodes=2, accounting=False, extra={**PATIENT, "KillWait": "15", "MaxArraySize": "77"})
 OURS = f".{os.getpid()}"  # a fraction of a second that tells our sleeping processes from other people's
 # Ignores SIGTERM and leaves two processes behind it, one of which is in another session and has lost its environment.
-STUBBORN = f"trap '' TERM; sleep 901{OURS} & setsid sleep 902{OURS} & env -i setsid sleep 903{OURS} & sleep 904{OURS}"
+STUBBORN = f"trap '' TERM; sleep 9001{OURS} & setsid sleep 9002{OURS} & env -i setsid sleep 9003{OURS} & sleep 9004{OURS}"
 
 
 def alive(cluster: Cluster) -> list[str]:
@@ -35,7 +35,7 @@ def alive(cluster: Cluster) -> list[str]:
 def sleeping() -> set[str]:
     """Which of the stubborn job's processes run, whoever they belong to."""
     found = subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True, check=True).stdout
-    return {line for line in found.splitlines() if line.startswith("sleep 90") and line.endswith(OURS)}
+    return {line for line in found.splitlines() if line.startswith("sleep 900") and line.endswith(OURS)}
 
 
 def gone(folder: Path) -> bool:
@@ -104,7 +104,7 @@ def test_slurm_kills_a_job_that_ignores_its_end(small: Cluster, tmp_path: Path) 
 
 @pytest.mark.parametrize("left", ["folder", "daemons", "some daemons", "daemons without folder"])
 def test_starts_over_whatever_is_left(small: Cluster, left: str) -> None:
-    first = small.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 900")
+    first = small.call("sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep infinity")
     until("the job runs", lambda: any(name.startswith("jobs-") for name in alive(small)))
     if left == "folder":  # as after a reboot
         small.end("*", patience=0)
@@ -147,7 +147,7 @@ def test_private_network(second_cluster: Cluster) -> None:
 
 
 def test_listens_on_loopback_only(slurm: Cluster) -> None:
-    job = subprocess.Popen(["srun", "--quiet", "-N2", "sleep", "1000"], env=slurm.env())
+    job = subprocess.Popen(["srun", "--quiet", "-N2", "sleep", "infinity"], env=slurm.env())
     try:
         until("the job runs", lambda: "jobs-n2" in alive(slurm))
         lines = subprocess.run(
@@ -174,7 +174,7 @@ def test_a_step_on_two_nodes(slurm: Cluster) -> None:
 
 def test_two_jobs_on_a_node_see_different_gpus(slurm: Cluster, tmp_path: Path) -> None:
     for gpus in (3, 5):
-        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep 1000"
+        wrap = "--wrap=echo $CUDA_VISIBLE_DEVICES; sleep infinity"
         slurm.call("sbatch", "-w", "n1", f"--gres=gpu:{gpus}", f"--output={tmp_path}/{gpus}", wrap)
     until(
         "both ran",
@@ -186,7 +186,7 @@ def test_two_jobs_on_a_node_see_different_gpus(slurm: Cluster, tmp_path: Path) -
 
 
 def test_a_failed_node_loses_its_job_to_another(slurm: Cluster, tmp_path: Path) -> None:
-    wrap = "--wrap=echo $SLURMD_NODENAME; sleep 1000"
+    wrap = "--wrap=echo $SLURMD_NODENAME; sleep infinity"
     job = slurm.call(
         "sbatch", "--parsable", "--requeue", f"--output={tmp_path}/out", "--open-mode=append", wrap
     ).strip()

@@ -14,7 +14,7 @@ from dev.slurm.daemons import Process, look_up
 # Notes the end of its children, as a step daemon tells the controller of its task's.
 PARENT = """
 import os, subprocess, sys
-children = [subprocess.Popen(["sleep", "1000"]) for _ in range(40)]
+children = [subprocess.Popen(["sleep", "infinity"]) for _ in range(40)]
 print(*(child.pid for child in children), flush=True)
 os.wait()
 open(sys.argv[1], "w").close()
@@ -25,7 +25,7 @@ STARTER = """
 import subprocess, time
 print(1, flush=True)
 while True:
-    subprocess.Popen(["sleep", "1000"])
+    subprocess.Popen(["sleep", "infinity"])
     time.sleep(0.01)
 """
 
@@ -47,7 +47,7 @@ def test_without_patience_nobody_sees_another_one_die(tmp_path: Path) -> None:
 
 def test_patience_is_for_what_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import signal, time; signal.signal(15, lambda *_: exit(7)); print(1, flush=True); time.sleep(1000)"
+        "import signal, time; signal.signal(15, lambda *_: exit(7)); print(1, flush=True); signal.pause()"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert child.stdout is not None

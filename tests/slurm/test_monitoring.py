@@ -12,7 +12,7 @@ from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -33,6 +33,7 @@ def test_cancelled_in_the_queue_and_while_it_runs(
     slurm: Cluster, workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("cppo_lab.monitor.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
     assert main(["launch", *THREE, f"launcher.python={holding.python()}"]) == 0
     said = capsys.readouterr()
     assert "cppo watch quickstart" in said.out

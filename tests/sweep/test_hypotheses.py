@@ -99,6 +99,17 @@ def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) ->
 OLDER = "02b633dd9704"
 
 
+@pytest.mark.parametrize(
+    ("sweep", "registered"),
+    [("exact", "dd5a7f33df64"), ("position_order", "e75f28cd6c86"), ("horizon", "f2d783ff30a6")],
+)
+def test_shipped_hypotheses_are_those_that_were_registered_before_the_runs_of_the_documents(
+    workspace: Path, sweep: str, registered: str
+) -> None:
+    found = load_sweep(sweep)
+    assert isinstance(found, Sweep) and found.statement()[1] == registered
+
+
 def test_overrides_that_change_the_runs_change_the_digest(workspace: Path) -> None:
     sweep = loaded(STATED)
     plain = sweep.statement()[1]

@@ -1,7 +1,6 @@
 """Shipping while the store is away, while the disk is full, and while both are: nothing is lost, nobody waits."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.shipper import Shipper
 from cppo_lab.tracking.sync import send
 from tests.conftest import FINISHED
-from tests.recorded import mlflow_run, sent
+from tests.recorded import mlflow_run, sent, shipper_ended
 from tests.tracking.test_shipping import log, steps
 from tests.waiting import until
 
@@ -67,7 +66,7 @@ def test_nobody_waits_for_a_store_that_is_away(
     assert "`cppo sync` uploads it" in said
     with pytest.raises(UserError, match="nothing is lost, `cppo sync` uploads the rest"):
         send([folder], tracking_uri())
-    until("its thread has given up", lambda: "shipper" not in {one.name for one in threading.enumerate()})
+    shipper_ended()
     store.away = False
     assert send([folder], tracking_uri()).points == 6
     assert steps(folder) == [0, 1, 2]
@@ -182,6 +181,7 @@ def test_a_store_that_is_away_and_a_full_disk(
         fill_disk(patch, folder, True)
         log(recorder, 1)
         recorder.finish(FINISHED)
+    shipper_ended()
     said = capsys.readouterr().err
     assert f"the disk of {folder} has no room for the rest: launch it again" in said
     assert "safe" not in said

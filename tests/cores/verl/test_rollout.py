@@ -17,6 +17,7 @@ from cppo_lab.cores.verl.rollout.sampling import SamplingRule, draw, log_policy,
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, RolloutSettings
 from cppo_lab.errors import UserError
 from tests.cores.verl.conftest import EOS
+from tests.waiting import CEILING_SECONDS
 
 pytestmark = pytest.mark.verl
 
@@ -224,10 +225,10 @@ def test_a_failed_batch_fails_its_requests_with_their_cause_and_the_server_lives
     server = CpuServer(model, LIMITS, {EOS})
     calls = [([3], TRAIN), ([999], TRAIN), ([4], TRAIN | {"temperature": 0})]
 
-    async def within_a_minute() -> list[Any]:
-        return await asyncio.wait_for(all_of(server, *calls), 60)
+    async def answers() -> list[Any]:
+        return await asyncio.wait_for(all_of(server, *calls), CEILING_SECONDS)
 
-    first, second, third = asyncio.run(within_a_minute())
+    first, second, third = asyncio.run(answers())
     assert isinstance(first, IndexError) and isinstance(second, IndexError)  # token 999 has no embedding
     assert isinstance(third, TokenOutput)  # decoded apart
     server._serving = None  # asyncio.run ends its loop, and a Ray actor has only one
@@ -242,7 +243,7 @@ def test_a_client_that_gives_up_does_not_stop_the_others(model: PreTrainedModel)
         leaves = asyncio.create_task(server.generate([4], dict(TRAIN), "b"))
         await asyncio.sleep(0)
         leaves.cancel()
-        return await asyncio.wait_for(stays, 60)
+        return await asyncio.wait_for(stays, CEILING_SECONDS)
 
     assert asyncio.run(one_leaves()).token_ids
 

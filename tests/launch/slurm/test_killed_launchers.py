@@ -165,7 +165,7 @@ def test_kills_around_the_answer_of_sbatch(
     assert len(bare_slurm.call("squeue", "-h", "-r").splitlines()) == 4
 
     # sbatch has answered, and nobody has heard it: the functions are not where the jobs look for them.
-    process = launcher(jobs[:4], slow_sbatch(tmp_path / "unheard", after="sleep 600"))
+    process = launcher(jobs[:4], slow_sbatch(tmp_path / "unheard", after="sleep infinity"))
     try:
         until("sbatch has answered", (tmp_path / "unheard" / "answered").exists)
     finally:

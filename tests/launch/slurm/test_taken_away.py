@@ -46,6 +46,9 @@ def test_jobs_go_on_as_often_as_they_may(bare_slurm: Cluster, tmp_path: Path) ->
         bare_slurm.call("sbatch", "-p", "high", "-w", node, "-c", "2", "-o", "/dev/null", "--wrap", "true")
     bare_slurm.call("scontrol", "requeue", number)
     bare_slurm.call("scancel", "--signal=USR2", last)
+    until("it has been warned", lambda: "interrupted 12" in whats(limited))
+    longer = ("scontrol", "update", f"JobId={near}", "TimeLimit=60")
+    until("its second life has time", lambda: bare_slurm.run(*longer).returncode == 0)
     until("it has begun again", lambda: begun(tmp_path)["pushed"] == 2)
     bare_slurm.call("scontrol", "requeue", number)
 
