@@ -1,4 +1,4 @@
-"""The reaper: a session of pytest that is interrupted or killed leaves nothing running."""
+"""The reaper: a session of pytest leaves nothing running, whether it ends in order, is interrupted or is killed."""
 
 import contextlib
 import os
@@ -7,40 +7,50 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import reaper
 from tests.waiting import CEILING_SECONDS, until
 
 ROOT = Path(__file__).parents[1]
-# A test that has started a process in a session of its own, and waits. The process notes its id.
+# A test that has started a process in a session of its own, which notes its id and stays; so does the test if told.
 MADE = """
 import signal, subprocess, sys
 
-def test_waits():
-    note = "import os, pathlib, signal; pathlib.Path({!r}).write_text(str(os.getpid())); signal.pause()"
-    subprocess.Popen([sys.executable, "-c", note], start_new_session=True)
-    signal.pause()
+def test_leaves_a_process():
+    note = "import os, signal; open({!r}, 'w').write(str(os.getpid())); print(flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", note], start_new_session=True, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    if {}:
+        signal.pause()
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the reaper needs /proc")
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_session_that_ends_early(tmp_path: Path, end: signal.Signals) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("end", [None, signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_a_session(tmp_path: Path, end: signal.Signals | None, workers: int) -> None:
     note, made = tmp_path / "pid", tmp_path / "test_made.py"
-    made.write_text(MADE.format(str(note)))
+    made.write_text(MADE.format(str(note), end is not None))
     environment = {key: value for key, value in os.environ.items() if key != reaper.MARK}
-    words = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", str(made)]
+    words = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    words += ["-n", str(workers), str(made)]
     session = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True)
     try:
-        until("the test's process runs", lambda: note.exists() and note.read_text())
-        left = Path("/proc", note.read_text())
-        mark = f"{reaper.MARK}="
-        [token] = [one for one in (left / "environ").read_text().split("\0") if one.startswith(mark)]
-        session.send_signal(end)
-        session.wait(CEILING_SECONDS)
-        until("nothing is left", lambda: not reaper.started_by(token.removeprefix(mark)))
+        until("the test's process has run", lambda: note.exists() and note.read_text())
+        if end is not None:
+            mark = f"{reaper.MARK}="
+            variables = Path("/proc", note.read_text(), "environ").read_text().split("\0")
+            [token] = [one.removeprefix(mark) for one in variables if one.startswith(mark)]
+            session.send_signal(end)
+            session.wait(CEILING_SECONDS)
+            until("nothing is left", lambda: not reaper.started_by(token))
+        else:
+            assert session.wait(CEILING_SECONDS) == 0
+            with contextlib.suppress(psutil.NoSuchProcess):
+                assert psutil.Process(int(note.read_text())).status() == psutil.STATUS_ZOMBIE
     finally:
         session.kill()
         session.wait()
