@@ -1,5 +1,6 @@
 """A real MLflow page in a real browser, over the runs of a launched sweep. Shared by the tests of this folder."""
 
+import contextlib
 import os
 import re
 import signal
@@ -19,10 +20,10 @@ from cppo_lab.sweep.plan import make_plan
 from dev.servers.group import free_port
 from tests.plausible import train
 from tests.requirement import BROWSER, CHROMIUM
-from tests.waiting import CEILING_SECONDS
+from tests.waiting import CEILING_SECONDS, until
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 # MLflow opens its assistant over a third of the page at the first visit.
 _SEEN = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true')"
@@ -35,6 +36,25 @@ page_server.START_SECONDS = float(sys.argv[1])
 sys.exit(main(["ui", "--port", sys.argv[2]]))
 """
 WAIT_MS = 1000 * CEILING_SECONDS  # for whatever a page has to show
+AGAIN_MS = 10_000  # until a click that has shown nothing is repeated
+
+
+def click_until(clicked: "Locator", shown: "Locator") -> None:
+    """Click on what `clicked` finds until the page has what `shown` finds.
+
+    MLflow draws a page again when more of its data has come. A click in that moment is lost: the element under the
+    pressed button is not the one under the released button.
+    """
+    from playwright.sync_api import TimeoutError as NotYet
+
+    def has_shown() -> bool:
+        with contextlib.suppress(NotYet):
+            clicked.click(timeout=AGAIN_MS)
+        with contextlib.suppress(NotYet):
+            shown.wait_for(state="attached", timeout=AGAIN_MS)
+        return shown.count() > 0
+
+    until("the page has what the click opens", has_shown)
 
 
 @pytest.fixture(scope="session")

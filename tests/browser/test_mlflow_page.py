@@ -17,7 +17,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.answers_table import TABLE
 from cppo_lab.tracking.parents import ensure_parent
 from cppo_lab.tracking.views import means_key, sweep_key
-from tests.browser.conftest import WAIT_MS
+from tests.browser.conftest import WAIT_MS, click_until
 from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until
 
@@ -43,9 +43,14 @@ def mlflow_id(store: str, spec: RunSpec) -> str:
     return str(found.info.run_id)
 
 
+def card_of(page: "Page", metric: str) -> "Locator":
+    """The card of a metric's chart."""
+    return page.get_by_test_id("experiment-view-compare-runs-card").filter(has_text=metric).first
+
+
 def chart(page: "Page", metric: str) -> "Locator":
     """The card of a metric's chart, once it has drawn curves."""
-    card = page.get_by_test_id("experiment-view-compare-runs-card").filter(has_text=metric).first
+    card = card_of(page, metric)
     card.locator("path.js-line").first.wait_for(state="attached")
     return card
 
@@ -180,10 +185,11 @@ def test_columns_filter_and_comparison_of_two_methods(
         row = page.locator(f"[role=row]:has(a[href*='{mlflow_id(store, spec)}'])")
         row.locator("input[type=checkbox]").first.check()
     shot("2-filtered-and-ticked")
-    page.get_by_role("button", name="Compare").click()
-    page.get_by_role("heading", name="Comparing 2 Runs").wait_for()
+    click_until(
+        page.get_by_role("button", name="Compare"), page.get_by_role("heading", name="Comparing 2 Runs")
+    )
     shot("3-compare")
-    page.locator("a[href*='/metric']").filter(has_text=MEAN).first.click()
+    click_until(page.locator("a[href*='/metric']").filter(has_text=MEAN).first, card_of(page, MEAN))
     card = chart(page, MEAN)
     until("both curves are drawn", lambda: all(expected(spec) in drawn(card) for spec in pair))
     shot("4-two-methods")
@@ -201,10 +207,11 @@ def test_the_descriptions_are_rendered(
         f"{start.scheme}://{start.netloc}/#/experiments/{experiment}/runs/{parent}?workflowType=machine_learning"
     )
     page.get_by_role("heading", name="Quickstart", exact=True).wait_for()
-    page.get_by_text("Show more").first.click()
+    variants, runs = (page.get_by_role("heading", name=name, exact=True) for name in ("Variants", "Runs"))
+    click_until(page.get_by_text("Show more").first, page.get_by_text("Show less").first)
     shot("5-sweep")
-    for name in ("Variants", "Runs"):
-        page.get_by_role("heading", name=name, exact=True).wait_for()
+    variants.wait_for()
+    runs.wait_for()
     page.get_by_text("Does a trust region on the divergence learn more").wait_for()
     one = specs()["cppo", 0]
     cell = page.locator(f"td a[href*='{mlflow_id(store, one)}']")
