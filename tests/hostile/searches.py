@@ -122,6 +122,10 @@ ARGUMENTS = [
         ["launch", "tune_cppo"],
         "tune_cppo is a search, which chooses its runs as it goes: use `cppo tune` for it",
     ),
+    Case(
+        ["show", "tune_cppo"],
+        "tune_cppo is a search, which chooses its runs as it goes: use `cppo tune` for it",
+    ),
     _tune("--trials", "0", says="--trials 0: must be in [1, 100000]"),
     _tune("--trials", "9999999999", says="--trials 9999999999: must be in [1, 100000]"),
     _tune("--trials", "many", says="argument --trials: invalid int value: 'many': see `cppo tune --help`"),

@@ -24,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 SMALL = Settings(nodes=2, accounting=False, extra={**PATIENT, "KillWait": "15", "MaxArraySize": "77"})
 OURS = f".{os.getpid()}"  # a fraction of a second that tells our sleeping processes from other people's
 # Ignores SIGTERM and leaves two processes behind it, one of which is in another session and has lost its environment.
-STUBBORN = f"trap '' TERM; sleep 9001{OURS} & setsid sleep 9002{OURS} & env -i setsid sleep 9003{OURS} & sleep 9004{OURS}"
+STUBBORN = (
+    f"trap '' TERM; sleep 9001{OURS} & setsid sleep 9002{OURS} & "
+    f"env -i setsid sleep 9003{OURS} & sleep 9004{OURS}"
+)
 
 
 def alive(cluster: Cluster) -> list[str]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.errors import UserError
 from cppo_lab.sweep.declare import load_sweep, shipped_sweeps
 from cppo_lab.sweep.search.declare import Search
 from cppo_lab.sweep.search.space import resolve
@@ -207,13 +206,11 @@ def test_a_broken_search_is_one_clear_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rule.w_min=0.5"], "override 'rule.w_min=0.5': search ./tune.yaml tunes 'rule.w_min' itself"),
         (["model=mini_base,mini_strong"], "a search tunes for one model"),
         (["seed=x"], "seeds are whole numbers"),
         (["seed"], "is not of the form key=value"),
         (["rule.wmin=1"], "did you mean 'rule.w_min'?"),
         (["--study", "a/b"], "--study 'a/b': use letters"),
-        (["--trials", "0"], "--trials 0: must be in [1, 100000]"),
         (["--storage", "redis://x"], "storage 'redis://x' is not supported: use sqlite:///FILE.db"),
         (["--storage", "mysql://me:secret@h/d"], "storage 'mysql://me:***@h/d' is not supported"),
         (["--storage", "sqlite:///no/where.db"], "does not exist: make it"),
@@ -227,25 +224,6 @@ def test_bad_arguments_are_one_clear_line(
     text = capsys.readouterr().err
     assert message in text
     assert text.count("\n") == 1
-
-
-def test_other_commands_say_what_a_search_is_for(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("launch", "show"):
-        assert main([command, "tune_cppo"]) == 2
-        assert (
-            "tune_cppo is a search, which chooses its runs as it goes: use `cppo tune` for it"
-            in capsys.readouterr().err
-        )
-    assert main(["tune", "quickstart"]) == 2
-    assert (
-        "quickstart has no key `search`: it is not a search: cppo launch quickstart"
-        in capsys.readouterr().err
-    )
-    Path("study.yaml").write_text("title: t\nquestion: q\nsweeps: [main, tune_cppo]\n")
-    with pytest.raises(UserError, match="tune_cppo is a search; name sweeps"):
-        from cppo_lab.sweep.plan import make_plan
-
-        make_plan(load_sweep("study.yaml"))
 
 
 def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(
