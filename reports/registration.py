@@ -16,12 +16,13 @@ class Registered:
     """One registration of a sweep's hypotheses in the store: the digest of their statement, and when (milliseconds
     since the epoch).
 
-    `settings_differ`: the settings of the runs were others then. `changes`: what the sweep states differently now, for
+    `code`: the version that registered it, "" if unknown. `settings_differ`: the settings of the runs were others then. `changes`: what the sweep states differently now, for
     a registration of another statement.
     """
 
     digest: str
     since: int
+    code: str = ""
     settings_differ: bool = False
     changes: tuple[str, ...] = ()
 
@@ -30,13 +31,15 @@ class Registered:
 class Hypotheses:
     """A sweep file's own claims (`errors`: those about the surrogate's error), the digest of their statement (empty for
     a file without hypotheses), and the sweep's registrations in the store, the oldest first. `deleted`: run id -> when
-    the first of its deleted or replaced results began (milliseconds since the epoch).
+    the first of its deleted or replaced results began (milliseconds since the epoch). `code`: the version that analyses
+    the results.
     """
 
     claims: tuple[Claim, ...] = ()
     errors: tuple[ErrorClaim, ...] = ()
     digest: str = ""
     registered: tuple[Registered, ...] = ()
+    code: str = ""
     deleted: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -73,6 +76,8 @@ def standing(stated: Hypotheses, claim: Claim | ErrorClaim, board: Scoreboard) -
     if absent:
         total = _runs(len(claim.tests))
         text += f" Of the {total} that test it, {len(absent)} have no result in this report: exploratory."
+    if now.code not in ("", stated.code):
+        text += f" Registered with version {now.code}, analysed with {stated.code}."
     return Standing(text + _versions(others), not absent)
 
 

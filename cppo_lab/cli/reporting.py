@@ -320,7 +320,7 @@ def _stated(plan: "Plan", uri: str, experiment: str) -> "dict[str, Hypotheses]":
                 then = {one: read_statement(client, one) for one in found if one.digest != digest}
                 stated[sweep.name] = _hypotheses(plan, sweep, found, then, deleted)
             else:
-                known = tuple(Registered(one.digest, one.time_ms) for one in found)
+                known = tuple(Registered(one.digest, one.time_ms, one.code) for one in found)
                 stated[sweep.name] = Hypotheses(registered=known)
     return stated
 
@@ -340,6 +340,7 @@ def _hypotheses(
     from cppo_lab.cli.stated import error_claims, score_claims
     from cppo_lab.reports.registration import Hypotheses, Registered
     from cppo_lab.sweep.hypotheses import differences
+    from cppo_lab.tracking.code_version import code_version
 
     declared = plan.declared[sweep.name]
     text, digest = plan.statement(sweep)
@@ -350,6 +351,7 @@ def _hypotheses(
             Registered(
                 one.digest,
                 one.time_ms,
+                one.code,
                 settings_differ=one.digest == digest and not one.covers(digest, declared.settings),
                 changes=() if other is None else differences(other, text),
             )
@@ -359,6 +361,7 @@ def _hypotheses(
         errors=error_claims(sweep, plan.is_study, declared.places),
         digest=digest,
         registered=tuple(registered),
+        code=code_version(),
         deleted=deleted,
     )
 

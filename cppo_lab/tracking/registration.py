@@ -18,6 +18,7 @@ from cppo_lab import schema
 from cppo_lab.store.client import STORE_FAULTS
 from cppo_lab.store.database import search_runs
 from cppo_lab.store.exclusive import exclusive
+from cppo_lab.tracking.code_version import code_version
 
 FOLDER = "hypotheses"
 PAGE = 1000  # runs in one answer of the store
@@ -25,13 +26,15 @@ PAGE = 1000  # runs in one answer of the store
 
 @dataclass(frozen=True)
 class Registration:
-    """The digest of what was registered, when (milliseconds since the epoch), and the digest of the settings of the
-    sweep's runs at that time ("": registered by a version that did not record it). `parent`: the sweep's run.
+    """The digest of what was registered, when (milliseconds since the epoch), the digest of the settings of the sweep's
+    runs at that time, and the version of the code, which is that of the analysis ("": registered by a version that did
+    not record these). `parent`: the sweep's run.
     """
 
     digest: str
     time_ms: int
     settings: str = ""
+    code: str = ""
     parent: str = ""
 
     def covers(self, digest: str, settings: str) -> bool:
@@ -50,19 +53,20 @@ def register(client: MlflowClient, uri: str, parent: str, statement: tuple[str, 
         if any(one.covers(digest, settings) for one in known):
             return
         client.log_text(parent, text + "\n", _file(digest))
-        added = Registration(digest, time.time_ns() // 10**6, settings)
-        entries = [[one.digest, one.time_ms, one.settings] for one in (*known, added)]
+        added = Registration(digest, time.time_ns() // 10**6, settings, code_version())
+        entries = [[one.digest, one.time_ms, one.settings, one.code] for one in (*known, added)]
         client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
 
 def parse_registrations(text: str) -> tuple[Registration, ...]:
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
     try:
-        found = tuple(Registration(*entry[:3]) for entry in json.loads(text or "[]"))
+        found = tuple(Registration(*entry[:4]) for entry in json.loads(text or "[]"))
     except (ValueError, TypeError):
         return ()
     if not all(
-        isinstance(one.digest, str) and type(one.time_ms) is int and isinstance(one.settings, str)
+        type(one.time_ms) is int
+        and all(isinstance(text, str) for text in (one.digest, one.settings, one.code))
         for one in found
     ):
         return ()

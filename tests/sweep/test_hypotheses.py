@@ -17,6 +17,7 @@ from cppo_lab.sweep import parents
 from cppo_lab.sweep.declare import Sweep, load_sweep
 from cppo_lab.sweep.hypotheses import differences
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking.code_version import code_version
 from cppo_lab.tracking.recorder import Recorder
 from cppo_lab.tracking.registration import find_registrations, parse_registrations
 from tests.plausible import train
@@ -232,13 +233,16 @@ def test_settings_of_the_runs_outside_the_file_are_registered_too(workspace: Pat
     }
     client = MlflowClient(tracking_uri())
     [one] = find_registrations(client, schema.experiment_name("mini"), "two")
-    assert one.settings == settings
+    assert (one.settings, one.code) == (settings, code_version())
+    assert "analysed with" not in verdict_words(workspace)
+    unchanged = "before any of the 4 runs that test it; unchanged."
     for entry, words in (
         ([one.digest, one.time_ms, "of another conf"], "settings of its runs outside the sweep file"),
+        ([one.digest, one.time_ms], unchanged),  # an older version's
         (
-            [one.digest, one.time_ms],
-            "before any of the 4 runs that test it; unchanged.",
-        ),  # an older version's
+            [one.digest, one.time_ms, settings, "0.1+abc"],
+            f"{unchanged} Registered with version 0.1+abc, analysed with {code_version()}.",
+        ),
     ):
         client.set_tag(one.parent, schema.TAG_HYPOTHESES, json.dumps([entry]))
         assert words in verdict_words(workspace, "--force")
@@ -343,6 +347,8 @@ def test_nothing_starts_if_the_store_does_not_take_them(
     assert not list((workspace / "runs").glob("*/status.json"))
 
 
-@pytest.mark.parametrize("text", ["", "x", "[1]", '[["a"]]', '[["a", "b"]]', '{"a": 1}', "null", "[[1, 2]]"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "[1]", '[["a"]]', '[["a", "b"]]', '[["a", 1, "b", 2]]', '{"a": 1}', "null", "[[1, 2]]"]
+)
 def test_a_tag_of_somebody_else_counts_as_none(text: str) -> None:
     assert parse_registrations(text) == ()
