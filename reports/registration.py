@@ -16,8 +16,8 @@ class Registered:
     """One registration of a sweep's hypotheses in the store: the digest of their statement, and when (milliseconds
     since the epoch).
 
-    `code`: the version that registered it, "" if unknown. `settings_differ`: the settings of the runs were others then. `changes`: what the sweep states differently now, for
-    a registration of another statement.
+    `code`: the version that registered it, "" if unknown. `settings_differ`: the settings of the runs were others then.
+    `changes`: what the sweep states differently now, for a registration of another statement.
     """
 
     digest: str
