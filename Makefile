@@ -17,7 +17,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 help:
 	@echo "make quickstart  install, train three rules on two small trainers, write a report page of each (5 minutes)"
-	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about two hours)"
+	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 40 minutes)"
 	@echo "make test        install the development tools and run the fast tests (8 minutes; docs/tests.md)"
 	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (25 minutes)"
 	@echo "make coverage    run all tests and report the lines and branches that none of them runs (docs/tests.md)"
