@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import FloatRect, sync_playwright
 
 PICTURE = Path(__file__).parents[1] / "docs" / "pictures" / "report.png"
 WIDTH = 1100
@@ -24,7 +24,7 @@ def main(page_file: str) -> None:
         page.locator("#curves svg:visible").first.wait_for()
         end = page.locator("#verdicts").bounding_box()
         assert end is not None
-        whole = {"x": 0, "y": 0, "width": WIDTH, "height": end["y"] + end["height"]}
+        whole: FloatRect = {"x": 0, "y": 0, "width": WIDTH, "height": end["y"] + end["height"]}
         shown = page.screenshot(full_page=True, clip=whole)
         browser.close()
     Image.open(io.BytesIO(shown)).convert("RGB").quantize(256).save(PICTURE, optimize=True)
