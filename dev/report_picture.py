@@ -1,7 +1,9 @@
 """The picture of the README: a report page as a browser shows it, from its head to the end of the verdicts.
 
-cppo reference import && cppo report main --from paper
-python -m dev.report_picture reports/build/main/index.html      # docs/pictures/report.png
+    cppo reference import && cppo report main --from paper
+    python -m dev.report_picture reports/build/main/index.html
+
+Writes docs/pictures/report.png.
 """
 
 import io
