@@ -14,7 +14,7 @@ from tests import reaper
 from tests.waiting import CEILING_SECONDS, until
 
 ROOT = Path(__file__).parents[1]
-# A test that has started a process in a session of its own, which notes its id and stays; so does the test if told.
+# A test that starts a process in a new session. The process writes its id to a file and waits; the test may wait, too.
 MADE = """
 import signal, subprocess, sys
 

@@ -102,7 +102,13 @@ OLDER = "02b633dd9704"
 
 @pytest.mark.parametrize(
     ("sweep", "registered"),
-    [("exact", "dd5a7f33df64"), ("position_order", "e75f28cd6c86"), ("horizon", "f2d783ff30a6")],
+    [
+        ("exact", "dd5a7f33df64"),
+        ("exact_paper_dose", "050c588ca04e"),
+        ("exact_order", "2a8d1d8d5d92"),
+        ("position_order", "e75f28cd6c86"),
+        ("horizon", "f2d783ff30a6"),
+    ],
 )
 def test_shipped_hypotheses_are_those_that_were_registered_before_the_runs_of_the_documents(
     workspace: Path, sweep: str, registered: str
