@@ -117,14 +117,24 @@ class LauncherTests:
         assert self.launcher.in_process or len(processes) == len(jobs), "two jobs had one process"
 
     def test_no_more_jobs_than_workers_run_at_a_time(self) -> None:
-        """With `workers=1` a job begins only after the previous one has ended."""
+        """With `workers=1` a job begins only after the previous one has ended, by its own clock and as reported.
+
+        Where processes start slowly, jobs that were started together may not overlap: only the reports show them.
+        """
         with _folder() as runs:
             jobs = [SmallJob(name, runs) for name in ("a", "b", "c")]
-            self._launch(jobs, workers=1)
+            events = self._launch(jobs, workers=1)
             times = sorted((line[1], line[2]) for job in jobs for line in _lines(job))
         assert len(times) == len(jobs)
         for before, after in pairwise(times):
             assert before[1] <= after[0], "two jobs ran together with workers=1"
+        running = None
+        for event in events:
+            if event.kind == "started":
+                assert running is None, f"{event.job.name} was started before {running} had ended, with workers=1"
+                running = event.job.name
+            elif event.kind == "ended":
+                running = None
 
     def test_what_is_reported(self) -> None:
         """Only known kinds of events are reported, for the given jobs, and each job's end (or its submission)."""

@@ -140,6 +140,16 @@ def late(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
         report(Event("ended", job))
 
 
+def at_once(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+    """A launcher that starts all jobs whatever `workers` is, on a machine so slow that they do not overlap."""
+    assert callable(report)
+    for job in jobs:
+        report(Event("started", job))
+    for job in jobs:
+        job.run()
+        report(Event("ended", job))
+
+
 def queue_up(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
     """A launcher with a queue, which is empty when it returns."""
     assert callable(report)
@@ -180,6 +190,7 @@ def test_a_job_cancelled_in_a_queue(function: Callable[..., None], monkeypatch: 
     [
         (twice, "test_every_job_runs_once_in_its_own_process"),
         (twice, "test_no_more_jobs_than_workers_run_at_a_time"),
+        (at_once, "test_no_more_jobs_than_workers_run_at_a_time"),
         (twice, "test_what_is_reported"),
         (late, "test_a_job_cancelled_while_it_waits_does_not_begin"),
     ],
