@@ -131,7 +131,7 @@ class LauncherTests:
         running = None
         for event in events:
             if event.kind == "started":
-                assert running is None, f"{event.job.name} was started before {running} had ended, with workers=1"
+                assert running is None, f"{event.job.name} was started before {running} had ended"
                 running = event.job.name
             elif event.kind == "ended":
                 running = None
