@@ -64,7 +64,10 @@ def copy_file(
             )
         if link:
             with contextlib.suppress(OSError):  # another file system, or a kernel that forbids it
-                os.link(f"/proc/self/fd/{file.fileno()}", target, follow_symlinks=True)
+                # Only with a `src_dir_fd` does Python follow the link; an absolute path ignores the folder itself.
+                os.link(
+                    f"/proc/self/fd/{file.fileno()}", target, src_dir_fd=file.fileno(), follow_symlinks=True
+                )
                 return
         with target.open("xb") as copy:
             shutil.copyfileobj(file, copy, 2**22)

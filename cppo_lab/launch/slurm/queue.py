@@ -194,9 +194,11 @@ def _seconds(text: str) -> int:
 def _ask(*command: str) -> str:
     try:
         done = command_output(*command)
-    except FileNotFoundError:
+    except OSError as error:
         require_slurm()
-        raise
+        raise UserError(
+            f"{command[0]} cannot be started ({error.strerror}): check Slurm's installation"
+        ) from None
     except subprocess.TimeoutExpired:
         raise UserError(
             f"{command[0]}: Slurm's controller did not answer within {PATIENCE_SECONDS:.0f} s: try again later"
