@@ -75,9 +75,10 @@ def packages() -> list[str]:
     """`name==version` of everything that is installed, sorted: the text of a `requirements.txt`."""
     found: dict[str, str] = {}
     for distribution in metadata.distributions():
-        name = distribution.metadata["Name"]
-        if name:  # a folder that an interrupted installation left has none
-            found.setdefault(name, distribution.version)  # the first on the path is imported
+        # A folder that an interrupted installation left has no name; importlib_metadata, if loaded, raises for it.
+        with contextlib.suppress(FileNotFoundError):
+            if name := distribution.metadata["Name"]:
+                found.setdefault(name, distribution.version)  # the first on the path is imported
     return [f"{name}=={found[name]}" for name in sorted(found, key=str.casefold)]
 
 

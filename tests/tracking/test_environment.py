@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import pwd
 import socket
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
+from cppo_lab.tracking import environment
+from cppo_lab.tracking.code_version import CodeState
 from cppo_lab.tracking.environment import PACKAGES, environment_tags, packages, versions_in
+from cppo_lab.tracking.nvidia import Inventory
 
 SECRET = "hunter2-s3cret"
 
@@ -132,3 +136,56 @@ def test_git_is_the_only_program_that_is_called(monkeypatch: pytest.MonkeyPatch)
     environment_tags()
     assert set(called) <= {"git"}
     assert len(called) <= 2
+
+
+def test_gpus_are_named_with_their_number_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = ("NVIDIA H100", "NVIDIA A100", "NVIDIA H100")
+    monkeypatch.setattr(environment, "inventory", lambda: Inventory(two, "550.54.15", "12.4"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    tags = environment_tags()
+    assert tags[schema.TAG_GPU] == "NVIDIA H100, NVIDIA A100"
+    assert tags[schema.TAG_GPUS] == "3"
+    assert (tags[schema.TAG_DRIVER], tags[schema.TAG_CUDA]) == ("550.54.15", "12.4")
+    assert tags[schema.TAG_VISIBLE_DEVICES] == "0,2"
+    monkeypatch.setattr(environment, "inventory", Inventory)
+    assert not {schema.TAG_GPU, schema.TAG_GPUS, schema.TAG_VISIBLE_DEVICES} & set(environment_tags())
+
+
+def test_an_installation_without_git_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "code_state", CodeState)
+    tags = environment_tags()
+    assert tags[schema.TAG_HOST]
+    assert not {schema.TAG_COMMIT, schema.TAG_MLFLOW_COMMIT, schema.TAG_DIRTY, schema.TAG_CHANGES} & set(tags)
+
+
+def test_a_user_without_a_name_is_called_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that does not know the accounts of the machine."""
+    known = {account.pw_uid for account in pwd.getpwall()}
+    stranger = next(uid for uid in range(1_234_567, 2_000_000) if uid not in known)
+    monkeypatch.setattr(os, "getuid", lambda: stranger)
+    assert environment_tags()[schema.TAG_MLFLOW_USER] == str(stranger)
+
+
+def test_a_processor_that_the_kernel_does_not_name_is_named_by_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "processor", lambda: "aarch64")
+    information = tmp_path / "cpuinfo"
+    monkeypatch.setattr(environment, "Path", lambda name: information)
+    assert environment_tags()[schema.TAG_CPU] == "aarch64"
+    information.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")  # as on ARM
+    assert environment_tags()[schema.TAG_CPU] == "aarch64"
+    information.write_text("processor\t: 0\nmodel name\t: Big: CPU\n\nprocessor\t: 1\nmodel name\t: Other\n")
+    assert environment_tags()[schema.TAG_CPU] == "Big: CPU"
+
+
+def test_a_folder_that_an_interrupted_installation_left_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = packages()
+    (tmp_path / "half-1.0.dist-info").mkdir()
+    whole = tmp_path / "whole_one-2.0.dist-info"
+    whole.mkdir()
+    (whole / "METADATA").write_text("Metadata-Version: 2.1\nName: whole-one\nVersion: 2.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert sorted(set(packages()) - set(before)) == ["whole-one==2.0"]
